@@ -1,0 +1,33 @@
+"""Where time comes from.
+
+Two clocks, because they answer different questions: the monotonic one measures
+waits, leases and deadlines and never jumps; the wall clock labels messages and
+may be stepped by an administrator.
+"""
+
+import time
+from typing import Protocol
+
+from mqmesh.units import TimestampMs
+
+
+class Clock(Protocol):
+    """A source of time. The twin for tests is ``mqmesh.testing.clock.ManualClock``."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds from an arbitrary origin; never goes back."""
+
+    def wall_ms(self) -> TimestampMs:
+        """Milliseconds since 1970-01-01 UTC; may jump."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds of the system's monotonic clock."""
+        return time.monotonic_ns() // 1_000_000
+
+    def wall_ms(self) -> TimestampMs:
+        """Milliseconds of the system's wall clock."""
+        return TimestampMs(time.time_ns() // 1_000_000)

@@ -1,0 +1,179 @@
+"""Every error that mqmesh raises on purpose.
+
+The tree, by what the reader should do::
+
+    MQMeshError
+    ├── ConfigError                  fix the configuration or the argument
+    │   └── InvalidArgument          a name, body, property or option out of bounds
+    ├── ProtocolError                bytes that break a format
+    │   ├── LocalProtocolError       we were about to send them
+    │   └── RemoteProtocolError      the peer sent them
+    │       └── CorruptBatch         a record batch that fails its own checks
+    ├── TransportError               the way to the peer
+    │   ├── RequestTimeout           no answer in time; the outcome is unknown
+    │   ├── EndpointUnreachable      no connection
+    │   └── QueueFull                a bounded queue of this process is full
+    ├── StorageError                 what stays on disk
+    │   ├── CorruptRecord            damage below the synced mark
+    │   ├── OffsetOutOfRange         before the first or behind the last offset
+    │   ├── DiskFull                 no room, or past the mark that refuses writes
+    │   ├── StoreLocked              another process has this store open
+    │   └── StoreClosed              used after close, or stopped by a sync error
+    ├── BrokerError                  a broker or name server refused; carries its code
+    │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
+    │   └── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable
+    └── ClientError                  the SDK itself
+        ├── NoRoute                  no name server knows a writable queue of the topic
+        └── ClientClosed             used after close
+
+A ``retriable`` error may go away when the same call is made again.
+"""
+
+from typing import ClassVar
+
+
+class MQMeshError(Exception):
+    """Base of every error that mqmesh raises on purpose.
+
+    Attributes:
+        retriable: True when the same call may succeed later.
+    """
+
+    retriable: ClassVar[bool] = False
+
+
+class ConfigError(MQMeshError):
+    """Raised when a configuration file, option or argument cannot be used."""
+
+
+class InvalidArgument(ConfigError, ValueError):
+    """Raised when a value given to the SDK is outside its documented bounds."""
+
+
+class ProtocolError(MQMeshError):
+    """Raised when bytes break a format."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Raised when we were about to send something illegal."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """Raised when a peer sent something illegal."""
+
+
+class CorruptBatch(RemoteProtocolError):
+    """Raised when bytes that should be a record batch fail a check."""
+
+
+class TransportError(MQMeshError):
+    """Raised when the way to a peer failed."""
+
+    retriable = True
+
+
+class RequestTimeout(TransportError):
+    """Raised when no answer came in time; whether the request was carried out is unknown."""
+
+
+class EndpointUnreachable(TransportError):
+    """Raised when there is no connection to an endpoint, or it broke under a request."""
+
+
+class QueueFull(TransportError):
+    """Raised when a bounded queue of this process is full; slow down and try again."""
+
+
+class StorageError(MQMeshError):
+    """Raised when the store cannot do what was asked."""
+
+
+class CorruptRecord(StorageError):
+    """Raised when a record below the synced mark fails its checks."""
+
+
+class OffsetOutOfRange(StorageError):
+    """Raised when an offset lies before the first or behind the last stored one."""
+
+
+class DiskFull(StorageError):
+    """Raised when there is no room to write; reads, commits and deletes go on."""
+
+    retriable = True
+
+
+class StoreLocked(StorageError):
+    """Raised when another process has the store open."""
+
+
+class StoreClosed(StorageError):
+    """Raised when a store is used after it was closed, or after a failed sync stopped it."""
+
+
+class BrokerError(MQMeshError):
+    """Raised when a broker or name server refused a request.
+
+    Args:
+        remark: The server's sentence.
+        code: The response code, see ``mqmesh.protocol.codes.ResponseCode``.
+        retry_after_ms: How long to wait before trying again, 0 when unsaid.
+    """
+
+    code: int = 1
+
+    def __init__(self, remark: str, *, code: int | None = None, retry_after_ms: int = 0) -> None:
+        super().__init__(remark)
+        self.remark = remark
+        self.retry_after_ms = retry_after_ms
+        if code is not None:
+            self.code = code
+
+
+class TopicNotFound(BrokerError):
+    """Raised when the topic does not exist and may not be created automatically."""
+
+
+class GroupNotFound(BrokerError):
+    """Raised when the consumer group is unknown to the broker."""
+
+
+class NoPermission(BrokerError):
+    """Raised when the topic, group or broker does not permit the operation."""
+
+
+class MessageIllegal(BrokerError):
+    """Raised when a topic name, message or batch is outside the broker's limits."""
+
+
+class UnsupportedCommand(BrokerError):
+    """Raised when the server does not know the command or its version."""
+
+
+class OffsetIllegal(BrokerError):
+    """Raised when an offset lies outside of what the queue holds."""
+
+
+class SystemBusy(BrokerError):
+    """Raised when the broker refuses for flow control; honour ``retry_after_ms``."""
+
+    retriable = True
+
+
+class BrokerNotAvailable(BrokerError):
+    """Raised when the broker is stopping, recovering, or out of disk space."""
+
+    retriable = True
+
+
+class ClientError(MQMeshError):
+    """Raised when the SDK cannot go on by itself."""
+
+
+class NoRoute(ClientError):
+    """Raised when no name server knows a usable queue of the topic."""
+
+    retriable = True
+
+
+class ClientClosed(ClientError):
+    """Raised when a producer or consumer is used before start or after close."""

@@ -1,0 +1,322 @@
+"""Messages and message queues: what users hold in their hands.
+
+``Message`` is what a producer sends and is itself the wire form: a batch is
+the msgpack array of its messages, each an array of the fields below in this
+order. The order is on disk and never changes; new fields go to the end.
+
+``StoredMessage`` is what a consumer receives: the same fields, plus where the
+message stands. What all messages of a batch share is kept once, in ``BatchInfo``.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.units import MIB, CommitLogOffset, QueueOffset, TimestampMs
+
+MAX_TOPIC_LENGTH: Final = 127
+MAX_GROUP_LENGTH: Final = 255
+MAX_MESSAGE_BYTES_DEFAULT: Final = 4 * MIB
+MAX_PROPERTIES_BYTES: Final = 32 * 1024
+MAX_TAG_LENGTH: Final = 255
+MAX_KEYS: Final = 64
+MAX_KEY_LENGTH: Final = 255
+MAX_SHARDING_KEY_LENGTH: Final = 255
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+RESERVED_TOPICS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        TRACE_TOPIC,
+    }
+)
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+
+
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """One message, as a producer makes it.
+
+    Attributes:
+        topic: 1 to 127 characters of ``[%|a-zA-Z0-9_-]``.
+        body: 1 byte to ``max_message_size`` (4 MiB by default).
+        tag: Second-level type for cheap filtering, up to 255 characters, or None.
+        keys: Business keys that the message can be looked up by; up to 64 of 255 characters.
+        properties: Text by text, all together up to 32 KiB as UTF-8, or None.
+        flag: A number of the user's, 0 to 2**31 - 1; mqmesh does not look at it.
+        sharding_key: Messages with the same sharding key go to the same queue, in send order.
+        delay_level: 0 for none, else 1 to the number of the broker's delay levels.
+        deliver_at_ms: Wall-clock time of delivery in ms, 0 for at once.
+
+    Source: semantics, chapter 4.
+    """
+
+    topic: str
+    body: bytes
+    tag: str | None = None
+    keys: Annotated[Sequence[str], msgspec.Meta(max_length=MAX_KEYS)] = ()
+    properties: dict[str, str] | None = None
+    flag: int = 0
+    sharding_key: str | None = None
+    delay_level: int = 0
+    deliver_at_ms: int = 0
+
+    def property(self, name: str, default: str | None = None) -> str | None:
+        """One property, or ``default`` when the message has none of that name."""
+        return default if self.properties is None else self.properties.get(name, default)
+
+
+class BatchInfo(msgspec.Struct, frozen=True, gc=False):
+    """What all messages of one stored batch share.
+
+    Attributes:
+        topic: The physical topic; differs from the message's own for retries and dead letters.
+        queue_id: Number of the message queue on its broker, from 0.
+        broker_name: Broker group the batch was read from.
+        base_queue_offset: Queue offset of the first message.
+        commitlog_offset: Where the batch begins in the broker's log.
+        store_size: Size of the whole batch in the log, in bytes.
+        born_timestamp: When the producer closed the batch.
+        store_timestamp: When the broker stored it.
+        born_host: Producer as ``host:pid`` text.
+        store_host: Broker's address, ``host:port``.
+        producer_id: Producer instance id.
+        first_sequence: Sequence of the first message at that producer.
+        payload_crc: CRC-32 over everything that the producer wrote.
+    """
+
+    topic: str
+    queue_id: int
+    broker_name: str
+    base_queue_offset: QueueOffset
+    commitlog_offset: CommitLogOffset
+    store_size: int
+    born_timestamp: TimestampMs
+    store_timestamp: TimestampMs
+    born_host: str
+    store_host: str
+    producer_id: int
+    first_sequence: int
+    payload_crc: int
+
+
+class StoredMessage(Message, array_like=True, gc=False):
+    """One message, as a consumer receives it.
+
+    Attributes:
+        queue_offset: Position in its message queue.
+        batch: What it shares with the other messages of its batch.
+    """
+
+    queue_offset: QueueOffset = QueueOffset(-1)
+    batch: BatchInfo | None = None
+
+    @property
+    def info(self) -> BatchInfo:
+        """The batch's shared facts; set on every delivered message."""
+        assert self.batch is not None
+        return self.batch
+
+    @property
+    def queue_id(self) -> int:
+        """Number of the message queue on its broker."""
+        return self.info.queue_id
+
+    @property
+    def broker_name(self) -> str:
+        """Broker group that holds the message."""
+        return self.info.broker_name
+
+    @property
+    def message_queue(self) -> "MessageQueue":
+        """The message queue that the message was read from."""
+        info = self.info
+        return MessageQueue(info.topic, info.broker_name, info.queue_id)
+
+    @property
+    def ordinal(self) -> int:
+        """Position inside the batch, from 0."""
+        return self.queue_offset - self.info.base_queue_offset
+
+    @property
+    def message_id(self) -> str:
+        """Globally unique id, made by the producer, ordered per producer."""
+        info = self.info
+        return format_message_id(info.producer_id, info.first_sequence + self.ordinal)
+
+    @property
+    def offset_message_id(self) -> str:
+        """Broker address, commit-log offset and ordinal: findable without an index."""
+        info = self.info
+        return f"{info.store_host}#{info.commitlog_offset:X}#{self.ordinal:X}"
+
+    @property
+    def commitlog_offset(self) -> CommitLogOffset:
+        """Where the message's batch begins in the broker's log."""
+        return self.info.commitlog_offset
+
+    @property
+    def store_size(self) -> int:
+        """Size of the message's whole batch in the log, in bytes."""
+        return self.info.store_size
+
+    @property
+    def born_timestamp(self) -> TimestampMs:
+        """When the producer closed the message's batch."""
+        return self.info.born_timestamp
+
+    @property
+    def store_timestamp(self) -> TimestampMs:
+        """When the broker stored the message."""
+        return self.info.store_timestamp
+
+    @property
+    def born_host(self) -> str:
+        """The producer, as ``host:pid``."""
+        return self.info.born_host
+
+    @property
+    def store_host(self) -> str:
+        """The broker's address."""
+        return self.info.store_host
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the message was sent back for retry."""
+        return int(self.property(PROPERTY_RECONSUME_TIMES) or 0)
+
+    def to_message(self) -> Message:
+        """A plain message of the same content, ready to be sent."""
+        return Message(
+            self.topic,
+            self.body,
+            self.tag,
+            self.keys,
+            self.properties,
+            self.flag,
+            self.sharding_key,
+            self.delay_level,
+            self.deliver_at_ms,
+        )
+
+
+PROPERTY_RECONSUME_TIMES: Final = "RECONSUME_TIMES"
+PROPERTY_WAIT_STORE_MSG_OK: Final = "WAIT"
+
+
+class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One queue of a topic on one broker group.
+
+    Attributes:
+        topic: Topic name.
+        broker_name: Broker group.
+        queue_id: From 0.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+def format_message_id(producer_id: int, sequence: int) -> str:
+    """The text form of a message id: 32 upper-case hex digits, producer first.
+
+    Args:
+        producer_id: Producer instance id, 0 to 2**64 - 1.
+        sequence: Sequence at that producer, 0 to 2**64 - 1.
+    """
+    return f"{producer_id:016X}{sequence:016X}"
+
+
+def parse_message_id(text: str) -> tuple[int, int]:
+    """Takes a message id apart.
+
+    Returns:
+        Producer instance id and sequence.
+
+    Raises:
+        InvalidArgument: It is not 32 hex digits.
+    """
+    if len(text) != 32 or re.fullmatch(r"[0-9A-Fa-f]{32}", text) is None:
+        raise InvalidArgument(f"message id {text[:64]!r} is not 32 hex digits")
+    return int(text[:16], 16), int(text[16:], 16)
+
+
+@lru_cache(maxsize=65_536)
+def tag_hash(tag: str | None) -> int:
+    """The 64-bit hash of a tag that consume queues carry. On disk: never changes.
+
+    Returns:
+        The first 8 bytes of BLAKE2b of the UTF-8 tag, little endian; 0 only for no tag.
+    """
+    if tag is None:
+        return 0
+    digest = hashlib.blake2b(tag.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def retry_topic(group: str) -> str:
+    """The topic that a consumer group's failed messages wait in."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic that a consumer group's dead letters end in."""
+    return DLQ_PREFIX + group
+
+
+def is_system_topic(topic: str) -> bool:
+    """True for names that users may not create, change or send to directly."""
+    return topic in RESERVED_TOPICS or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def check_topic(topic: str) -> str:
+    """Returns the topic name if it is legal; system names are legal here.
+
+    Raises:
+        InvalidArgument: Empty, too long, or a character outside ``[%|a-zA-Z0-9_-]``.
+    """
+    # A retry topic is a prefix and a group name, and group names may be longer than topics.
+    limit = (
+        MAX_GROUP_LENGTH + len(RETRY_PREFIX)
+        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        else MAX_TOPIC_LENGTH
+    )
+    return _check_name("topic", topic, limit)
+
+
+def check_group(group: str) -> str:
+    """Returns the group name if it is legal.
+
+    Raises:
+        InvalidArgument: Empty, longer than 255, or a character outside ``[%|a-zA-Z0-9_-]``.
+    """
+    return _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(kind: str, name: str, limit: int) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"the {kind} name is empty; 1 to {limit} characters are allowed")
+    if len(name) > limit:
+        raise InvalidArgument(
+            f"{kind} name of {len(name)} characters is too long (limit {limit}): {name[:64]!r}…"
+        )
+    if _NAME.match(name) is None:
+        raise InvalidArgument(
+            f"{kind} name {name!r} has a character outside of letters, digits, '_', '-', '%', '|'"
+        )
+    return name

@@ -1,0 +1,512 @@
+"""The record batch: the one format of wire, log, replica and archive.
+
+A batch holds 1 to 65,536 messages of one message queue. The producer encodes
+it once; the broker stores those very bytes and fills in only the first 48, so
+no byte of a message is touched between the producer and the consumer.
+
+Layout, little endian (the same table stands in ``docs/storage-format.md``):
+
+======== ===== ====== ==========================================================
+position bytes type   meaning
+======== ===== ====== ==========================================================
+0        4     bytes  magic, ``MQB1``
+4        4     u32    header_crc: CRC-32 of bytes 8 to 51
+8        8     u64    commitlog_offset: where the batch begins in the log
+16       8     u64    base_queue_offset: queue offset of its first message
+24       8     i64    store_timestamp, ms
+32       4     u32    epoch: grows whenever a log's tail is cut or a master changes
+36       4     u32    store_id: random number of the store that wrote it
+40       2     u16    broker_attributes: none defined, 0
+42       6     bytes  reserved, 0
+48       4     u32    producer_crc: CRC-32 of byte 52 to the end
+52       4     u32    total_size: header, meta and payload
+56       1     u8     version, 1
+57       1     u8     codec of the payload: 0 none, 1 zstd
+58       2     u16    attributes, see ``Attributes``
+60       4     u32    message_count
+64       4     u32    queue_id
+68       4     u32    meta_size
+72       4     u32    payload_size: as stored
+76       4     u32    raw_size: of the payload without compression
+80       8     u64    producer_id: instance id of the producer
+88       8     u64    first_sequence: of the first message; the others follow by one
+96       8     i64    born_timestamp, ms
+104      …     meta   msgpack array: topic, tag hashes (0, 8 or 8 per message), born host
+…        …            payload: msgpack array of messages (``mqmesh.message.Message``)
+======== ===== ====== ==========================================================
+
+The broker writes bytes 0 to 47, the producer all others. ``producer_crc`` is
+checked by broker, slave, consumer and recovery; ``header_crc`` covers it too,
+so a header never passes for another batch's. These values reach disk and wire
+and never change; a new layout gets a new version, and this reader stays.
+"""
+
+import enum
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+import zstandard
+
+from mqmesh.errors import CorruptBatch, LocalProtocolError
+from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
+from mqmesh.units import MIB, CommitLogOffset, QueueOffset, TimestampMs
+
+MAGIC: Final = b"MQB1"
+VERSION: Final = 1
+HEADER_SIZE: Final = 104
+BROKER_PART_SIZE: Final = 48
+"""The broker writes this many bytes at the front; the rest is the producer's."""
+
+MAX_MESSAGES: Final = 65_536
+MAX_META_BYTES: Final = 1 * MIB
+MAX_BATCH_BYTES: Final = 16 * MIB
+MAX_RAW_BYTES: Final = 16 * MIB
+"""No reader inflates or decodes a payload larger than this."""
+
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+
+Buffer = memoryview | bytes | bytearray
+"""What a batch may be read from."""
+
+_HEADER = struct.Struct("<4sIQQqIIH6sIIBBHIIIIIQQq")
+_BROKER_PART = struct.Struct("<4sIQQqIIH6s")
+_STAMPED = struct.Struct("<QQqIIH6sI")
+_PRODUCER_PART = struct.Struct("<IBBHIIIIIQQq")
+_U32 = struct.Struct("<I")
+_NO_BROKER_PART = MAGIC + bytes(BROKER_PART_SIZE - len(MAGIC))
+_RESERVED = bytes(6)
+
+assert _HEADER.size == HEADER_SIZE
+assert _BROKER_PART.size == BROKER_PART_SIZE
+
+_get_tag = attrgetter("tag")
+_get_keys = attrgetter("keys")
+
+
+class Attributes(enum.IntFlag):
+    """Bits of the attributes field. On disk: never renumbered."""
+
+    HAS_KEYS = 1
+    HAS_TAGS = 2
+    TRANSACTION_HALF = 4
+    TRANSACTION_COMMIT = 8
+    TRANSACTION_ROLLBACK = 12
+    SPARSE = 16
+    """Messages were left out by a filter: meta then lists those that remain."""
+    REDELIVERED = 32
+    """Carries an older message's id; takes no part in duplicate detection."""
+    HAS_DELAY = 64
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """The fixed fields of a batch; see the table at the head of the module."""
+
+    magic: bytes
+    header_crc: int
+    commitlog_offset: CommitLogOffset
+    base_queue_offset: QueueOffset
+    store_timestamp: TimestampMs
+    epoch: int
+    store_id: int
+    broker_attributes: int
+    reserved: bytes
+    producer_crc: int
+    total_size: int
+    version: int
+    codec: int
+    attributes: int
+    message_count: int
+    queue_id: int
+    meta_size: int
+    payload_size: int
+    raw_size: int
+    producer_id: int
+    first_sequence: int
+    born_timestamp: TimestampMs
+
+    @property
+    def next_queue_offset(self) -> QueueOffset:
+        """Queue offset of the message behind the batch."""
+        return QueueOffset(self.base_queue_offset + self.message_count)
+
+    @property
+    def end_offset(self) -> CommitLogOffset:
+        """Where the next batch begins in the log."""
+        return CommitLogOffset(self.commitlog_offset + self.total_size)
+
+
+class BatchMeta(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The variable facts of a batch.
+
+    Attributes:
+        topic: Physical topic.
+        tag_hashes: Little-endian u64 of ``message.tag_hash``: none at all when no message
+            has a tag, one when all have the same, else one a message.
+        born_host: The producer as ``host:pid``.
+    """
+
+    topic: str
+    tag_hashes: bytes = b""
+    born_host: str = ""
+
+
+class _Contexts(threading.local):
+    """zstd contexts of one thread: costly to make, not shareable."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_RAW_BYTES)
+
+
+_contexts = _Contexts()
+_encoder = msgspec.msgpack.Encoder()
+_meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
+_messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
+
+
+def encode_batch(
+    messages: Sequence[Message],
+    *,
+    topic: str,
+    queue_id: int,
+    producer_id: int,
+    first_sequence: int,
+    born_timestamp: int,
+    born_host: str = "",
+    attributes: int = 0,
+    compress_over_bytes: int | None = None,
+) -> bytes:
+    """Encodes messages of one queue as a batch whose broker part is still blank.
+
+    The messages are taken as valid (the producer checks them) and of exactly the
+    class ``Message``.
+
+    Args:
+        messages: 1 to 65,536 messages.
+        topic: Physical topic of the batch.
+        queue_id: Queue the batch is for, 0 to 2**32 - 1.
+        producer_id: Instance id of the producer, u64.
+        first_sequence: Sequence of the first message, u64.
+        born_timestamp: Now, in ms.
+        born_host: ``host:pid``.
+        attributes: Transaction and redelivery bits; those for keys and tags are found here.
+        compress_over_bytes: Compress when messages have at least so many bytes on average,
+            and only if that makes the batch smaller; None never compresses.
+
+    Returns:
+        Layout: record batch.
+
+    Raises:
+        LocalProtocolError: No message, too many, or a batch over ``MAX_BATCH_BYTES``.
+    """
+    count = len(messages)
+    if not 0 < count <= MAX_MESSAGES:
+        raise LocalProtocolError(f"a batch holds 1 to {MAX_MESSAGES} messages, not {count}")
+    payload = _encoder.encode(messages)
+    raw_size = len(payload)
+    hashes = b""
+    tags = set(map(_get_tag, messages))
+    if len(tags) > 1:
+        attributes |= Attributes.HAS_TAGS
+        hashes = struct.pack(f"<{count}Q", *map(tag_hash, map(_get_tag, messages)))
+    elif (tag := tags.pop()) is not None:
+        attributes |= Attributes.HAS_TAGS
+        hashes = tag_hash(tag).to_bytes(8, "little")
+    if any(map(_get_keys, messages)):
+        attributes |= Attributes.HAS_KEYS
+    return join_batch(
+        payload,
+        BatchMeta(topic, hashes, born_host),
+        raw_size=raw_size,
+        message_count=count,
+        queue_id=queue_id,
+        producer_id=producer_id,
+        first_sequence=first_sequence,
+        born_timestamp=born_timestamp,
+        attributes=attributes,
+        compress=compress_over_bytes is not None and raw_size >= compress_over_bytes * count,
+    )
+
+
+def join_batch(
+    payload: bytes,
+    meta: BatchMeta,
+    *,
+    raw_size: int,
+    message_count: int,
+    queue_id: int,
+    producer_id: int,
+    first_sequence: int,
+    born_timestamp: int,
+    attributes: int,
+    codec: int = CODEC_NONE,
+    compress: bool = False,
+) -> bytes:
+    """Puts an encoded payload and its meta behind a header.
+
+    The broker uses it to give stored messages another topic or queue without
+    decoding them; ``codec`` then says how the payload already is.
+
+    Returns:
+        Layout: record batch, broker part blank.
+
+    Raises:
+        LocalProtocolError: The batch is over ``MAX_BATCH_BYTES``, or its payload over
+            ``MAX_RAW_BYTES``.
+    """
+    if raw_size > MAX_RAW_BYTES:
+        raise LocalProtocolError(f"a payload of {raw_size} bytes is over {MAX_RAW_BYTES}")
+    if compress:
+        packed = _contexts.compressor.compress(payload)
+        if len(packed) < raw_size:
+            payload, codec = packed, CODEC_ZSTD
+    meta_bytes = _encoder.encode(meta)
+    total_size = HEADER_SIZE + len(meta_bytes) + len(payload)
+    if total_size > MAX_BATCH_BYTES:
+        raise LocalProtocolError(f"a batch of {total_size} bytes is over {MAX_BATCH_BYTES}")
+    fields = _PRODUCER_PART.pack(
+        total_size,
+        VERSION,
+        codec,
+        attributes,
+        message_count,
+        queue_id,
+        len(meta_bytes),
+        len(payload),
+        raw_size,
+        producer_id,
+        first_sequence,
+        born_timestamp,
+    )
+    crc = zlib.crc32(payload, zlib.crc32(meta_bytes, zlib.crc32(fields)))
+    return b"".join((_NO_BROKER_PART, _U32.pack(crc), fields, meta_bytes, payload))
+
+
+def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Reads and bounds-checks the fixed fields; no checksum is looked at.
+
+    Args:
+        buffer: Bytes that should hold a batch.
+        position: Where it should begin.
+
+    Raises:
+        CorruptBatch: Too short, no magic, unknown version, or sizes that contradict
+            each other or exceed a limit.
+    """
+    if len(buffer) - position < HEADER_SIZE:
+        raise CorruptBatch(
+            f"{len(buffer) - position} bytes are too few for a batch header of {HEADER_SIZE}"
+        )
+    header = BatchHeader(*_HEADER.unpack_from(buffer, position))
+    if header.magic != MAGIC:
+        raise CorruptBatch(f"no batch here: magic {header.magic!r} instead of {MAGIC!r}")
+    if header.version != VERSION:
+        raise CorruptBatch(f"batch version {header.version} is unknown; this reader knows 1")
+    if (
+        header.total_size > MAX_BATCH_BYTES
+        or header.meta_size > MAX_META_BYTES
+        or header.raw_size > MAX_RAW_BYTES
+        or header.total_size != HEADER_SIZE + header.meta_size + header.payload_size
+        or not 0 < header.message_count <= MAX_MESSAGES
+        or header.codec > CODEC_ZSTD
+        or (header.codec == CODEC_NONE and header.raw_size != header.payload_size)
+    ):
+        raise CorruptBatch(
+            f"impossible batch: total {header.total_size}, meta {header.meta_size}, payload "
+            f"{header.payload_size}, raw {header.raw_size}, messages {header.message_count}, "
+            f"codec {header.codec}"
+        )
+    return header
+
+
+def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Checks what the producer wrote: lengths, then its checksum.
+
+    Returns:
+        The header; the broker's fields are not checked.
+
+    Raises:
+        CorruptBatch: The bytes are no batch, cut short, or changed on the way.
+    """
+    header = read_header(buffer, position)
+    end = position + header.total_size
+    if len(buffer) < end:
+        raise CorruptBatch(
+            f"batch of {header.total_size} bytes is cut off after {len(buffer) - position}"
+        )
+    crc = zlib.crc32(memoryview(buffer)[position + BROKER_PART_SIZE + 4 : end])
+    if crc != header.producer_crc:
+        raise CorruptBatch(f"producer checksum is {crc:#010x}, not {header.producer_crc:#010x}")
+    return header
+
+
+def check_stored(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Checks a stored batch: what the producer and what the broker wrote.
+
+    Raises:
+        CorruptBatch: As ``check_batch``, or the broker's part fails its checksum.
+    """
+    header = check_batch(buffer, position)
+    crc = zlib.crc32(memoryview(buffer)[position + 8 : position + BROKER_PART_SIZE + 4])
+    if crc != header.header_crc:
+        raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
+    return header
+
+
+def split_batches(buffer: Buffer, *, most: int) -> list[tuple[int, BatchHeader]]:
+    """Finds the batches that stand one behind the other, as in a request.
+
+    Args:
+        buffer: Nothing but batches.
+        most: How many are allowed.
+
+    Returns:
+        Position and header of each; all are checked as by ``check_batch``.
+
+    Raises:
+        CorruptBatch: A batch fails its checks, or there are none or too many.
+    """
+    found: list[tuple[int, BatchHeader]] = []
+    position, end = 0, len(buffer)
+    while position < end:
+        if len(found) == most:
+            raise CorruptBatch(f"more than {most} batches in one request")
+        header = check_batch(buffer, position)
+        found.append((position, header))
+        position += header.total_size
+    if not found:
+        raise CorruptBatch("a request without a batch")
+    return found
+
+
+def stamp(
+    header: BatchHeader,
+    *,
+    commitlog_offset: int,
+    base_queue_offset: int,
+    store_timestamp: int,
+    epoch: int,
+    store_id: int,
+) -> bytes:
+    """The broker's part of a batch.
+
+    Returns:
+        The first 48 bytes; the producer's bytes follow them in the log unchanged.
+    """
+    part = _STAMPED.pack(
+        commitlog_offset,
+        base_queue_offset,
+        store_timestamp,
+        epoch,
+        store_id,
+        0,
+        _RESERVED,
+        header.producer_crc,
+    )
+    return b"".join((MAGIC, _U32.pack(zlib.crc32(part)), part[:-4]))
+
+
+def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMeta:
+    """Decodes the meta section of a batch whose header was read.
+
+    Raises:
+        CorruptBatch: It is not what the format says.
+    """
+    start = position + HEADER_SIZE
+    try:
+        meta = _meta_decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"batch meta cannot be decoded: {error}") from error
+    if len(meta.tag_hashes) not in (0, 8, 8 * header.message_count):
+        raise CorruptBatch(
+            f"{len(meta.tag_hashes)} bytes of tag hashes for {header.message_count} messages"
+        )
+    return meta
+
+
+def decode_messages(
+    buffer: Buffer,
+    header: BatchHeader,
+    *,
+    position: int = 0,
+    broker_name: str = "",
+    store_host: str = "",
+) -> list[StoredMessage]:
+    """Decodes the messages of a batch that passed ``check_batch``.
+
+    Args:
+        buffer: Bytes that hold the batch.
+        header: Its header.
+        position: Where it begins.
+        broker_name: Broker group it came from, for the messages' facts.
+        store_host: Address of that broker.
+
+    Returns:
+        ``header.message_count`` messages, in order.
+
+    Raises:
+        CorruptBatch: The payload does not inflate or decode to so many messages. Memory
+            stays within a small multiple of ``MAX_RAW_BYTES`` whatever the bytes are.
+    """
+    meta = read_meta(buffer, header, position)
+    start = position + HEADER_SIZE + header.meta_size
+    stored = memoryview(buffer)[start : start + header.payload_size]
+    payload = _inflate(stored, header.raw_size) if header.codec == CODEC_ZSTD else stored
+    _check_count(payload, header.message_count)
+    try:
+        messages = _messages_decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"messages cannot be decoded: {error}") from error
+    info = BatchInfo(
+        meta.topic,
+        header.queue_id,
+        broker_name,
+        header.base_queue_offset,
+        header.commitlog_offset,
+        header.total_size,
+        header.born_timestamp,
+        header.store_timestamp,
+        meta.born_host,
+        store_host,
+        header.producer_id,
+        header.first_sequence,
+        header.producer_crc,
+    )
+    queue_offset = header.base_queue_offset
+    for message in messages:
+        message.queue_offset = queue_offset
+        message.batch = info
+        queue_offset += 1  # type: ignore[assignment]  # a NewType plus one, in the hot loop
+    return messages
+
+
+def _inflate(payload: memoryview, raw_size: int) -> bytes:
+    # A frame's own statement of its size is checked before a byte is inflated: the
+    # decompressor ignores max_output_size when the frame states one.
+    try:
+        if zstandard.frame_content_size(payload) != raw_size:
+            raise CorruptBatch(f"the zstd frame does not declare {raw_size} bytes")
+        return _contexts.decompressor.decompress(payload, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptBatch(f"payload does not inflate: {error}") from error
+
+
+def _check_count(payload: Buffer, message_count: int) -> None:
+    # Before decoding, so that a payload cannot claim more messages than its header.
+    first = payload[0] if len(payload) else 0
+    if first & 0xF0 == 0x90:
+        count = first & 0x0F
+    elif first == 0xDC and len(payload) >= 3:
+        count = int.from_bytes(payload[1:3], "big")
+    elif first == 0xDD and len(payload) >= 5:
+        count = int.from_bytes(payload[1:5], "big")
+    else:
+        raise CorruptBatch("the payload is not a msgpack array")
+    if count != message_count:
+        raise CorruptBatch(f"payload of {count} messages in a batch of {message_count}")
