@@ -1,0 +1,1 @@
+"""Which messages a subscription wants. Pure: no socket, no file, no clock."""

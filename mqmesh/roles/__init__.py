@@ -1,0 +1,1 @@
+"""One folder per process. Roles share `process.py` and never import one another."""

@@ -1,0 +1,1 @@
+"""The broker: keeps messages and hands them out. Read `dispatch.py` first."""

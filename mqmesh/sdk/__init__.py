@@ -1,0 +1,1 @@
+"""The clients that users import: producers and consumers."""

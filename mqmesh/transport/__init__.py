@@ -1,0 +1,1 @@
+"""ZeroMQ lives here: sockets, the event loop, request server and client."""

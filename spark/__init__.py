@@ -1,0 +1,1 @@
+"""The Spark archive of closed commitlog files, installed as `mqmesh.spark`."""
