@@ -1,0 +1,92 @@
+"""Words of administration: topics, statistics, what a process says of itself."""
+
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.protocol.route import Name, TopicConfig
+
+
+class RoleInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to PING, of every role.
+
+    Attributes:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance.
+        version: mqmesh version.
+        pid: Process id.
+        state: ``starting``, ``recovering``, ``running``, ``stopping``.
+        uptime_ms: Since the process was ready.
+    """
+
+    role: str
+    name: str
+    version: str
+    pid: int
+    state: str
+    uptime_ms: int
+
+
+class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UPDATE_AND_CREATE_TOPIC; answered with the ``TopicConfig`` that is now in force.
+
+    Attributes:
+        config: Wanted.
+        must_exist: Refuse to create.
+        must_be_new: Refuse to change.
+    """
+
+    config: TopicConfig
+    must_exist: bool = False
+    must_be_new: bool = False
+
+
+class GetTopicConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_TOPIC_CONFIG: one topic, or all for an empty name; answered with ``TopicConfigs``."""
+
+    topic: Name = ""
+
+
+class TopicConfigs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Topic configurations, by name."""
+
+    topics: list[TopicConfig]
+
+
+class TopicStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_TOPIC_STATS_INFO, answered with ``TopicStats``."""
+
+    topic: Name
+
+
+class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One queue of a topic.
+
+    Attributes:
+        queue_id: From 0.
+        min_queue_offset: First message.
+        max_queue_offset: Behind the last.
+        last_update_timestamp: Store time of the last message in ms, 0 for none.
+    """
+
+    queue_id: int
+    min_queue_offset: int
+    max_queue_offset: int
+    last_update_timestamp: int = 0
+
+
+class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Queues of a topic on one broker."""
+
+    topic: str
+    queues: list[QueueStats]
+
+
+class BrokerRuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``."""
+
+
+class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Figures by name; the names are listed in ``docs/operations.md``."""
+
+    figures: Annotated[dict[str, str], msgspec.Meta(max_length=1_024)]

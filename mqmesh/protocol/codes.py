@@ -1,0 +1,130 @@
+"""Request and response codes, and the one table between errors and codes.
+
+The numbers are RocketMQ's where RocketMQ has the command. They are on the wire
+and never change.
+"""
+
+import enum
+from typing import Final
+
+from mqmesh import errors
+
+
+class RequestCode(enum.IntEnum):
+    """What a request asks for."""
+
+    # Broker: messages and offsets.
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    QUERY_QUEUE_BOUNDS = 30
+    VIEW_MESSAGE = 33
+
+    # Broker: clients and groups.
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    """From the broker to a client: the members of a group changed."""
+
+    # Broker: administration.
+    UPDATE_AND_CREATE_TOPIC = 17
+    GET_TOPIC_CONFIG = 21
+    GET_BROKER_RUNTIME_INFO = 28
+    GET_TOPIC_STATS_INFO = 202
+    DELETE_TOPIC_IN_BROKER = 215
+
+    # Name server.
+    PUT_KV_CONFIG = 100
+    GET_KV_CONFIG = 101
+    DELETE_KV_CONFIG = 102
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    WIPE_WRITE_PERM_OF_BROKER = 205
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_TOPIC_IN_NAMESRV = 216
+    LIST_KV_CONFIG = 219
+
+    # Every role.
+    PING = 1
+    """Answered at once with ``RoleInfo``; the health check."""
+
+
+class ResponseCode(enum.IntEnum):
+    """What became of a request."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    CONSUMER_GROUP_NOT_EXIST = 26
+    OFFSET_ILLEGAL = 27
+    DISK_FULL = 28
+
+
+_CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
+    ResponseCode.SYSTEM_BUSY: errors.SystemBusy,
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: errors.UnsupportedCommand,
+    ResponseCode.VERSION_NOT_SUPPORTED: errors.UnsupportedCommand,
+    ResponseCode.MESSAGE_ILLEGAL: errors.MessageIllegal,
+    ResponseCode.SERVICE_NOT_AVAILABLE: errors.BrokerNotAvailable,
+    ResponseCode.DISK_FULL: errors.BrokerNotAvailable,
+    ResponseCode.NO_PERMISSION: errors.NoPermission,
+    ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
+    ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
+    ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
+}
+
+# The first class of the table that fits wins, so special classes stand before general ones.
+_CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
+    (errors.TopicNotFound, ResponseCode.TOPIC_NOT_EXIST),
+    (errors.GroupNotFound, ResponseCode.CONSUMER_GROUP_NOT_EXIST),
+    (errors.NoPermission, ResponseCode.NO_PERMISSION),
+    (errors.MessageIllegal, ResponseCode.MESSAGE_ILLEGAL),
+    (errors.UnsupportedCommand, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+    (errors.OffsetIllegal, ResponseCode.OFFSET_ILLEGAL),
+    (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
+    (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
+    (errors.DiskFull, ResponseCode.DISK_FULL),
+    (errors.StoreClosed, ResponseCode.SERVICE_NOT_AVAILABLE),
+    (errors.OffsetOutOfRange, ResponseCode.OFFSET_ILLEGAL),
+    (errors.QueueFull, ResponseCode.SYSTEM_BUSY),
+    (errors.InvalidArgument, ResponseCode.MESSAGE_ILLEGAL),
+    (errors.ProtocolError, ResponseCode.MESSAGE_ILLEGAL),
+)
+
+
+def code_of(error: Exception) -> ResponseCode:
+    """The response code that tells a peer of an error; ``SYSTEM_ERROR`` for unexpected ones."""
+    for kind, code in _CODE_OF_CLASS:
+        if isinstance(error, kind):
+            return code
+    return ResponseCode.SYSTEM_ERROR
+
+
+def error_of(code: int, remark: str, retry_after_ms: int = 0) -> errors.BrokerError:
+    """The error that a response code stands for.
+
+    Args:
+        code: Any response code but ``SUCCESS``; unknown ones are allowed.
+        remark: The server's sentence.
+        retry_after_ms: The server's wish, 0 for none.
+    """
+    kind = _CLASS_OF_CODE.get(code, errors.BrokerError)
+    return kind(remark, code=code, retry_after_ms=retry_after_ms)

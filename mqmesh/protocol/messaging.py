@@ -1,0 +1,135 @@
+"""SEND_MESSAGE: batches to a broker, and what became of each.
+
+The hot header is a fixed struct, ``<IHH``: timeout_ms u32, batch_count u16,
+reserved u16. The body is that many record batches, one behind the other, each
+for one queue of the broker.
+
+The response's header is one 32-byte entry a batch, ``<HHIqqq``: response code
+u16, send status u16, retry_after_ms u32, base_queue_offset i64,
+commitlog_offset i64, store_timestamp i64. If a batch was refused, the body is
+a msgpack array of remarks, one a batch.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import RemoteProtocolError
+from mqmesh.protocol.codes import ResponseCode
+
+MAX_BATCHES_PER_REQUEST: Final = 4_096
+
+_SEND = struct.Struct("<IHH")
+_ENTRY = struct.Struct("<HHIqqq")
+_OK: Final = int(ResponseCode.SUCCESS)
+_remarks_encoder = msgspec.msgpack.Encoder()
+_remarks_decoder = msgspec.msgpack.Decoder(
+    Annotated[list[str], msgspec.Meta(max_length=MAX_BATCHES_PER_REQUEST)]
+)
+
+
+class SendStatus(enum.IntEnum):
+    """What an accepted message may still be missing; RocketMQ's names. On the wire."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 1
+    FLUSH_SLAVE_TIMEOUT = 2
+    SLAVE_NOT_AVAILABLE = 3
+
+
+class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
+    """What became of one batch.
+
+    Attributes:
+        code: Response code; only with SUCCESS do the offsets mean anything.
+        status: ``SendStatus`` as a number.
+        retry_after_ms: For SYSTEM_BUSY.
+        base_queue_offset: Queue offset of the first message.
+        commitlog_offset: Where the batch begins in the log.
+        store_timestamp: When it was stored, ms.
+        remark: Why it was refused.
+    """
+
+    code: int
+    status: int = 0
+    retry_after_ms: int = 0
+    base_queue_offset: int = -1
+    commitlog_offset: int = -1
+    store_timestamp: int = 0
+    remark: str = ""
+
+
+def encode_send(timeout_ms: int, batch_count: int) -> bytes:
+    """Encodes the header of SEND_MESSAGE.
+
+    Args:
+        timeout_ms: How long the sender will wait, 0 to 2**32 - 1.
+        batch_count: 1 to 4,096.
+    """
+    return _SEND.pack(timeout_ms, batch_count, 0)
+
+
+def decode_send(header: memoryview) -> tuple[int, int]:
+    """Decodes the header of SEND_MESSAGE.
+
+    Returns:
+        timeout_ms and batch_count.
+
+    Raises:
+        RemoteProtocolError: Wrong size, or a batch count out of bounds.
+    """
+    if len(header) != _SEND.size:
+        raise RemoteProtocolError(f"a send header has {_SEND.size} bytes, not {len(header)}")
+    timeout_ms, batch_count, _ = _SEND.unpack(header)
+    if not 0 < batch_count <= MAX_BATCHES_PER_REQUEST:
+        raise RemoteProtocolError(
+            f"{batch_count} batches in a request; 1 to {MAX_BATCHES_PER_REQUEST} are allowed"
+        )
+    return timeout_ms, batch_count
+
+
+def encode_outcomes(outcomes: Sequence[BatchOutcome]) -> tuple[bytes, bytes]:
+    """Encodes the response to SEND_MESSAGE.
+
+    Returns:
+        Header and body.
+    """
+    header = b"".join(
+        [
+            _ENTRY.pack(
+                one.code,
+                one.status,
+                one.retry_after_ms,
+                one.base_queue_offset,
+                one.commitlog_offset,
+                one.store_timestamp,
+            )
+            for one in outcomes
+        ]
+    )
+    if all(one.code == _OK for one in outcomes):
+        return header, b""
+    return header, _remarks_encoder.encode([one.remark for one in outcomes])
+
+
+def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
+    """Decodes the response to SEND_MESSAGE.
+
+    Raises:
+        RemoteProtocolError: Sizes that do not fit, or remarks that are none.
+    """
+    if not header or len(header) % _ENTRY.size:
+        raise RemoteProtocolError(f"a send response of {len(header)} bytes is no array of entries")
+    entries = list(_ENTRY.iter_unpack(header))
+    if not len(body):
+        return [BatchOutcome(*entry) for entry in entries]
+    try:
+        remarks = _remarks_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"remarks of a send response: {error}") from error
+    if len(remarks) != len(entries):
+        raise RemoteProtocolError(f"{len(remarks)} remarks for {len(entries)} batches")
+    return [BatchOutcome(*entry, remark) for entry, remark in zip(entries, remarks, strict=True)]

@@ -1,0 +1,153 @@
+"""PULL_MESSAGE and the words about queue offsets."""
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.protocol.route import Name
+
+MAX_PULL_BYTES: Final = 16 * 1024 * 1024
+MAX_OFFSETS_PER_REQUEST: Final = 65_536
+MAX_SUSPEND_MS: Final = 30_000
+
+QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Offset = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+
+
+class ExpressionType(enum.StrEnum):
+    """Languages of a subscription's expression."""
+
+    TAG = "TAG"
+    SQL92 = "SQL92"
+
+
+class PullStatus(enum.IntEnum):
+    """What a pull found; RocketMQ's names. On the wire."""
+
+    FOUND = 0
+    NO_NEW_MSG = 1
+    NO_MATCHED_MSG = 2
+    """Messages were passed over by the filter: go on at ``next_queue_offset``."""
+    OFFSET_ILLEGAL = 3
+    """Outside of the queue: the answer says where it begins and ends."""
+
+
+class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PULL_MESSAGE. The answer's body is whole record batches.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        queue_id: Message queue.
+        queue_offset: Next message wanted. The first batch of the answer may begin before it.
+        max_bytes: Stop adding batches beyond so many bytes; at least one batch is given.
+        suspend_timeout_ms: Wait so long for a message when there is none, 0 to 30,000.
+        expression: Subscription expression, ``*`` for all.
+        expression_type: ``ExpressionType``.
+        generation: Rebalance generation of the member; 0 for none.
+    """
+
+    group: Name
+    topic: Name
+    queue_id: QueueId
+    queue_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = 1024 * 1024
+    suspend_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 0
+    expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
+    expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
+    generation: int = 0
+
+
+class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to PULL_MESSAGE.
+
+    Attributes:
+        status: ``PullStatus`` as a number.
+        next_queue_offset: Where to go on.
+        min_queue_offset: First message of the queue.
+        max_queue_offset: Behind the last one that consumers may see.
+        suggest_broker_id: 0, or a slave to read old messages from.
+    """
+
+    status: int
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+    suggest_broker_id: int = 0
+
+
+class QueueBoundsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_QUEUE_BOUNDS: where a queue begins and ends."""
+
+    topic: Name
+    queue_id: QueueId
+
+
+class QueueBoundsResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to QUERY_QUEUE_BOUNDS.
+
+    Attributes:
+        min_queue_offset: First message.
+        max_queue_offset: Behind the last one.
+    """
+
+    min_queue_offset: int
+    max_queue_offset: int
+
+
+class SearchOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """SEARCH_OFFSET_BY_TIMESTAMP: the first message stored at or after a time, in ms."""
+
+    topic: Name
+    queue_id: QueueId
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class OffsetResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One queue offset; -1 for none."""
+
+    queue_offset: int
+
+
+class QueueOffsetEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A queue and an offset in it; -1 asks, or says that none is known."""
+
+    topic: Name
+    queue_id: QueueId
+    queue_offset: Offset = -1
+
+
+class QueryConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_CONSUMER_OFFSET: where a group stands; answered with ``ConsumerOffsets``."""
+
+    group: Name
+    queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+class ConsumerOffsets(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Offsets of a group, in the order asked."""
+
+    queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+class UpdateConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UPDATE_CONSUMER_OFFSET: a group commits; answered with an empty header.
+
+    Attributes:
+        group: Consumer group.
+        client_id: Member that commits.
+        queues: Queues and the next offsets to read.
+        generation: Rebalance generation of the member; 0 for none.
+    """
+
+    group: Name
+    client_id: Name
+    queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+    generation: int = 0
+
+
+class ViewMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """VIEW_MESSAGE: the batch at a log offset; the answer's body is that record batch."""
+
+    commitlog_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -1,0 +1,234 @@
+"""Words between brokers, name servers and clients about who carries which topic."""
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+MAX_QUEUES_PER_TOPIC: Final = 65_536
+MAX_TOPICS_PER_BROKER: Final = 100_000
+
+QueueCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES_PER_TOPIC)]
+Name = Annotated[str, msgspec.Meta(max_length=512)]
+Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
+
+
+class Perm(enum.IntFlag):
+    """Permission bits of a topic or broker; RocketMQ's values."""
+
+    NONE = 0
+    WRITE = 2
+    READ = 4
+    READ_WRITE = 6
+
+
+class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a broker knows of a topic.
+
+    Attributes:
+        topic: Name.
+        read_queue_nums: Queues that consumers are given, 0 to 65,536.
+        write_queue_nums: Queues that producers are given, 0 to 65,536.
+        perm: ``Perm`` bits.
+        order: Ordered topic: the route keeps its queues while a broker is down.
+    """
+
+    topic: Name
+    read_queue_nums: QueueCount = 4
+    write_queue_nums: QueueCount = 4
+    perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = Perm.READ_WRITE.value
+    order: bool = False
+
+
+class DataVersion(msgspec.Struct, array_like=True, frozen=True, order=True, gc=False):
+    """Version of a broker's topic table: grows with every change.
+
+    Attributes:
+        timestamp_ms: When the table changed last; tells two lives of a broker apart.
+        counter: Number of changes.
+    """
+
+    timestamp_ms: int = 0
+    counter: int = 0
+
+
+class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where one broker process listens.
+
+    Attributes:
+        tcp: ``host:port``.
+        ipc: Path of its Unix socket, "" for none.
+        host_id: Identifies the machine; equal ids may use ``ipc``.
+    """
+
+    tcp: Name
+    ipc: Name = ""
+    host_id: Name = ""
+
+
+class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """REGISTER_BROKER: a broker's heartbeat to a name server.
+
+    Attributes:
+        cluster_name: Cluster.
+        broker_name: Broker group.
+        broker_id: 0 for the master.
+        address: Where it listens.
+        data_version: Version of its topic table.
+        topics: The whole table, or None while the name server should have this version.
+        perm: Broker-wide permission; without WRITE it is drained.
+        instance_id: Random number of this life of the process.
+    """
+
+    cluster_name: Name
+    broker_name: Name
+    broker_id: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    address: BrokerAddress
+    data_version: DataVersion
+    topics: Annotated[list[TopicConfig], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)] | None = (
+        None
+    )
+    perm: int = Perm.READ_WRITE.value
+    instance_id: int = 0
+
+
+class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to REGISTER_BROKER.
+
+    Attributes:
+        need_topics: The name server has another version: register again with the topics.
+        wiped_write_perm: An administrator drains this broker.
+    """
+
+    need_topics: bool = False
+    wiped_write_perm: bool = False
+
+
+class UnregisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UNREGISTER_BROKER: a broker closes cleanly. Answered with an empty header."""
+
+    cluster_name: Name
+    broker_name: Name
+    broker_id: int
+    instance_id: int = 0
+
+
+class GetRouteRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ROUTEINFO_BY_TOPIC, answered with ``TopicRoute`` or TOPIC_NOT_EXIST."""
+
+    topic: Name
+
+
+class QueueData(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A topic on one broker group."""
+
+    broker_name: Name
+    read_queue_nums: QueueCount
+    write_queue_nums: QueueCount
+    perm: int
+
+
+class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One broker group.
+
+    Attributes:
+        cluster_name: Cluster.
+        broker_name: Broker group.
+        addresses: By broker id; 0 is the master.
+    """
+
+    cluster_name: Name
+    broker_name: Name
+    addresses: dict[int, BrokerAddress]
+
+
+class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_ROUTEINFO_BY_TOPIC.
+
+    Attributes:
+        topic: Name.
+        queues: Per broker group.
+        brokers: The groups named in ``queues``.
+        hint_endpoint: PUB endpoint of the name server that announces route changes.
+        order: The topic is ordered.
+    """
+
+    topic: Name
+    queues: list[QueueData]
+    brokers: list[BrokerData]
+    hint_endpoint: str = ""
+    order: bool = False
+
+
+class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a name server publishes when routes change: ask again if concerned.
+
+    A hint may be lost; the 30 s poll of clients is the safety net.
+
+    Attributes:
+        brokers: Broker groups that came, went or changed.
+        topics: Topics that changed; empty when too many to list.
+    """
+
+    brokers: Names
+    topics: Names = []
+
+
+class GetClusterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_BROKER_CLUSTER_INFO, answered with ``ClusterInfo``."""
+
+
+class ClusterInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """All broker groups that a name server knows, and where it announces changes."""
+
+    brokers: list[BrokerData]
+    hint_endpoint: str = ""
+
+
+class TopicListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, answered with ``TopicList``."""
+
+
+class TopicList(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Names of topics, sorted."""
+
+    topics: Names
+
+
+class DeleteTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """DELETE_TOPIC_IN_BROKER and DELETE_TOPIC_IN_NAMESRV; answered with an empty header."""
+
+    topic: Name
+
+
+class WipeWritePermRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """WIPE_WRITE_PERM_OF_BROKER: drains a broker, or with ``restore`` ends that."""
+
+    broker_name: Name
+    restore: bool = False
+
+
+class WipeWritePermResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How many topics the broker carries."""
+
+    topic_count: int
+
+
+class KvRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PUT, GET, DELETE and LIST of a name server's key/value configuration.
+
+    Attributes:
+        namespace: 1 to 255 characters.
+        key: Empty for LIST.
+        value: For PUT, up to 64 KiB.
+    """
+
+    namespace: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    key: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    value: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
+
+
+class KvResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Pairs found."""
+
+    pairs: dict[str, str]
