@@ -1,0 +1,377 @@
+"""What every message store promises: the docstrings here are the specification.
+
+A store keeps record batches, whole and unchanged but for the broker's first 48
+bytes, and finds them again by message queue and queue offset. It knows topics
+and queues only as names and numbers: permissions, groups and consumer offsets
+are the broker's. ``mqmesh.testing.store_contract`` is the suite that every
+backend passes.
+
+A store belongs to one thread, the broker's event loop. The only thing that
+happens on another thread is the call of ``wake``, which says that
+``durable_offset`` has moved or that the store has stopped.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.record_batch import BatchHeader, Buffer
+from mqmesh.units import GIB, KIB, MIB, CommitLogOffset, QueueOffset, TimestampMs
+
+Wake = Callable[[], None]
+"""Called from a helper thread; must only make the event loop look again."""
+
+
+class FlushDiskType(enum.Enum):
+    """When an answer may be given. RocketMQ's names."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    """At once; the disk has it within ``flush_interval_commitlog_ms``."""
+    SYNC_FLUSH = "SYNC_FLUSH"
+    """After the disk has it; until then no consumer sees it."""
+
+
+class PutStatus(enum.Enum):
+    """What became of one batch."""
+
+    PUT_OK = "PUT_OK"
+    DUPLICATE = "DUPLICATE"
+    """Stored before, under the offsets that the result tells; it was not stored again."""
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    """Larger than a whole segment of the log; not stored, and never will be."""
+
+
+class GetStatus(enum.Enum):
+    """What a read found. RocketMQ's names."""
+
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
+    """The offset is the queue's next one."""
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    """Nothing fits the tags up to ``next_queue_offset``; go on from there."""
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    """Before the first message; ``next_queue_offset`` is the first one."""
+    OFFSET_OVERFLOW = "OFFSET_OVERFLOW"
+    """Behind the queue's next one; ``next_queue_offset`` is that."""
+
+
+class BatchToPut(msgspec.Struct, frozen=True, gc=False):
+    """A batch on its way into the store.
+
+    Attributes:
+        topic: Physical topic: what the batch's meta says.
+        queue_id: What the batch's header says.
+        header: Its header, from ``check_batch``: the store trusts it.
+        data: The whole batch; bytes 0 to 47 are not looked at. Layout: record batch.
+        tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
+    """
+
+    topic: str
+    queue_id: int
+    header: BatchHeader
+    data: Buffer
+    tag_hashes: bytes = b""
+
+
+class PutResult(msgspec.Struct, frozen=True, gc=False):
+    """Where a batch is, or was already.
+
+    Attributes:
+        status: What became of it.
+        base_queue_offset: Queue offset of its first message, -1 if not stored.
+        commitlog_offset: Where it begins in the log, -1 if not stored.
+        end_offset: It is on disk once ``durable_offset()`` has reached this.
+        store_timestamp: When it was stored: for a duplicate, the first time.
+    """
+
+    status: PutStatus
+    base_queue_offset: QueueOffset
+    commitlog_offset: CommitLogOffset
+    end_offset: CommitLogOffset
+    store_timestamp: TimestampMs
+
+
+class GetResult(msgspec.Struct, frozen=True, gc=False):
+    """What a read found.
+
+    Attributes:
+        status: See ``GetStatus``.
+        next_queue_offset: Where to go on reading.
+        min_queue_offset: Of the queue's first message.
+        max_queue_offset: Of the message that comes next.
+        data: Buffers of whole stored batches in queue order, each buffer one batch or
+            several, one behind the other. The first batch may begin before the offset
+            that was asked for. Layout: record batch.
+        message_count: Messages in ``data`` at or behind the offset asked for.
+    """
+
+    status: GetStatus
+    next_queue_offset: QueueOffset
+    min_queue_offset: QueueOffset
+    max_queue_offset: QueueOffset
+    data: Sequence[bytes | memoryview] = ()
+    message_count: int = 0
+
+
+class DamagedRange(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of the log that were on disk once and no longer pass their checks.
+
+    Attributes:
+        start_offset: Commit-log offset of the first damaged byte.
+        end_offset: Of the first good byte behind.
+        reason: What was wrong, a sentence.
+        found_at_ms: Wall-clock time of the discovery.
+    """
+
+    start_offset: CommitLogOffset
+    end_offset: CommitLogOffset
+    reason: str
+    found_at_ms: TimestampMs
+
+
+class RecoveryProgress(msgspec.Struct, frozen=True, gc=False):
+    """How far opening a store has come.
+
+    Attributes:
+        step: What is being done, for people.
+        done_bytes: Log bytes read.
+        total_bytes: Log bytes that have to be read; an upper bound.
+    """
+
+    step: str
+    done_bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[RecoveryProgress], None]
+
+
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers about a store, for people and metrics.
+
+    Attributes:
+        backend: Name of the backend.
+        disk_bytes: What its files take, including room allocated ahead.
+        segments: Files of the log, 0 for backends without.
+        min_commitlog_offset: Where the oldest stored batch may begin.
+        max_commitlog_offset: Where the next batch will begin.
+        durable_offset: Synced through to here.
+        topics: Topics with at least one queue.
+        queues: Message queues.
+        put_batches: Batches stored since the store was opened.
+        put_messages: Messages in them.
+        duplicates: Batches answered as stored before, since the store was opened.
+        unwritten_queue_bytes: Consume queue entries that are in memory only.
+        flushes: Syncs of the log since the store was opened.
+        flush_errors: Failed syncs; the store has stopped when this is not 0.
+        epoch: Grows whenever a tail is cut.
+        store_id: Identity of the store, in every batch.
+        started_clean: The last stop was an orderly one.
+        recovered_bytes: Log bytes that were checked when the store was opened.
+        cut_bytes: Bytes of a torn tail that were cut off when the store was opened.
+        damaged: Ranges of the log that are lost to bit rot and the like.
+        writable: False while the store refuses to write.
+    """
+
+    backend: str
+    disk_bytes: int = 0
+    segments: int = 0
+    min_commitlog_offset: int = 0
+    max_commitlog_offset: int = 0
+    durable_offset: int = 0
+    topics: int = 0
+    queues: int = 0
+    put_batches: int = 0
+    put_messages: int = 0
+    duplicates: int = 0
+    unwritten_queue_bytes: int = 0
+    flushes: int = 0
+    flush_errors: int = 0
+    epoch: int = 0
+    store_id: int = 0
+    started_clean: bool = True
+    recovered_bytes: int = 0
+    cut_bytes: int = 0
+    damaged: Sequence[DamagedRange] = ()
+    writable: bool = True
+
+
+MIN_SEGMENT_BYTES: Final = 64 * KIB
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a store; backends ignore what does not concern them.
+
+    Attributes:
+        flush_disk_type: Whether answers wait for the disk. ``SYNC_FLUSH`` survives a power
+            cut, ``ASYNC_FLUSH`` only the death of the process.
+
+        flush_interval_commitlog_ms: Longest time that stored bytes stay unsynced with
+            ``ASYNC_FLUSH``, 10 to 60,000 ms.
+        checkpoint_interval_ms: How often the store notes how far everything derived from
+            the log has come, 100 to 600,000 ms. A restart after a crash reads the log from
+            there, so shorten it for quicker restarts.
+        disk_reserve_bytes: Room on the disk that the log leaves for offsets, queues and
+            recovery, from 0: a new segment that would take it is refused with ``DiskFull``.
+
+        mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
+            than a segment can be stored, so keep it over 16 MiB except in tests.
+        mapped_file_size_consume_queue: Entries in a consume queue file, 16 to 100,000,000.
+        consume_queue_tail_bytes: Memory for entries that are not yet written to the consume
+            queues, 64 KiB to 4 GiB; a message takes 20 bytes.
+        max_open_files: Descriptors for reading and for consume queues, 8 to 100,000.
+        max_producer_states: Pairs of producer and queue that duplicates are recognised for,
+            16 to 10,000,000; the ones unused for longest are forgotten.
+    """
+
+    flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+
+    flush_interval_commitlog_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
+    checkpoint_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 10_000
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 * MIB
+
+    mapped_file_size_commit_log: Annotated[int, msgspec.Meta(ge=MIN_SEGMENT_BYTES, le=4 * GIB)] = (
+        1 * GIB
+    )
+    mapped_file_size_consume_queue: Annotated[int, msgspec.Meta(ge=16, le=100_000_000)] = 300_000
+    consume_queue_tail_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)] = 64 * MIB
+    max_open_files: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
+    max_producer_states: Annotated[int, msgspec.Meta(ge=16, le=10_000_000)] = 100_000
+
+
+class MessageStore(ABC):
+    """Keeps the batches of one broker.
+
+    Every method but ``close`` raises ``StoreClosed`` after ``close``. After a failed sync
+    the store has stopped: ``put``, ``delete_topic`` and ``tick`` raise ``StoreClosed``,
+    reading goes on.
+    """
+
+    @abstractmethod
+    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+        """Stores batches in the order given, all of them in one write.
+
+        A batch whose producer, first sequence and message count equal those of one of the
+        last few batches of the same queue is not stored again (``DUPLICATE``), unless it
+        has ``Attributes.REDELIVERED``.
+
+        Args:
+            batches: Checked batches; the caller may reuse their memory afterwards.
+            store_timestamp: Now, wall clock.
+
+        Returns:
+            One result a batch, in the same order.
+
+        Raises:
+            DiskFull: No room; nothing was stored, and a later call may succeed.
+            StorageError: The write failed; nothing was stored.
+            StoreClosed: Closed, or stopped by a failed sync.
+        """
+
+    @abstractmethod
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> GetResult:
+        """Reads batches of a queue.
+
+        An unknown queue reads as an empty one. Work is bounded whatever the filter: a read
+        may answer ``NO_MATCHED_MESSAGE`` although messages that fit come later.
+
+        Args:
+            topic: Physical topic.
+            queue_id: From 0.
+            queue_offset: First message wanted.
+            max_bytes: Stop before the batch that would exceed this; one batch is returned
+                whatever its size.
+            tag_hashes: Only batches with a message of one of these tags; None for all.
+
+        Raises:
+            CorruptRecord: The queue leads to a place where its batch is not.
+        """
+
+    @abstractmethod
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """Offset of the first message and of the next one that consumers will see.
+
+        Both are 0 for an unknown queue. What is not yet durable with ``SYNC_FLUSH`` does
+        not count.
+        """
+
+    @abstractmethod
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
+        """Queue offset of the first message stored at or after a time; the end if none.
+
+        The store's wall clock may have jumped; the answer is then one of the places where
+        the time was passed.
+
+        Raises:
+            CorruptRecord: The queue leads to a place where its batch is not.
+        """
+
+    @abstractmethod
+    def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
+        """The stored batch that begins at an offset, checked by ``check_stored``.
+
+        Raises:
+            OffsetOutOfRange: Before the first or behind the last stored batch.
+            CorruptRecord: No good batch begins there.
+        """
+
+    @abstractmethod
+    def queues(self, topic: str) -> list[int]:
+        """Ids of the topic's queues that ever got a message, ascending."""
+
+    @abstractmethod
+    def topics(self) -> list[str]:
+        """Topics with at least one such queue, in no order."""
+
+    @abstractmethod
+    def delete_topic(self, topic: str) -> None:
+        """Forgets all queues of a topic, durably once ``durable_offset`` has moved past.
+
+        Its batches stay in the log until that is cleaned. A topic of the same name starts
+        at queue offset 0. No error if the topic is unknown.
+
+        Raises:
+            DiskFull: No room to note the deletion; nothing was deleted.
+        """
+
+    @abstractmethod
+    def durable_offset(self) -> CommitLogOffset:
+        """Everything before this commit-log offset is on disk."""
+
+    @abstractmethod
+    def tick(self, now_ms: int) -> bool:
+        """Does a slice of the work in the background, a few milliseconds at most.
+
+        To be called about ten times a second, busy or not.
+
+        Args:
+            now_ms: Monotonic clock.
+
+        Returns:
+            True when more is waiting: call again as soon as nothing else is to do.
+
+        Raises:
+            StoreClosed: A sync failed; the store has stopped.
+        """
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """Numbers about the store; cheap."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Makes everything durable, notes the clean stop and releases the files.
+
+        May be called again. Never raises because of a store that has stopped before.
+        """

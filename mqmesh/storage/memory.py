@@ -1,0 +1,247 @@
+"""MemoryStore: the interface's plain twin, for tests and for throw-away brokers."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import OffsetOutOfRange, StoreClosed
+from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
+    Attributes,
+    BatchHeader,
+    check_stored,
+    read_header,
+    stamp,
+)
+from mqmesh.storage.interface import (
+    BatchToPut,
+    GetResult,
+    GetStatus,
+    MessageStore,
+    PutResult,
+    PutStatus,
+    StoreConfig,
+    StoreStats,
+)
+from mqmesh.storage.producer_states import ProducerStates, StoredBatch
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+STORE_ID: Final = 1
+"""All memory stores are the same one: none outlives its process."""
+
+
+class _Queue:
+    """Batches of one queue; the lists run side by side."""
+
+    def __init__(self) -> None:
+        self.bases: list[int] = []
+        self.batches: list[bytes] = []
+        self.headers: list[BatchHeader] = []
+        self.hashes: list[frozenset[int] | tuple[int, ...]] = []
+        self.end = 0
+
+
+class MemoryStore(MessageStore):
+    """Keeps batches in lists. Everything is durable at once, until the process ends."""
+
+    def __init__(self, config: StoreConfig, *, clock: Clock) -> None:
+        """Starts empty.
+
+        Args:
+            config: Only ``max_producer_states`` and the segment size, the limit of a
+                batch, matter.
+            clock: Not looked at: the caller says when a batch is stored.
+        """
+        del clock
+        self._config = config
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._log: dict[int, bytes] = {}
+        self._end = 0
+        self._states = ProducerStates(config.max_producer_states)
+        self._put_batches = 0
+        self._put_messages = 0
+        self._duplicates = 0
+        self._closed = False
+
+    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+        """See ``MessageStore.put``."""
+        self._check_open()
+        return [self._put_one(batch, store_timestamp) for batch in batches]
+
+    def _put_one(self, batch: BatchToPut, store_timestamp: TimestampMs) -> PutResult:
+        header = batch.header
+        if header.total_size > self._config.mapped_file_size_commit_log:
+            return PutResult(
+                PutStatus.MESSAGE_ILLEGAL,
+                QueueOffset(-1),
+                CommitLogOffset(-1),
+                CommitLogOffset(-1),
+                store_timestamp,
+            )
+        if not header.attributes & Attributes.REDELIVERED:
+            twin = self._states.find(batch.topic, batch.queue_id, header)
+            if twin is not None:
+                self._duplicates += 1
+                return PutResult(
+                    PutStatus.DUPLICATE,
+                    twin.base_queue_offset,
+                    twin.commitlog_offset,
+                    twin.end_offset,
+                    twin.store_timestamp,
+                )
+        queue = self._queues.setdefault((batch.topic, batch.queue_id), _Queue())
+        start, base = self._end, queue.end
+        part = stamp(
+            header,
+            commitlog_offset=start,
+            base_queue_offset=base,
+            store_timestamp=store_timestamp,
+            epoch=1,
+            store_id=STORE_ID,
+        )
+        data = part + bytes(memoryview(batch.data)[BROKER_PART_SIZE:])
+        queue.bases.append(base)
+        queue.batches.append(data)
+        queue.headers.append(read_header(data))
+        queue.hashes.append(_hashes(batch.tag_hashes, header.message_count))
+        queue.end += header.message_count
+        self._log[start] = data
+        self._end += header.total_size
+        stored = StoredBatch(
+            header.first_sequence,
+            header.message_count,
+            QueueOffset(base),
+            CommitLogOffset(start),
+            CommitLogOffset(self._end),
+            store_timestamp,
+        )
+        self._states.note(batch.topic, batch.queue_id, header.producer_id, stored)
+        self._put_batches += 1
+        self._put_messages += header.message_count
+        return PutResult(
+            PutStatus.PUT_OK,
+            stored.base_queue_offset,
+            stored.commitlog_offset,
+            stored.end_offset,
+            store_timestamp,
+        )
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> GetResult:
+        """See ``MessageStore.get``."""
+        self._check_open()
+        queue = self._queues.get((topic, queue_id)) or _Queue()
+        end = QueueOffset(queue.end)
+        if queue_offset < 0:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, QueueOffset(0), QueueOffset(0), end)
+        if queue_offset >= end:
+            status = (
+                GetStatus.NO_NEW_MESSAGE if queue_offset == end else GetStatus.OFFSET_OVERFLOW
+            )
+            return GetResult(status, end, QueueOffset(0), end)
+        data: list[bytes] = []
+        size = count = 0
+        position = queue_offset
+        for number in range(bisect_right(queue.bases, queue_offset) - 1, len(queue.bases)):
+            batch, header = queue.batches[number], queue.headers[number]
+            hashes = queue.hashes[number][position - header.base_queue_offset :]
+            if tag_hashes is None or not tag_hashes.isdisjoint(hashes):
+                if data and size + len(batch) > max_bytes:
+                    break
+                data.append(batch)
+                size += len(batch)
+                count += header.next_queue_offset - position
+            position = header.next_queue_offset
+        status = GetStatus.FOUND if data else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, QueueOffset(position), QueueOffset(0), end, data, count)
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """See ``MessageStore.queue_bounds``."""
+        self._check_open()
+        queue = self._queues.get((topic, queue_id))
+        return QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
+        """See ``MessageStore.offset_by_time``."""
+        self._check_open()
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return QueueOffset(0)
+        number = bisect_left(queue.headers, timestamp_ms, key=lambda h: h.store_timestamp)
+        return QueueOffset(queue.bases[number] if number < len(queue.bases) else queue.end)
+
+    def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
+        """See ``MessageStore.read_at``; between two batches it is also out of range."""
+        self._check_open()
+        data = self._log.get(commitlog_offset)
+        if data is None:
+            raise OffsetOutOfRange(f"no batch begins at {commitlog_offset}; the end is {self._end}")
+        check_stored(data)
+        return data
+
+    def queues(self, topic: str) -> list[int]:
+        """See ``MessageStore.queues``."""
+        self._check_open()
+        return sorted(queue_id for name, queue_id in self._queues if name == topic)
+
+    def topics(self) -> list[str]:
+        """See ``MessageStore.topics``."""
+        self._check_open()
+        return list({name for name, _ in self._queues})
+
+    def delete_topic(self, topic: str) -> None:
+        """See ``MessageStore.delete_topic``."""
+        self._check_open()
+        for queue_id in self.queues(topic):
+            del self._queues[topic, queue_id]
+        self._states.forget_topic(topic)
+
+    def durable_offset(self) -> CommitLogOffset:
+        """See ``MessageStore.durable_offset``."""
+        self._check_open()
+        return CommitLogOffset(self._end)
+
+    def tick(self, now_ms: int) -> bool:
+        """Nothing to do."""
+        self._check_open()
+        return False
+
+    def stats(self) -> StoreStats:
+        """See ``MessageStore.stats``."""
+        self._check_open()
+        return StoreStats(
+            backend="memory",
+            max_commitlog_offset=self._end,
+            durable_offset=self._end,
+            topics=len({name for name, _ in self._queues}),
+            queues=len(self._queues),
+            put_batches=self._put_batches,
+            put_messages=self._put_messages,
+            duplicates=self._duplicates,
+            epoch=1,
+            store_id=STORE_ID,
+        )
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._closed = True
+        self._queues.clear()
+        self._log.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the memory store was closed")
+
+
+def _hashes(tag_hashes: bytes, message_count: int) -> tuple[int, ...]:
+    if len(tag_hashes) <= 8:
+        return (int.from_bytes(tag_hashes, "little"),) * message_count
+    return tuple(memoryview(tag_hashes).cast("Q"))
