@@ -1,0 +1,68 @@
+"""Settings and fixtures that every test may use."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The same examples in every run: a test that fails by luck helps nobody. Whoever hunts for new
+# failures runs `pytest --hypothesis-profile=explore`.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=100)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=5000)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop at once, with the remedy, where the package is not installed."""
+    if not _is_installed():
+        pytest.exit(
+            "mqmesh.cli cannot be imported: mqmesh is not installed here. Run `pip install -e .` "
+            "in the checkout, or let scripts/test set everything up.",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything under tests/process as slow: it starts real processes."""
+    process_tests = ROOT / "tests" / "process"
+    for item in items:
+        if process_tests in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("mqmesh.cli") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    """The top of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder tests/data, which keeps a golden file of every format version for ever."""
+    return ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def short_tmp_path() -> Iterator[Path]:
+    """An empty folder with a short path.
+
+    An ipc endpoint may have at most 107 bytes, which pytest's own tmp_path can exceed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mq-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,212 @@
+"""What must not stand in the project, and why."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+import pytest
+
+# Bytes from outside must never become code or objects of any class.
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+UNSAFE_CALLS = {"eval", "exec", "__import__"}
+UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
+
+BROAD = {"Exception", "BaseException"}
+
+# Written in pieces, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|XX" + r"X)\b")
+PRIVATE = re.compile(
+    r"\.\./sha" + r"red|/work/(sha" + r"red|tmp|main)\b|\bfa" + r"rm\b", re.IGNORECASE
+)
+
+
+def called_name(node: ast.AST) -> str:
+    """Name what a call calls: `f(…)` -> f, `a.b.f(…)` -> a.b.f; empty for anything else."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def unsafe_decoding(source: str) -> Iterator[int]:
+    """Yield lines that turn bytes into code or objects."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if any(name.partition(".")[0] in UNSAFE_MODULES for name in names):
+            yield node.lineno
+        if called_name(node) in UNSAFE_CALLS:
+            yield node.lineno
+        if isinstance(node, ast.Attribute) and node.attr in UNSAFE_METHODS:
+            yield node.lineno
+
+
+def swallowed_errors(source: str) -> Iterator[int]:
+    """Yield lines that make every error vanish: a bare except, or a broad one that does nothing."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield node.lineno
+                continue
+            types = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if BROAD & {ast.unparse(t) for t in types} and all(map(_does_nothing, node.body)):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and called_name(node).endswith("suppress"):
+            if BROAD & {ast.unparse(argument) for argument in node.args}:
+                yield node.lineno
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass | ast.Continue)
+
+
+def flushed_maps(source: str) -> Iterator[int]:
+    """Yield calls of flush in files that use mmap.
+
+    msync holds the GIL in Python's mmap, so one flush would stop the whole broker; fdatasync on the
+    file does the same work without it.
+    """
+    tree = ast.parse(source)
+    uses_mmap = any(
+        (isinstance(node, ast.Import) and any(alias.name == "mmap" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and node.module == "mmap")
+        for node in ast.walk(tree)
+    )
+    for node in ast.walk(tree):
+        if uses_mmap and called_name(node).endswith(".flush"):
+            yield node.lineno
+
+
+def unfinished_work(source: str) -> Iterator[int]:
+    """Yield comments that promise work, and code that refuses to do it."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and UNFINISHED.search(token.string):
+            yield token.start[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and node.id == "NotImplementedError":
+            yield node.lineno
+
+
+def sleeping_tests(source: str) -> Iterator[int]:
+    """Yield sleeps. A test waits for the event itself; `asyncio.sleep(0)` only yields the loop."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            if any(alias.name == "sleep" for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and called_name(node).endswith(".sleep"):
+            if called_name(node) == "asyncio.sleep" and ast.unparse(node.args[0]) == "0":
+                continue
+            if called_name(node) in {"time.sleep", "asyncio.sleep"}:
+                yield node.lineno
+
+
+def excused_tests(source: str) -> Iterator[int]:
+    """Yield skips and expected failures: a test that does not run proves nothing."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in {
+            "importorskip",
+            "skip",
+            "skipif",
+            "xfail",
+        }:
+            if ast.unparse(node.value) in {"pytest", "pytest.mark"}:
+                yield node.lineno
+
+
+def private_words(text: str) -> Iterator[int]:
+    """Yield lines that speak of the place where the project was written."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if PRIVATE.search(line):
+            yield number
+
+
+def complaints(rule, files: dict[str, str]) -> list[str]:
+    return [f"{path}:{line}" for path, source in files.items() for line in rule(source)]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [unsafe_decoding, swallowed_errors, flushed_maps, unfinished_work],
+    ids=lambda rule: rule.__name__,
+)
+def test_no_python_file_has(rule, python_files):
+    assert complaints(rule, python_files) == []
+
+
+@pytest.mark.parametrize("rule", [sleeping_tests, excused_tests], ids=lambda rule: rule.__name__)
+def test_the_tests_have_no(rule, python_files):
+    tests = {path: text for path, text in python_files.items() if path.startswith("tests/")}
+    assert complaints(rule, tests) == []
+
+
+def test_nothing_speaks_of_the_place_where_it_was_written(texts):
+    assert complaints(private_words, texts) == []
+
+
+def test_bash_scripts_stop_at_the_first_error(texts):
+    scripts = {
+        path: text
+        for path, text in texts.items()
+        if text.startswith("#!") and "bash" in text.partition("\n")[0]
+    }
+    assert scripts
+    assert [p for p, text in scripts.items() if "\nset -euo pipefail\n" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (unsafe_decoding, "import pickle"),
+        (unsafe_decoding, "from marshal import loads"),
+        (unsafe_decoding, "import shelve as s"),
+        (unsafe_decoding, "def f():\n    eval('1')"),
+        (unsafe_decoding, "exec(code)"),
+        (unsafe_decoding, "socket.recv_pyobj()"),
+        (swallowed_errors, "try:\n    f()\nexcept:\n    raise"),
+        (swallowed_errors, "try:\n    f()\nexcept Exception:\n    pass"),
+        (swallowed_errors, "try:\n    f()\nexcept (OSError, BaseException) as e:\n    ..."),
+        (
+            swallowed_errors,
+            "while 1:\n    try:\n        f()\n    except Exception:\n        continue",
+        ),
+        (swallowed_errors, "with contextlib.suppress(Exception):\n    f()"),
+        (flushed_maps, "import mmap\nview.flush()"),
+        (flushed_maps, "from mmap import mmap\nself._map.flush(0, 4096)"),
+        (unfinished_work, "x = 1  # TO" + "DO: more"),
+        (unfinished_work, "raise NotImplementedError"),
+        (unfinished_work, "raise NotImplementedError('later')"),
+        (sleeping_tests, "from time import sleep"),
+        (sleeping_tests, "time.sleep(0.1)"),
+        (sleeping_tests, "async def f():\n    await asyncio.sleep(1)"),
+        (excused_tests, "@pytest.mark.skip\ndef f(): ..."),
+        (excused_tests, "pytest.xfail('later')"),
+        (private_words, "see ../sha" + "red/spec"),
+        (private_words, "a server fa" + "rm"),
+    ],
+)
+def test_a_ban_finds_a_planted_fault(rule, source):
+    assert list(rule(source))
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (unsafe_decoding, "import msgspec\nmodel.eval()\nevaluate(1)"),
+        (swallowed_errors, "try:\n    f()\nexcept FileNotFoundError:\n    pass"),
+        (swallowed_errors, "try:\n    f()\nexcept Exception:\n    log()"),
+        (flushed_maps, "import sys\nsys.stdout.flush()"),
+        (flushed_maps, "import mmap\ndef flush():\n    os.fdatasync(fd)"),
+        (unfinished_work, "x = 1  # why"),
+        (sleeping_tests, "async def f():\n    await asyncio.sleep(0)\n    clock.sleep(3)"),
+        (excused_tests, "self.skip(3)"),
+        (private_words, "shared by all; farmers; a/shared/b"),
+    ],
+)
+def test_a_ban_leaves_good_code_alone(rule, source):
+    assert not list(rule(source))

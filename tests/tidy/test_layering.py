@@ -1,0 +1,294 @@
+"""Who may import whom: the rooms, the roles, and the few places that touch the world."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+
+import pytest
+
+# From the floor up. A room imports only what stands in its row.
+MAY_IMPORT = {
+    "base": {"base"},
+    "protocol": {"base"},
+    "filtering": {"base"},
+    "storage": {"base", "filtering"},
+    "transport": {"base", "protocol"},
+    "sdk": {"base", "protocol", "filtering", "transport"},
+    "aio": {"base", "protocol", "filtering", "transport", "sdk"},
+    "roles": {"base", "protocol", "filtering", "storage", "transport", "sdk"},
+    "testing": {"base", "protocol", "filtering", "storage", "transport", "sdk", "aio", "roles"},
+    "cli": {
+        "base",
+        "protocol",
+        "filtering",
+        "storage",
+        "transport",
+        "sdk",
+        "aio",
+        "roles",
+        "testing",
+    },
+    "spark": {"base", "storage"},
+}
+
+# A library and the one place (a module, or a package and all in it) that may import it.
+CONFINED = {
+    "zmq": "mqmesh.transport",
+    "mmap": "mqmesh.storage.mapped_file",
+    "lmdb": "mqmesh.storage.lmdb_env",
+    "click": "mqmesh.cli",
+    "rich": "mqmesh.cli",
+    "pyspark": "mqmesh.spark",
+    "pyarrow": "mqmesh.spark",
+}
+
+# In a role's folder only these files may hold sockets, files, threads and clocks.
+CARRY_OUT = {"server", "ha_link"}
+IMPURE = {
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "os",
+    "select",
+    "selectors",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+}
+
+
+def is_in(module: str, place: str) -> bool:
+    """Tell whether a module is that module or stands in that package."""
+    return module == place or module.startswith(place + ".")
+
+
+def room(module: str) -> str:
+    """Name the room of a module: `mqmesh.storage.store` -> `storage`, `mqmesh.units` -> `base`."""
+    parts = module.split(".")
+    if len(parts) > 1 and parts[1] in MAY_IMPORT:
+        return parts[1]
+    return "base"
+
+
+def role(module: str) -> str | None:
+    """Name the role whose folder a module stands in; None for the files that roles share."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["mqmesh", "roles"] and len(parts) > 3 else None
+
+
+def imports(module: str, source: str, known: set[str]) -> Iterator[str]:
+    """Yield what a module imports, down to the module: `from mqmesh.sdk import retry` included."""
+    package = module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package[: len(package) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                is_module = full in known or f"{full}.__init__" in known
+                yield full if is_module else base
+
+
+def edges(modules: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield every import of the project as (importing module, imported name)."""
+    known = set(modules)
+    for module, source in modules.items():
+        if module == "mqmesh.__init__":
+            continue  # it re-exports what users import, from all rooms
+        yield from ((module, name) for name in imports(module, source, known))
+
+
+def upward_imports(modules: dict[str, str]) -> list[str]:
+    """Find imports of a room above or beside."""
+    return [
+        f"{module} imports {name}: {room(module)} must not know {room(name)}"
+        for module, name in edges(modules)
+        if is_in(name, "mqmesh")
+        and room(name) != room(module)
+        and room(name) not in MAY_IMPORT[room(module)]
+    ]
+
+
+def imports_of_the_top(modules: dict[str, str]) -> list[str]:
+    """Find imports of `mqmesh` itself, or of cli and spark as they lie in the checkout."""
+    return [
+        f"{module} imports {name}"
+        for module, name in edges(modules)
+        if name == "mqmesh" or is_in(name, "cli") or is_in(name, "spark")
+    ]
+
+
+def role_to_role(modules: dict[str, str]) -> list[str]:
+    """Find roles that import one another, and shared files that import a role."""
+    roles = {role(module) for module in modules} - {None}
+    found = []
+    for module, name in edges(modules):
+        if is_in(module, "mqmesh.roles") and is_in(name, "mqmesh.roles"):
+            target = [*name.split("."), ""][2]
+            if target in roles and target != role(module):
+                found.append(f"{module} imports {name}")
+    return found
+
+
+def transport_in_roles(modules: dict[str, str]) -> list[str]:
+    """Find files of a role, other than server.py and ha_link.py, that import transport."""
+    return [
+        f"{module} imports {name}"
+        for module, name in edges(modules)
+        if room(module) == "roles"
+        and room(name) == "transport"
+        and module.rpartition(".")[2] not in CARRY_OUT
+    ]
+
+
+def impure_role_files(modules: dict[str, str]) -> list[str]:
+    """Find files of a role that ought to be pure but reach for a socket, file, thread or clock."""
+    pure = {m for m in modules if role(m) and m.rpartition(".")[2] not in CARRY_OUT}
+    found = [
+        f"{module} imports {name}"
+        for module, name in edges(modules)
+        if module in pure and name.partition(".")[0] in IMPURE
+    ]
+    for module in pure:
+        for node in ast.walk(ast.parse(modules[module])):
+            if isinstance(node, ast.Name) and node.id == "open":
+                found.append(f"{module}:{node.lineno} opens a file")
+    return found
+
+
+def escaped_libraries(modules: dict[str, str]) -> list[str]:
+    """Find imports of a confined library outside its place."""
+    return [
+        f"{module} imports {name}, which belongs to {place}"
+        for module, name in edges(modules)
+        for library, place in CONFINED.items()
+        if is_in(name, library) and not is_in(module, place)
+    ]
+
+
+def relative_imports(modules: dict[str, str]) -> list[str]:
+    """Find relative imports, save of siblings in cli and spark, where absolute ones are banned."""
+    found = []
+    for module, source in modules.items():
+        siblings_relative = room(module) in {"cli", "spark"}
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                inside = is_in(node.module or "", f"mqmesh.{room(module)}")
+                if node.level > (1 if siblings_relative else 0) or (siblings_relative and inside):
+                    found.append(f"{module}:{node.lineno}")
+    return found
+
+
+def busy_package_files(modules: dict[str, str]) -> list[str]:
+    """Find `__init__.py` files that are more than a docstring."""
+    found = []
+    for module, source in modules.items():
+        if module.endswith(".__init__") and module != "mqmesh.__init__":
+            tree = ast.parse(source)
+            if len(tree.body) != 1 or not ast.get_docstring(tree):
+                found.append(module)
+    return found
+
+
+def cycles(modules: dict[str, str]) -> list[str]:
+    """Find one circle of imports, if there is any."""
+    graph: dict[str, set[str]] = {}
+    for module, name in edges(modules):
+        target = f"{name}.__init__" if f"{name}.__init__" in modules else name
+        if target in modules and target != module:
+            graph.setdefault(module, set()).add(target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(error.args[1])]
+    return []
+
+
+RULES = [
+    upward_imports,
+    imports_of_the_top,
+    role_to_role,
+    transport_in_roles,
+    impure_role_files,
+    escaped_libraries,
+    relative_imports,
+    busy_package_files,
+    cycles,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_project_obeys(rule, modules):
+    assert rule(modules) == []
+
+
+PROJECT = {
+    "mqmesh.__init__": "from mqmesh.sdk.producer import Producer",
+    "mqmesh.units": "import enum",
+    "mqmesh.sdk.__init__": '"""Docstring."""',
+    "mqmesh.sdk.producer": "from mqmesh.transport.client import CommandClient",
+    "mqmesh.storage.store": "import mqmesh.units",
+    "mqmesh.storage.mapped_file": "import mmap",
+    "mqmesh.transport.client": "import zmq\nfrom mqmesh import units",
+    "mqmesh.roles.process": "import time",
+    "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.client import CommandClient",
+    "mqmesh.roles.broker.handlers.send": "from mqmesh.roles.broker import topics",
+    "mqmesh.roles.broker.topics": "from mqmesh.roles.process import x",
+    "mqmesh.roles.namesrv.route_table": "import enum",
+    "mqmesh.cli.main": "import click\nfrom . import topic",
+    "mqmesh.cli.topic": "from mqmesh.sdk.producer import Producer",
+    "mqmesh.spark.archive": "import pyspark\nfrom mqmesh.storage.store import x",
+}
+
+FAULTS = [
+    (upward_imports, "mqmesh.units", "from mqmesh.protocol.codes import x"),
+    (upward_imports, "mqmesh.storage.store", "from mqmesh.protocol.codes import x"),
+    (upward_imports, "mqmesh.storage.store", "def f():\n    import mqmesh.transport.client"),
+    (upward_imports, "mqmesh.sdk.producer", "from mqmesh.storage import store"),
+    (upward_imports, "mqmesh.filtering.tags", "from mqmesh.protocol import codes"),
+    (upward_imports, "mqmesh.spark.archive", "from mqmesh.sdk.producer import Producer"),
+    (upward_imports, "mqmesh.testing.cluster", "from mqmesh.cli.main import main"),
+    (imports_of_the_top, "mqmesh.sdk.producer", "from mqmesh import Producer"),
+    (imports_of_the_top, "mqmesh.sdk.producer", "import mqmesh"),
+    (imports_of_the_top, "mqmesh.testing.cluster", "import cli.main"),
+    (role_to_role, "mqmesh.roles.broker.topics", "from mqmesh.roles.namesrv import route_table"),
+    (role_to_role, "mqmesh.roles.broker.topics", "from mqmesh.roles import namesrv"),
+    (role_to_role, "mqmesh.roles.process", "from mqmesh.roles.broker.topics import x"),
+    (transport_in_roles, "mqmesh.roles.broker.handlers.send", "import mqmesh.transport.client"),
+    (transport_in_roles, "mqmesh.roles.process", "from mqmesh.transport import client"),
+    (impure_role_files, "mqmesh.roles.broker.topics", "from time import monotonic"),
+    (impure_role_files, "mqmesh.roles.broker.topics", "import os.path"),
+    (impure_role_files, "mqmesh.roles.broker.handlers.send", "x = open('f')"),
+    (escaped_libraries, "mqmesh.roles.broker.server", "import zmq.utils"),
+    (escaped_libraries, "mqmesh.storage.store", "from mmap import mmap"),
+    (escaped_libraries, "mqmesh.storage.store", "import lmdb"),
+    (escaped_libraries, "mqmesh.sdk.producer", "import click"),
+    (escaped_libraries, "mqmesh.storage.store", "import pyspark"),
+    (relative_imports, "mqmesh.sdk.producer", "from .retry import x"),
+    (relative_imports, "mqmesh.cli.main", "from ..sdk import producer"),
+    (relative_imports, "mqmesh.cli.main", "from mqmesh.cli.topic import x"),
+    (busy_package_files, "mqmesh.sdk.__init__", '"""Docstring."""\nimport enum'),
+    (busy_package_files, "mqmesh.sdk.__init__", ""),
+    (cycles, "mqmesh.cli.topic", "from .main import main"),
+    (cycles, "mqmesh.roles.broker.topics", "from mqmesh.roles.broker.handlers import send"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_accepts_a_tidy_project(rule):
+    assert rule(PROJECT) == []
+
+
+@pytest.mark.parametrize(("rule", "module", "source"), FAULTS)
+def test_a_rule_finds_a_planted_fault(rule, module, source):
+    known = dict.fromkeys(["mqmesh.roles.namesrv.__init__", "mqmesh.protocol.codes"], '"""Doc."""')
+    assert rule({**PROJECT, **known, module: source})
