@@ -38,7 +38,7 @@ class _Queue:
         self.bases: list[int] = []
         self.batches: list[bytes] = []
         self.headers: list[BatchHeader] = []
-        self.hashes: list[frozenset[int] | tuple[int, ...]] = []
+        self.hashes: list[tuple[int, ...]] = []
         self.end = 0
 
 
@@ -143,9 +143,7 @@ class MemoryStore(MessageStore):
         if queue_offset < 0:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, QueueOffset(0), QueueOffset(0), end)
         if queue_offset >= end:
-            status = (
-                GetStatus.NO_NEW_MESSAGE if queue_offset == end else GetStatus.OFFSET_OVERFLOW
-            )
+            status = GetStatus.NO_NEW_MESSAGE if queue_offset == end else GetStatus.OFFSET_OVERFLOW
             return GetResult(status, end, QueueOffset(0), end)
         data: list[bytes] = []
         size = count = 0
