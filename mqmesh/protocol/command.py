@@ -20,6 +20,7 @@ struct; array elements that this version does not know are ignored.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -69,6 +70,32 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     def is_oneway(self) -> bool:
         """True for a request that wants no response."""
         return bool(self.flags & ONEWAY)
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """A request as a server's handler sees it.
+
+    Attributes:
+        peer: Routing id of the connection it came by; good for answering, not an identity.
+        command: The decoded frame.
+    """
+
+    peer: bytes
+    command: Command
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What a handler answers at once; handlers that answer later return None instead.
+
+    Attributes:
+        header: Encoded header.
+        body: What follows it, in pieces.
+        code: Response code.
+    """
+
+    header: bytes = b""
+    body: Sequence[bytes | memoryview] = ()
+    code: int = 0
 
 
 class ErrorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -143,6 +170,15 @@ def encode_header(header: msgspec.Struct) -> bytes:
         return _encoder.encode(header)
     except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as error:
         raise LocalProtocolError(f"{type(header).__name__} cannot be encoded: {error}") from error
+
+
+def reply_with(header: msgspec.Struct) -> Reply:
+    """A successful answer of nothing but a header."""
+    return Reply(encode_header(header))
+
+
+EMPTY_REPLY: Final = Reply()
+"""Success, and nothing to say."""
 
 
 def decode_header(kind: type[_T], data: bytes | memoryview) -> _T:

@@ -123,7 +123,7 @@ def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
     """
     if not header or len(header) % _ENTRY.size:
         raise RemoteProtocolError(f"a send response of {len(header)} bytes is no array of entries")
-    entries = list(_ENTRY.iter_unpack(header))
+    entries: list[tuple[int, int, int, int, int, int]] = list(_ENTRY.iter_unpack(header))
     if not len(body):
         return [BatchOutcome(*entry) for entry in entries]
     try:
@@ -132,4 +132,6 @@ def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
         raise RemoteProtocolError(f"remarks of a send response: {error}") from error
     if len(remarks) != len(entries):
         raise RemoteProtocolError(f"{len(remarks)} remarks for {len(entries)} batches")
-    return [BatchOutcome(*entry, remark) for entry, remark in zip(entries, remarks, strict=True)]
+    return [
+        BatchOutcome(*entry, remark=remark) for entry, remark in zip(entries, remarks, strict=True)
+    ]

@@ -1,0 +1,248 @@
+"""Answers commands on a ROUTER socket, and knows when a peer is gone."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+
+from mqmesh.errors import LocalProtocolError, MQMeshError, RemoteProtocolError, UnsupportedCommand
+from mqmesh.protocol.codes import code_of
+from mqmesh.protocol.command import (
+    MAX_REMARK_CHARACTERS,
+    ONEWAY,
+    RESPONSE,
+    ErrorHeader,
+    Reply,
+    Request,
+    decode_frame,
+    encode_frame,
+    encode_header,
+    peek_opaque,
+)
+from mqmesh.transport import sockets
+from mqmesh.transport.loop import EventLoop
+
+FRAMES_PER_TICK: Final = 256
+"""Requests served in one turn, so that timers and other sockets get theirs."""
+BACKLOG_BYTES_PER_PEER: Final = 64 * 1024 * 1024
+"""Answers kept for a peer that reads slowly; beyond it they are dropped and counted."""
+MAX_PEERS: Final = 65_536
+
+Handler = Callable[[Request], Reply | None]
+
+_log = logging.getLogger(__name__)
+
+
+class CommandServer:
+    """Serves requests of many peers in the loop's thread.
+
+    A handler returns its answer, or None if it will call ``reply`` later. What it raises
+    becomes an error response: an ``MQMeshError`` by the table in ``protocol.codes``, anything
+    else, being a bug, SYSTEM_ERROR and a traceback in the log.
+
+    Args:
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        handlers: Handler by request code.
+        on_disconnect: Told the routing id of a peer whose connection broke.
+    """
+
+    def __init__(
+        self,
+        context: sockets.Context,
+        loop: EventLoop,
+        handlers: Mapping[int, Handler],
+        on_disconnect: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._handlers = handlers
+        self._on_disconnect = on_disconnect
+        self._socket = sockets.router(context)
+        self._monitor = sockets.monitor(self._socket)
+        self._peer_of_descriptor: dict[int, bytes] = {}
+        self._peers: dict[bytes, int] = {}
+        self._backlog: dict[bytes, deque[bytes]] = {}
+        self._backlog_bytes: dict[bytes, int] = {}
+        self.malformed_frames = 0
+        self.dropped_replies = 0
+        self.requests = 0
+        loop.add(self._socket, self._on_readable)
+        loop.add(self._monitor, self._on_monitor)
+        self._retry = loop.call_every(10, self._flush_backlog)
+
+    @property
+    def peer_count(self) -> int:
+        """Connections that sent something and are still there."""
+        return len(self._peers)
+
+    def bind(self, endpoint: str) -> str:
+        """Listens on an endpoint.
+
+        Args:
+            endpoint: ``tcp://host:port`` (port ``*`` or 0 takes a free one) or ``ipc://path``.
+
+        Returns:
+            The endpoint with the real port.
+
+        Raises:
+            OSError: It is taken or may not be used.
+        """
+        try:
+            self._socket.bind(
+                endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint
+            )
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def reply(self, request: Request, reply: Reply) -> None:
+        """Answers a request; nothing is sent for a oneway one."""
+        command = request.command
+        if command.flags & ONEWAY:
+            return
+        try:
+            frame = encode_frame(
+                reply.code, command.opaque, *reply.body, header=reply.header, flags=RESPONSE
+            )
+        except LocalProtocolError as error:
+            self.fail(request, error)
+            return
+        self._send(request.peer, frame)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """Answers a request with an error."""
+        self._fail(request.peer, request.command.opaque, request.command.flags, error)
+
+    def notify(self, peer: bytes, code: int, header: bytes) -> None:
+        """Sends a peer a oneway command of the server's own."""
+        self._send(peer, encode_frame(code, 0, header=header, flags=ONEWAY))
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._retry.cancel()
+        self._loop.remove(self._socket)
+        self._loop.remove(self._monitor)
+        sockets.close(self._socket, self._monitor)
+
+    def _on_readable(self) -> None:
+        socket = self._socket
+        for _ in range(FRAMES_PER_TICK):
+            try:
+                peer = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # Not copied: bodies are large, and the frame tells which connection it came by.
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            if peer not in self._peers:
+                self._meet(peer, frame)
+            if frame.more:
+                self._skip_rest()
+                self._refuse(peer, None, "a message has more than one frame")
+                continue
+            self._serve(peer, frame.buffer)
+
+    def _serve(self, peer: bytes, frame: memoryview) -> None:
+        self.requests += 1
+        try:
+            command = decode_frame(frame)
+        except RemoteProtocolError as error:
+            self._refuse(peer, peek_opaque(frame), str(error))
+            return
+        handler = self._handlers.get(command.code)
+        request = Request(peer, command)
+        try:
+            if command.flags & RESPONSE:
+                raise RemoteProtocolError("a response to nothing that was asked")
+            if handler is None:
+                raise UnsupportedCommand(f"request code {command.code} is not served here")
+            reply = handler(request)
+        except MQMeshError as error:
+            self._fail(peer, command.opaque, command.flags, error)
+        except Exception as error:
+            _log.exception("request code %d failed", command.code)
+            self._fail(peer, command.opaque, command.flags, error)
+        else:
+            if reply is not None:
+                self.reply(request, reply)
+
+    def _refuse(self, peer: bytes, opaque: int | None, remark: str) -> None:
+        self.malformed_frames += 1
+        _log.warning("malformed frame from a peer: %s (%d so far)", remark, self.malformed_frames)
+        if opaque is not None:
+            self._fail(peer, opaque, 0, RemoteProtocolError(remark))
+
+    def _fail(self, peer: bytes, opaque: int, flags: int, error: Exception) -> None:
+        if flags & (ONEWAY | RESPONSE):
+            return
+        if isinstance(error, MQMeshError):
+            remark = str(error)
+        else:
+            # The text of a bug may hold anything; it belongs into our log only.
+            remark = f"internal error ({type(error).__name__}); see the server's log"
+        header = ErrorHeader(
+            remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
+            getattr(error, "retry_after_ms", 0),
+        )
+        code = getattr(error, "code", None) or code_of(error)
+        frame = encode_frame(code, opaque, header=encode_header(header), flags=RESPONSE)
+        self._send(peer, frame)
+
+    def _send(self, peer: bytes, frame: bytes) -> None:
+        if peer in self._backlog or not self._try_send(peer, frame):
+            self._keep(peer, frame)
+
+    def _try_send(self, peer: bytes, frame: bytes) -> bool:
+        try:
+            self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.dropped_replies += 1  # the peer is gone: its request has a deadline of its own
+        return True
+
+    def _keep(self, peer: bytes, frame: bytes) -> None:
+        size = self._backlog_bytes.get(peer, 0) + len(frame)
+        if size > BACKLOG_BYTES_PER_PEER:
+            self.dropped_replies += 1
+            return
+        self._backlog_bytes[peer] = size
+        self._backlog.setdefault(peer, deque()).append(frame)
+
+    def _flush_backlog(self) -> None:
+        for peer in list(self._backlog):
+            waiting = self._backlog[peer]
+            while waiting and self._try_send(peer, waiting[0]):
+                self._backlog_bytes[peer] -= len(waiting.popleft())
+            if not waiting:
+                del self._backlog[peer], self._backlog_bytes[peer]
+
+    def _skip_rest(self) -> None:
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv(zmq.NOBLOCK, copy=False)
+
+    def _meet(self, peer: bytes, frame: zmq.Frame) -> None:
+        # Events of a descriptor's former owner were queued before this connection's first
+        # frame; they must be read before the descriptor gets its new owner.
+        self._on_monitor()
+        if len(self._peers) >= MAX_PEERS:
+            return
+        descriptor = int(frame.get(zmq.SRCFD))
+        self._peer_of_descriptor[descriptor] = peer
+        self._peers[peer] = descriptor
+
+    def _on_monitor(self) -> None:
+        for event, descriptor in sockets.read_monitor(self._monitor):
+            if event != zmq.EVENT_DISCONNECTED:
+                continue
+            peer = self._peer_of_descriptor.pop(descriptor, None)
+            if peer is None:
+                continue
+            self._peers.pop(peer, None)
+            self._backlog.pop(peer, None)
+            self._backlog_bytes.pop(peer, None)
+            if self._on_disconnect is not None:
+                self._on_disconnect(peer)

@@ -1,0 +1,140 @@
+"""Makes every ZeroMQ socket of mqmesh, with its limits set before bind or connect.
+
+There is no other way to make a socket, so none is without heartbeats, a
+handshake timeout, a frame limit and bounded water marks.
+"""
+
+import struct
+from typing import Any, Final
+
+import zmq
+
+from mqmesh.errors import ConfigError
+from mqmesh.protocol.command import MAX_FRAME_BYTES
+
+LINGER_MS: Final = 200
+"""How long a closing socket tries to hand over what it has; correctness never rests on it."""
+HEARTBEAT_INTERVAL_MS: Final = 500
+HEARTBEAT_TIMEOUT_MS: Final = 1_500
+"""A silent connection is given up after this; so a dead peer is known in under 2 s."""
+HANDSHAKE_TIMEOUT_MS: Final = 5_000
+RECONNECT_MS: Final = 100
+RECONNECT_MAX_MS: Final = 1_000
+HIGH_WATER_MARK: Final = 1_000
+"""Frames a socket queues for one peer, each way."""
+
+MINIMUM_LIBZMQ: Final = (4, 3, 3)
+"""Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
+
+_EVENT = struct.Struct("=HI")
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Any]
+
+
+def new_context() -> Context:
+    """A ZeroMQ context with one I/O thread.
+
+    Raises:
+        ConfigError: libzmq is older than ``MINIMUM_LIBZMQ``.
+    """
+    if zmq.zmq_version_info() < MINIMUM_LIBZMQ:
+        raise ConfigError(
+            f"libzmq {zmq.zmq_version()} is too old; mqmesh needs "
+            f"{'.'.join(map(str, MINIMUM_LIBZMQ))} or later"
+        )
+    context: Context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 4_096)
+    return context
+
+
+def router(context: Context) -> Socket:
+    """A socket that answers many peers; bind it."""
+    socket = _socket(context, zmq.ROUTER)
+    # Without it a reply to a peer that is gone, or full, would vanish silently.
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    return socket
+
+
+def dealer(context: Context) -> Socket:
+    """A socket that asks one server; connect it."""
+    socket = _socket(context, zmq.DEALER)
+    # Requests wait in our own bounded queue, never behind a connection that is not there.
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    return socket
+
+
+def publisher(context: Context) -> Socket:
+    """A socket for hints that may be lost; bind it."""
+    return _socket(context, zmq.PUB)
+
+
+def subscriber(context: Context) -> Socket:
+    """A socket that hears every hint of the publishers it connects to."""
+    socket = _socket(context, zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    return socket
+
+
+def _socket(context: Context, kind: int) -> Socket:
+    socket: Socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    socket.setsockopt(zmq.BACKLOG, 1_024)
+    return socket
+
+
+def monitor(socket: Socket) -> Socket:
+    """The socket on which ``socket`` tells of connections made and broken."""
+    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+    watcher: Socket = socket.get_monitor_socket(events)
+    watcher.setsockopt(zmq.LINGER, 0)
+    return watcher
+
+
+def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
+    """Takes all waiting events off a monitor.
+
+    Returns:
+        Event and value; the value of a disconnect is the connection's descriptor.
+    """
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            parts = watcher.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return found
+        found.append(_EVENT.unpack(parts[0]))
+
+
+def close(socket: Socket, watcher: Socket | None = None) -> None:
+    """Closes a socket and its monitor."""
+    if watcher is not None:
+        socket.disable_monitor()
+        watcher.close(0)
+    socket.close()
+
+
+def zmq_endpoint(address: str) -> str:
+    """The endpoint of an address as users write it.
+
+    Args:
+        address: ``host:port``, or any endpoint such as ``ipc://path``.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if "://" in address:
+        return address
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not (port == "*" or port.isdigit()):
+        raise ConfigError(f"address {address!r} is not of the form host:port")
+    return f"tcp://{address}"
