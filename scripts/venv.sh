@@ -32,10 +32,12 @@ venv_stamp() {
     cat "$ROOT/setup.cfg" "$ROOT/pyproject.toml" | cksum
 }
 
+# Who asks for no extras is content with the developers' environment too.
 venv_is_current() {
-    [ -f "$VENV/.mqmesh-stamp" ] &&
-        [ "$(cat "$VENV/.mqmesh-stamp")" = "$(venv_stamp "$1")" ] &&
-        "$VENV/bin/python" -c 'import mqmesh.cli' 2>/dev/null
+    local stamp
+    stamp="$(cat "$VENV/.mqmesh-stamp" 2>/dev/null)" || return 1
+    [ "$stamp" = "$(venv_stamp "$1")" ] || [ "$1:$stamp" = ":$(venv_stamp dev)" ] || return 1
+    "$VENV/bin/python" -c 'import mqmesh.cli' 2>/dev/null
 }
 
 build_venv() {
@@ -54,7 +56,8 @@ build_venv() {
     venv_stamp "$extras" >"$VENV/.mqmesh-stamp"
 }
 
-# ensure_venv EXTRAS: afterwards $VENV/bin holds mqmesh with these extras, installed editable.
+# ensure_venv EXTRAS: afterwards $VENV/bin holds mqmesh with these extras (may be ""), installed
+# editable, and the current folder is the checkout.
 # A lock makes two scripts that start together build it once.
 ensure_venv() {
     # From the checkout's root the folder mqmesh/ would shadow the installed package.
