@@ -1,0 +1,378 @@
+"""The engine below every producer and consumer: one thread, routes, connections, heartbeats."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from mqmesh.errors import (
+    ClientClosed,
+    MQMeshError,
+    NoRoute,
+    RemoteProtocolError,
+    RequestTimeout,
+    TopicNotFound,
+)
+from mqmesh.host import host_id
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.membership import HeartbeatRequest, UnregisterClientRequest
+from mqmesh.protocol.route import BrokerAddress, GetRouteRequest, RouteHint, TopicRoute
+from mqmesh.sdk.namesrv_link import NamesrvLink
+from mqmesh.sdk.options import ClientOptions, new_client_id
+from mqmesh.sdk.route_cache import RouteCache
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient, OnDone
+from mqmesh.transport.loop import EventLoop
+
+CLOSE_TIMEOUT_S: Final = 1.5
+
+OnRoute = Callable[[TopicRoute | MQMeshError], None]
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class ClientEngine:
+    """Routes, connections and heartbeats of one client, in one thread of its own.
+
+    Methods are for the engine's own thread, where all callbacks come, unless they say
+    otherwise.
+
+    Args:
+        options: Settings.
+        heartbeat: Makes the heartbeat that brokers get; called in the engine's thread.
+        on_routes: Told the topics whose routes changed.
+        on_command: Told of commands that a broker sends by itself, with the broker's name.
+        on_broker: Told when the connection to a broker was made or broke.
+    """
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        *,
+        heartbeat: Callable[[], HeartbeatRequest],
+        on_routes: Callable[[set[str]], None] | None = None,
+        on_command: Callable[[str, Command], None] | None = None,
+        on_broker: Callable[[str, bool], None] | None = None,
+    ) -> None:
+        self._addresses = options.namesrv_addresses()
+        self.options = options
+        self.client_id = new_client_id(options)
+        self.routes = RouteCache()
+        self.loop = EventLoop()
+        self.context = sockets.new_context()
+        self._heartbeat = heartbeat
+        self._on_routes = on_routes
+        self._on_command = on_command
+        self._on_broker = on_broker
+        self._brokers: dict[str, CommandClient] = {}
+        self._topics: set[str] = set()
+        self._asking: dict[str, list[OnRoute]] = {}
+        self._host_id = host_id()
+        self._link: NamesrvLink | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # ---- Life; from any thread -------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the engine's thread; from any thread, once."""
+        self._link = NamesrvLink(
+            self.context,
+            self.loop,
+            self._addresses,
+            timeout_ms=self.options.namesrv_timeout_ms,
+            on_hint=self._take_hint,
+            on_connected=lambda: self.refresh(self._topics),
+        )
+        self.loop.call_every(
+            self.options.poll_name_server_interval_ms, lambda: self.refresh(self._topics)
+        )
+        self.loop.call_every(self.options.missing_route_interval_ms, self._refresh_missing)
+        self.loop.call_every(self.options.heartbeat_broker_interval_ms, self.heartbeat_now)
+        self._thread = threading.Thread(
+            target=self._run, name=f"mqmesh-{self.client_id}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leaves all groups, closes all connections and ends the thread; from any thread.
+
+        Takes no longer than about two seconds, also while brokers are down.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        thread = self._thread
+        if thread is None:
+            self._release()
+            return
+        self.loop.stop()
+        if thread is not threading.current_thread():
+            thread.join(CLOSE_TIMEOUT_S)
+            if thread.is_alive():
+                _log.error("the client's thread did not end within %s s", CLOSE_TIMEOUT_S)
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``; from any thread."""
+        return self._closed
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Calls back in the engine's thread, soon; from any thread.
+
+        Raises:
+            ClientClosed: The client is closed.
+        """
+        self._check_open()
+        self.loop.call_soon_threadsafe(callback)
+
+    def call(
+        self, function: Callable[[Callable[[_T | MQMeshError], None]], None], timeout_ms: int
+    ) -> _T:
+        """Runs something in the engine's thread and waits for its outcome; from other threads.
+
+        Args:
+            function: Gets a callback, which it must call once, now or later.
+            timeout_ms: How long to wait.
+
+        Raises:
+            RequestTimeout: The callback was not called in time.
+            MQMeshError: What the callback was called with.
+        """
+        assert not self.loop.in_loop_thread, "it would wait for itself"
+        done = threading.Event()
+        outcome: list[_T | MQMeshError] = []
+
+        def finish(value: _T | MQMeshError) -> None:
+            outcome.append(value)
+            done.set()
+
+        self.post(lambda: function(finish))
+        if not done.wait(timeout_ms / 1_000):
+            raise RequestTimeout(f"no outcome within {timeout_ms} ms")
+        value = outcome[0]
+        if isinstance(value, MQMeshError):
+            raise value
+        return value
+
+    def wait_route(self, topic: str, timeout_ms: int) -> TopicRoute:
+        """The route of a topic, asked for if it is not known; from other threads.
+
+        Raises:
+            NoRoute: No name server knows the topic, or none answered.
+        """
+        route = self.routes.route(topic)
+        if route is not None:
+            return route
+
+        def ask(done: OnRoute) -> None:
+            self.find_route(topic, done)
+
+        try:
+            return self.call(ask, timeout_ms)
+        except (TopicNotFound, RequestTimeout) as error:
+            raise NoRoute(
+                f"no route for topic {topic!r} from name servers {self.options.namesrv_addr}: {error}"
+            ) from error
+
+    def endpoint(self, broker_name: str) -> str:
+        """The best endpoint of a broker group's master; from any thread.
+
+        Raises:
+            NoRoute: The group, or its master, is not known.
+        """
+        address = self.routes.address(broker_name)
+        if address is None:
+            raise NoRoute(f"no address is known of the master of broker group {broker_name!r}")
+        return choose_endpoint(address, self._host_id if self.options.use_ipc else None)
+
+    # ---- Routes ----------------------------------------------------------------------
+
+    def find_route(self, topic: str, on_done: OnRoute) -> None:
+        """Asks for a topic's route and keeps it fresh from now on.
+
+        Args:
+            topic: Topic.
+            on_done: Told the route, or ``TopicNotFound``, or why no name server answered.
+        """
+        self._topics.add(topic)
+        asking = self._asking.get(topic)
+        if asking is not None:
+            asking.append(on_done)
+            return
+        assert self._link is not None
+        self._asking[topic] = [on_done]
+        self._link.request(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            encode_header(GetRouteRequest(topic)),
+            lambda answer: self._take_route(topic, answer),
+        )
+
+    def refresh(self, topics: Iterable[str]) -> None:
+        """Asks for routes again."""
+        for topic in list(topics):
+            self.find_route(topic, _ignore)
+
+    def forget_topic(self, topic: str) -> None:
+        """Stops refreshing a topic."""
+        self._topics.discard(topic)
+
+    # ---- Brokers ---------------------------------------------------------------------
+
+    def broker(self, broker_name: str) -> CommandClient:
+        """The connection to a broker group's master, made if there is none.
+
+        Raises:
+            NoRoute: The group, or its master, is not known.
+            ClientClosed: The client is closed.
+        """
+        self._check_open()
+        endpoint = self.endpoint(broker_name)
+        client = self._brokers.get(broker_name)
+        if client is not None:
+            if client.endpoint == endpoint:
+                return client
+            # The broker came back elsewhere; what waited for the old place fails and is retried.
+            del self._brokers[broker_name]
+            client.close()
+        client = CommandClient(
+            self.context,
+            self.loop,
+            endpoint,
+            on_command=lambda command: self._take_command(broker_name, command),
+            on_connection=lambda up: self._connection(broker_name, up),
+        )
+        self._brokers[broker_name] = client
+        return client
+
+    def request(
+        self,
+        broker_name: str,
+        code: int,
+        on_done: OnDone,
+        *parts: bytes | memoryview,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Asks a broker group's master; every outcome, bad or good, goes to ``on_done``."""
+        try:
+            client = self.broker(broker_name)
+            client.request(code, on_done, *parts, header=header, timeout_ms=timeout_ms)
+        except MQMeshError as error:
+            self.loop.call_later(0, lambda error=error: on_done(error))  # type: ignore[misc]
+
+    def is_unreachable(self, broker_name: str) -> bool:
+        """True when the connection to a broker broke or could not be made."""
+        client = self._brokers.get(broker_name)
+        return client is not None and client.unreachable
+
+    def heartbeat_now(self) -> None:
+        """Sends a heartbeat to every connected broker."""
+        for name, client in self._brokers.items():
+            if client.connected:
+                self._send_heartbeat(name, client)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client is closed")
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        header = encode_header(UnregisterClientRequest(self.client_id))
+        for client in self._brokers.values():
+            if client.connected:
+                try:
+                    client.oneway(RequestCode.UNREGISTER_CLIENT, header=header)
+                except MQMeshError as error:
+                    _log.warning("could not take leave of %s: %s", client.endpoint, error)
+            client.close()
+        if self._link is not None:
+            self._link.close()
+        self.loop.close()
+        self.context.destroy(linger=sockets.LINGER_MS)
+
+    def _take_hint(self, hint: RouteHint) -> None:
+        missing = [topic for topic in self._topics if self.routes.route(topic) is None]
+        self.refresh({*self.routes.concerned(hint), *missing} & self._topics)
+
+    def _refresh_missing(self) -> None:
+        self.refresh([topic for topic in self._topics if self.routes.route(topic) is None])
+
+    def _take_route(self, topic: str, answer: Command | MQMeshError) -> None:
+        asking = self._asking.pop(topic, [])
+        outcome: TopicRoute | MQMeshError
+        if isinstance(answer, MQMeshError):
+            outcome = answer
+        else:
+            try:
+                outcome = decode_header(TopicRoute, answer.header)
+            except RemoteProtocolError as error:
+                outcome = error
+        if isinstance(outcome, TopicRoute) and self.routes.update(outcome):
+            self._drop_moved()
+            if self._on_routes is not None:
+                self._on_routes({topic})
+        for on_done in asking:
+            on_done(outcome)
+
+    def _drop_moved(self) -> None:
+        for name, client in list(self._brokers.items()):
+            address = self.routes.address(name)
+            if address is not None and self.endpoint(name) != client.endpoint:
+                self.broker(name)
+
+    def _take_command(self, broker_name: str, command: Command) -> None:
+        if self._on_command is not None:
+            self._on_command(broker_name, command)
+
+    def _connection(self, broker_name: str, up: bool) -> None:
+        client = self._brokers.get(broker_name)
+        if client is None or self._closed:
+            return
+        if up:
+            self._send_heartbeat(broker_name, client)
+        else:
+            _log.info("the connection to broker %s (%s) broke", broker_name, client.endpoint)
+            self.refresh(self._topics)
+        if self._on_broker is not None:
+            self._on_broker(broker_name, up)
+
+    def _send_heartbeat(self, broker_name: str, client: CommandClient) -> None:
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError) and not self._closed:
+                _log.warning("heartbeat to broker %s: %s", broker_name, answer)
+
+        client.request(
+            RequestCode.HEART_BEAT,
+            done,
+            header=encode_header(self._heartbeat()),
+            timeout_ms=self.options.heartbeat_broker_interval_ms,
+        )
+
+
+def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:
+    """The endpoint to reach a broker by.
+
+    Args:
+        address: What the broker announced.
+        own_host_id: This machine, or None to avoid Unix sockets.
+
+    Returns:
+        Its Unix socket if it is on this machine and may be written to, else its TCP endpoint.
+    """
+    if address.ipc and address.host_id == own_host_id and os.access(address.ipc, os.W_OK):
+        return f"ipc://{address.ipc}"
+    return sockets.zmq_endpoint(address.tcp)
+
+
+def _ignore(_outcome: TopicRoute | MQMeshError) -> None:
+    """For those who do not ask but want the cache refreshed."""

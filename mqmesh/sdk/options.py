@@ -1,0 +1,63 @@
+"""Settings that every client has."""
+
+import os
+import secrets
+import socket
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+
+DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
+"""Where ``mqmesh up`` puts its name servers."""
+
+Ms = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a client finds brokers and keeps in touch with them.
+
+    Attributes:
+        namesrv_addr: ``host:port`` of each name server, separated by semicolons.
+        instance_name: Part of the client id, for the administrator's eyes.
+        poll_name_server_interval_ms: Routes are asked for again after this, as the safety
+            net below the name servers' hints.
+        missing_route_interval_ms: The same while a topic has no route.
+        heartbeat_broker_interval_ms: Between heartbeats to brokers in use.
+        namesrv_timeout_ms: For one answer of one name server, before the next one is asked.
+        use_ipc: Prefer a broker's Unix socket when it runs on this machine.
+    """
+
+    namesrv_addr: str = DEFAULT_NAMESRV
+    instance_name: str = "DEFAULT"
+    poll_name_server_interval_ms: Ms = 30_000
+    missing_route_interval_ms: Ms = 1_000
+    heartbeat_broker_interval_ms: Ms = 30_000
+    namesrv_timeout_ms: Ms = 1_000
+    use_ipc: bool = True
+
+    def namesrv_addresses(self) -> list[str]:
+        """The addresses, one by one.
+
+        Raises:
+            InvalidArgument: There is none, or one is not of the form host:port.
+        """
+        found = [part.strip() for part in self.namesrv_addr.split(";") if part.strip()]
+        if not found:
+            raise InvalidArgument("namesrv_addr names no name server; give host:port;host:port")
+        for address in found:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise InvalidArgument(f"name server {address!r} is not of the form host:port")
+        return found
+
+
+def new_client_id(options: ClientOptions) -> str:
+    """An id that no other client has: host, process, instance name and chance."""
+    return f"{born_host()}@{options.instance_name}#{secrets.token_hex(6)}"
+
+
+def born_host() -> str:
+    """This process as messages name it: ``host:pid``."""
+    return f"{socket.gethostname()[:64]}:{os.getpid()}"

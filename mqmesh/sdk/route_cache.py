@@ -1,0 +1,85 @@
+"""What a client knows of routes. Pure: routes in, queues and addresses out."""
+
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, RouteHint, TopicRoute
+
+MASTER_ID = 0
+
+
+class RouteCache:
+    """Topic routes, and the queues that follow from them.
+
+    A route that was known once is never forgotten because a name server does not know it:
+    a restarted name server is empty, and an empty registry does not mean that there are no
+    topics. Brokers themselves say when a topic is gone.
+    """
+
+    def __init__(self) -> None:
+        self._routes: dict[str, TopicRoute] = {}
+        self._publish: dict[str, tuple[MessageQueue, ...]] = {}
+        self._subscribe: dict[str, tuple[MessageQueue, ...]] = {}
+        self._brokers: dict[str, BrokerData] = {}
+
+    def update(self, route: TopicRoute) -> bool:
+        """Takes a fresh route.
+
+        Returns:
+            True when it differs from the one known.
+        """
+        for broker in route.brokers:
+            self._brokers[broker.broker_name] = broker
+        if self._routes.get(route.topic) == route:
+            return False
+        self._routes[route.topic] = route
+        masters = {one.broker_name for one in route.brokers if MASTER_ID in one.addresses}
+        self._publish[route.topic] = tuple(
+            MessageQueue(route.topic, data.broker_name, queue_id)
+            for data in sorted(route.queues, key=lambda one: one.broker_name)
+            if data.perm & Perm.WRITE and (data.broker_name in masters or route.order)
+            for queue_id in range(data.write_queue_nums)
+        )
+        known = {one.broker_name for one in route.brokers}
+        self._subscribe[route.topic] = tuple(
+            MessageQueue(route.topic, data.broker_name, queue_id)
+            for data in sorted(route.queues, key=lambda one: one.broker_name)
+            if data.perm & Perm.READ and (data.broker_name in known or route.order)
+            for queue_id in range(data.read_queue_nums)
+        )
+        return True
+
+    def forget(self, topic: str) -> None:
+        """Drops a topic that a broker said does not exist."""
+        self._routes.pop(topic, None)
+        self._publish.pop(topic, None)
+        self._subscribe.pop(topic, None)
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """The route of a topic, if known."""
+        return self._routes.get(topic)
+
+    def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues that may be written to, by broker name and queue id; () if none is known."""
+        return self._publish.get(topic, ())
+
+    def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues that may be read, by broker name and queue id; () if none is known."""
+        return self._subscribe.get(topic, ())
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> BrokerAddress | None:
+        """Where a broker listens, if known."""
+        data = self._brokers.get(broker_name)
+        return None if data is None else data.addresses.get(broker_id)
+
+    def brokers_of(self, topic: str) -> list[str]:
+        """Names of the broker groups that carry a topic."""
+        route = self._routes.get(topic)
+        return [] if route is None else [one.broker_name for one in route.brokers]
+
+    def concerned(self, hint: RouteHint) -> list[str]:
+        """Known topics that a name server's hint may concern."""
+        topics, brokers = set(hint.topics), set(hint.brokers)
+        return [
+            topic
+            for topic, route in self._routes.items()
+            if topic in topics or any(one.broker_name in brokers for one in route.queues)
+        ]
