@@ -1,0 +1,363 @@
+"""Reads a configuration: a TOML file, then ``--set key=value``, into a role's own struct.
+
+Defaults, bounds and meanings stand in the structs; this module only brings text into
+them. Whatever is wrong is told in one line: where it stands, the key, the value, what is
+allowed, and for an unknown key the nearest known one.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from mqmesh.errors import ConfigError
+from mqmesh.units import MIB
+
+MAX_FILE_BYTES: Final = 1 * MIB
+OVERRIDE_SOURCE: Final = "--set"
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_Step = str | int
+_PLACE = re.compile(r" - at `\$(.*)`\Z")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
+_SIMILARITY: Final = 0.5
+
+
+def load_config(
+    kind: type[_T],
+    path: Path | None = None,
+    table: str | None = None,
+    overrides: Sequence[str] = (),
+) -> _T:
+    """Loads a configuration.
+
+    Args:
+        kind: Struct to fill; its defaults hold for what is not said.
+        path: TOML file, None for defaults alone.
+        table: Dotted name of the table in the file, None for the whole file.
+        overrides: ``key=value`` each, with a dotted key; a later one wins. The value is TOML;
+            what is none, and everything for a text field, is taken as it stands.
+
+    Raises:
+        ConfigError: One line that says what to mend.
+    """
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    data = {} if path is None else _select(read_toml(path), table, path)
+    source = "defaults" if path is None else str(path)
+    overridden: set[tuple[_Step, ...]] = set()
+    for override in overrides:
+        overridden.add(_apply(data, info, override))
+    return _convert(kind, info, data, source, overridden)
+
+
+def parse_config(kind: type[_T], text: str, source: str, overrides: Sequence[str] = ()) -> _T:
+    """Loads a configuration from the text of a TOML file.
+
+    Args:
+        kind: Struct to fill.
+        text: TOML.
+        source: What to call it in an error.
+        overrides: As for ``load_config``.
+
+    Raises:
+        ConfigError: One line that says what to mend.
+    """
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    data = _parse(text, source)
+    overridden = {_apply(data, info, override) for override in overrides}
+    return _convert(kind, info, data, source, overridden)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file.
+
+    Raises:
+        ConfigError: It cannot be read, is no TOML, or has over ``MAX_FILE_BYTES``.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"configuration file {path}: {reason}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"configuration file {path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration file {path}: not UTF-8 at byte {error.start}") from error
+    return _parse(text, str(path))
+
+
+def dump_toml(config: msgspec.Struct) -> str:
+    """A configuration as TOML, defaults included; ``load_config`` reads it back.
+
+    What is None is left out, because TOML has no word for it.
+    """
+    values = msgspec.to_builtins(config)
+    assert isinstance(values, dict)
+    return "\n".join(_toml_lines(values, "")) + "\n"
+
+
+def key_names(kind: type[msgspec.Struct]) -> list[str]:
+    """Every key of a struct, tables inside it by dotted names, in the order of the struct."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return list(_key_names(info, ""))
+
+
+def _key_names(info: inspect.StructType, prefix: str) -> Iterator[str]:
+    for field in info.fields:
+        inner = _struct_of(field.type)
+        if inner is None:
+            yield prefix + field.encode_name
+        else:
+            yield from _key_names(inner, f"{prefix}{field.encode_name}.")
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from error
+
+
+def _select(data: dict[str, Any], table: str | None, path: Path) -> dict[str, Any]:
+    if table is None:
+        return data
+    found: Any = data
+    for step in table.split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        tables = ", ".join(name for name, value in data.items() if isinstance(value, dict))
+        raise ConfigError(f"{path}: no table [{table}]; the file has {tables or 'no tables'}")
+    return found
+
+
+def _apply(data: dict[str, Any], info: inspect.StructType, override: str) -> tuple[_Step, ...]:
+    """Puts one override into the data; returns where."""
+    key, equals, text = override.partition("=")
+    steps = [step.strip() for step in key.split(".")]
+    if not equals or not all(steps):
+        raise ConfigError(f"{OVERRIDE_SOURCE} {override!r}: must have the form key=value")
+    place: list[_Step] = []
+    spot: Any = data
+    kind: inspect.Type | None = info
+    for last, step in ((index == len(steps) - 1, step) for index, step in enumerate(steps)):
+        index = _index(spot, step, override)
+        kind = _type_below(kind, index)
+        place.append(index)
+        if last:
+            spot[index] = _override_value(text, kind)
+        elif isinstance(spot, list):
+            spot = spot[int(index)]
+        else:
+            spot = spot.setdefault(index, {})
+    return tuple(place)
+
+
+def _index(spot: Any, step: str, override: str) -> Any:
+    if isinstance(spot, dict):
+        return step
+    if isinstance(spot, list):
+        if step.isdecimal() and len(step) < 6 and int(step) < len(spot):
+            return int(step)
+        raise ConfigError(
+            f"{OVERRIDE_SOURCE} {override!r}: {step!r} must be a number below {len(spot)}"
+        )
+    raise ConfigError(f"{OVERRIDE_SOURCE} {override!r}: there is no table that could hold {step!r}")
+
+
+def _override_value(text: str, kind: inspect.Type | None) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    # A line break in the text must not smuggle in a second key.
+    if set(parsed) != {"value"}:
+        return text
+    value = parsed["value"]
+    wants_text = kind is not None and all(
+        isinstance(one, inspect.StrType | inspect.EnumType | inspect.NoneType)
+        for one in _alternatives(kind)
+    )
+    return text if wants_text and not isinstance(value, str) else value
+
+
+def _convert(
+    kind: type[_T],
+    info: inspect.StructType,
+    data: dict[str, Any],
+    source: str,
+    overridden: set[tuple[_Step, ...]],
+) -> _T:
+    def said_in(place: Sequence[_Step]) -> str:
+        by_option = any(tuple(place[: len(one)]) == one for one in overridden)
+        return OVERRIDE_SOURCE if by_option else source
+
+    for unknown, known in _unknown_keys(info, data, ()):
+        raise ConfigError(f"{said_in(unknown)}: {_unknown_message(unknown, known)}")
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        place = _place_of(str(error))
+        raise ConfigError(f"{said_in(place)}: {_explain(str(error), place, info, data)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _unknown_keys(
+    kind: inspect.Type, data: Any, place: tuple[_Step, ...]
+) -> Iterator[tuple[tuple[_Step, ...], list[str]]]:
+    """Where keys stand that the struct does not have, with the ones it has."""
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            below = _type_below(kind, index)
+            if below is not None:
+                yield from _unknown_keys(below, item, (*place, index))
+        return
+    struct = _struct_of(kind)
+    if struct is None or not isinstance(data, dict):
+        return
+    types = {field.encode_name: field.type for field in struct.fields}
+    for key, value in data.items():
+        if key in types:
+            yield from _unknown_keys(types[key], value, (*place, key))
+        else:
+            yield (*place, key), list(types)
+
+
+def _unknown_message(place: Sequence[_Step], known: list[str]) -> str:
+    near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=_SIMILARITY)
+    prefix = _dotted(place[:-1])
+    prefix = prefix + "." if prefix else ""
+    advice = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"unknown key {_dotted(place)}; {advice}"
+
+
+def _place_of(message: str) -> list[_Step]:
+    match = _PLACE.search(message)
+    if match is None:
+        return []
+    return [name or int(number) for name, number in _STEP.findall(match[1])]
+
+
+def _explain(message: str, place: list[_Step], info: inspect.StructType, data: Any) -> str:
+    reason = _PLACE.sub("", message)
+    kind: inspect.Type | None = info
+    value = data
+    for step in place:
+        kind = _type_below(kind, step)
+        value = value[step]
+    missing = re.match(r"Object missing required field `(.+)`", reason)
+    if missing:
+        return f"{_dotted([*place, missing[1]])} is missing"
+    if not place:
+        return reason
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "…"
+    inside = "[...]" in message  # a value of a dict; its key is not told
+    expected = reason.startswith(("Expected", "Invalid enum")) and kind is not None and not inside
+    if expected and _struct_of(kind) is None:
+        reason = "must be " + " or ".join(map(_describe, _alternatives(kind)))
+    elif expected:
+        reason = "must be a table"
+    return f"{_dotted(place)} = {shown}: {reason}"
+
+
+def _dotted(place: Sequence[_Step]) -> str:
+    return ".".join(map(str, place))
+
+
+def _alternatives(kind: inspect.Type | None) -> Sequence[inspect.Type]:
+    if kind is None:
+        return ()
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _struct_of(kind: inspect.Type | None) -> inspect.StructType | None:
+    return next((one for one in _alternatives(kind) if isinstance(one, inspect.StructType)), None)
+
+
+def _type_below(kind: inspect.Type | None, step: _Step) -> inspect.Type | None:
+    """The type that a struct, list or dict has at a key or index; None when that is unknown."""
+    for one in _alternatives(kind):
+        if isinstance(one, inspect.StructType):
+            return next((field.type for field in one.fields if field.encode_name == step), None)
+        if isinstance(one, inspect.ListType | inspect.VarTupleType | inspect.SetType):
+            return one.item_type
+        if isinstance(one, inspect.DictType):
+            return one.value_type
+    return None
+
+
+def _describe(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() | inspect.FloatType():
+            word = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+            return word + _bounds(kind.ge, kind.gt, kind.le, kind.lt)
+        case inspect.StrType():
+            text = "text" + _bounds(kind.min_length, None, kind.max_length, None)
+            text += " characters" if kind.min_length or kind.max_length else ""
+            return text + (f" of the form {kind.pattern}" if kind.pattern else "")
+        case inspect.EnumType():
+            return "one of " + ", ".join(str(member.value) for member in kind.cls)
+        case inspect.LiteralType():
+            return "one of " + ", ".join(map(str, kind.values))
+        case inspect.ListType():
+            items = " or ".join(map(_describe, _alternatives(kind.item_type)))
+            return f"a list{_bounds(kind.min_length, None, kind.max_length, None)} of {items}"
+        case inspect.NoneType():
+            return "left out"
+        case _:
+            return "a table"
+
+
+def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | None) -> str:
+    low = f"{ge:,}" if ge is not None else f"more than {gt:,}" if gt is not None else ""
+    high = f"{le:,}" if le is not None else f"less than {lt:,}" if lt is not None else ""
+    if low and high:
+        return f" of {low} to {high}"
+    if low:
+        return f" from {low}"
+    return f" up to {high}" if high else ""
+
+
+def _toml_lines(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Plain values first: what follows a table's head belongs to that table."""
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    lists = {key: value for key, value in values.items() if _is_list_of_tables(value)}
+    for key, value in values.items():
+        if key not in tables and key not in lists and value is not None:
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
+    for key, value in tables.items():
+        yield f"\n[{prefix}{_toml_key(key)}]"
+        yield from _toml_lines(value, f"{prefix}{_toml_key(key)}.")
+    for key, items in lists.items():
+        for item in items:
+            yield f"\n[[{prefix}{_toml_key(key)}]]"
+            yield from _toml_lines(item, f"{prefix}{_toml_key(key)}.")
+
+
+def _is_list_of_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.match(key) else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    # JSON's text, numbers and truth values are TOML's, save for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

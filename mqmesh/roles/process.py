@@ -1,0 +1,211 @@
+"""The life of a role's process: signals, ready line, orderly stop, exit code.
+
+A role is one process with one event loop. It ends by SIGTERM or SIGINT, or when
+the supervisor that started it is gone: the supervisor holds the write end of a
+pipe that is the role's standard input, and the kernel closes it however the
+supervisor dies. A second SIGINT kills at once.
+"""
+
+import enum
+import errno
+import faulthandler
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import ConfigError, MQMeshError, StoreLocked
+from mqmesh.logs import one_line
+
+PARENT_PIPE: Final = 0
+"""Descriptor whose end of file says that the supervisor is gone: standard input."""
+
+_READY = re.compile(r"READY role=(\S+) name=(\S+) endpoint=(\S+) pid=(\d+)\Z")
+_WRONG_SETTING: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors of the system that trying again does not mend."""
+
+_log = logging.getLogger(__name__)
+
+
+class ExitCode(enum.IntEnum):
+    """How a process of mqmesh ends."""
+
+    OK = 0
+    FAILED = 1
+    """A crash, or an operation that did not succeed."""
+    USAGE = 2
+    """Wrong configuration or usage; one line on standard error says which."""
+
+
+class Loop(Protocol):
+    """What a process needs of its event loop; ``mqmesh.transport.loop.EventLoop`` has it."""
+
+    def add(self, source: int, handler: Callable[[], None]) -> None:
+        """Calls ``handler`` while the descriptor can be read."""
+
+    def remove(self, source: int) -> None:
+        """Stops watching a descriptor."""
+
+    def stop(self) -> None:
+        """Makes ``run`` return; safe in signal handlers."""
+
+    def run(self) -> None:
+        """Serves until ``stop``."""
+
+
+class Role(Protocol):
+    """What a process needs of the role it runs."""
+
+    def start(self) -> str:
+        """Opens everything and listens; returns the endpoint."""
+
+    def stop(self) -> None:
+        """Closes everything in order, quickly."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What a role says on standard output when it serves.
+
+    Attributes:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance.
+        endpoint: Where it listens.
+        pid: Process id.
+    """
+
+    role: str
+    name: str
+    endpoint: str
+    pid: int
+
+    def line(self) -> str:
+        """The ready line."""
+        return f"READY role={self.role} name={self.name} endpoint={self.endpoint} pid={self.pid}"
+
+
+def parse_ready(line: str) -> Ready | None:
+    """Reads a ready line; None if it is none."""
+    match = _READY.match(line)
+    return None if match is None else Ready(match[1], match[2], match[3], int(match[4]))
+
+
+def run_role(role: str, name: str, loop: Loop, server: Role, *, supervised: bool = False) -> int:
+    """Runs a role until it is told to stop; call it in the main thread.
+
+    Args:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance.
+        loop: Event loop of the process.
+        server: The role; it uses that loop.
+        supervised: A supervisor holds the other end of standard input.
+
+    Returns:
+        An ``ExitCode``. Where it is not OK, standard error has told why.
+    """
+    faulthandler.enable(2)
+    _stop_on_signals(loop)
+    try:
+        endpoint = server.start()
+    except Exception as error:
+        _end(server)
+        return tell_failure(name, error)
+    if supervised:
+        _stop_with_parent(loop)
+    _announce(Ready(role, name, endpoint, os.getpid()), loop)
+    try:
+        loop.run()
+    except Exception:
+        _log.exception("%s %s failed", role, name)
+        _end(server)
+        return ExitCode.FAILED
+    began = time.monotonic()
+    clean = _end(server)
+    _log.info("%s %s stopped in %.2f s", role, name, time.monotonic() - began)
+    return ExitCode.OK if clean else ExitCode.FAILED
+
+
+def tell_failure(name: str, error: Exception) -> int:
+    """Says on standard error, in one line, why a process cannot go on.
+
+    Args:
+        name: Who cannot.
+        error: Why. What is no expected error is logged with its traceback, being a bug.
+
+    Returns:
+        The exit code: ``USAGE`` when a setting must be changed first.
+    """
+    if isinstance(error, MQMeshError):
+        reason = str(error)
+    elif isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        if error.filename is not None:
+            reason = f"{error.filename}: {reason}"
+    else:
+        _log.error("%s failed", name, exc_info=error)
+        reason = f"internal error: {type(error).__name__}: {error}"
+    print(f"error: {name}: {one_line(reason)}", file=sys.stderr, flush=True)  # noqa: T201
+    wrong = isinstance(error, ConfigError | StoreLocked)
+    if wrong or (isinstance(error, OSError) and error.errno in _WRONG_SETTING):
+        return ExitCode.USAGE
+    return ExitCode.FAILED
+
+
+def _stop_on_signals(loop: Loop) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Whoever presses Ctrl-C again does not want to wait.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        loop.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _stop_with_parent(loop: Loop) -> None:
+    def on_readable() -> None:
+        if os.read(PARENT_PIPE, 4_096):
+            return  # nobody writes there, and it would mean nothing
+        loop.remove(PARENT_PIPE)
+        _log.warning("the supervisor is gone; stopping")
+        loop.stop()
+
+    loop.add(PARENT_PIPE, on_readable)
+
+
+def _announce(ready: Ready, loop: Loop) -> None:
+    _log.info("%s %s serves at %s", ready.role, ready.name, ready.endpoint)
+    try:
+        print(ready.line(), flush=True)  # noqa: T201
+    except BrokenPipeError:
+        _log.warning("nobody reads standard output any more; stopping")
+        loop.stop()
+
+
+def _end(server: Role) -> bool:
+    try:
+        server.stop()
+    except Exception:
+        _log.exception("the stop was not clean")
+        return False
+    return True
