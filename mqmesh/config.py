@@ -247,7 +247,7 @@ def _place_of(message: str) -> list[_Step]:
     match = _PLACE.search(message)
     if match is None:
         return []
-    return [name or int(number) for name, number in _STEP.findall(match[1])]
+    return [name or int(number) for name, number in _STEP.findall(match[1].partition("[...]")[0])]
 
 
 def _explain(message: str, place: list[_Step], info: inspect.StructType, data: Any) -> str:

@@ -1,0 +1,151 @@
+"""The form of log lines, and a log that nobody reads."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from mqmesh import logs
+from mqmesh.errors import ConfigError
+from mqmesh.logs import LineFormatter, PipeHandler, configure_logging, cut_line, split_line
+
+
+@pytest.fixture
+def untouched_logging():
+    root = logging.getLogger()
+    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
+    root.handlers.clear()
+    yield root
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.raiseExceptions = raising
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+def record(message, *args, exc_info=None):
+    made = logging.LogRecord("a.b", logging.INFO, "f.py", 1, message, args, exc_info)
+    made.created = 1_767_225_600.1234
+    return made
+
+
+def test_a_line_has_time_level_logger_and_text():
+    line = LineFormatter().format(record("took %d ms", 5))
+    assert line == "2026-01-01T00:00:00.123Z INFO a.b: took 5 ms"
+    assert split_line(line) == ("2026-01-01T00:00:00.123Z", "INFO", "a.b", "took 5 ms")
+
+
+@pytest.mark.parametrize("text", ["", "no log line", "2026 INFO a: b", "Traceback (most recent"])
+def test_another_form_is_no_log_line(text):
+    assert split_line(text) is None
+
+
+def test_a_clever_name_forges_no_line():
+    line = LineFormatter().format(
+        record("topic %s", "a\n2026-01-01T00:00:00Z INFO x: \x1b[2J\u2028b")
+    )
+    assert "\n" not in line
+    assert line.endswith(r"topic a\n2026-01-01T00:00:00Z INFO x: \x1b[2J\u2028b")
+
+
+def test_a_traceback_follows_in_marked_lines():
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError as error:
+        text = LineFormatter().format(record("oh", exc_info=(ValueError, error, None)))
+    assert text.splitlines()[1:] == ["| ValueError: first", "| second"]
+
+
+def test_a_long_line_is_cut_between_characters():
+    data = cut_line("€" * 4_000)
+    assert len(data) <= 4_096
+    assert data.decode().endswith("€ … (cut)\n")
+
+
+def test_a_pipe_that_is_not_read_costs_lines_and_no_time(pipe):
+    read, write = pipe
+    handler = PipeHandler(write)
+    handler.setFormatter(LineFormatter())
+    for _ in range(1_000):
+        handler.emit(record("x" * 1_000))
+    assert handler.dropped > 900
+    while _read(read):
+        continue
+    handler.emit(record("again"))
+    lines = _read(read).splitlines()
+    assert handler.dropped == 0
+    assert lines[0].endswith("log lines were dropped")
+    assert lines[1].endswith("INFO a.b: again")
+
+
+def test_a_pipe_without_a_reader_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    handler = PipeHandler(write)
+    handler.emit(record("x"))
+    os.close(write)
+    assert handler.dropped == 1
+
+
+def test_a_record_that_cannot_be_formatted_harms_nobody(pipe, untouched_logging):
+    logging.raiseExceptions = False
+    PipeHandler(pipe[1]).emit(record("%d", "no number"))
+    assert _read(pipe[0]) == ""
+
+
+def test_a_log_file_is_made_with_its_folder(tmp_path, untouched_logging):
+    path = tmp_path / "logs" / "broker.log"
+    configure_logging("broker", "DEBUG", path)
+    logging.getLogger("mqmesh.x").info("hello")
+    assert path.read_text().splitlines()[-1].endswith("INFO mqmesh.x: hello")
+
+
+def test_a_second_setup_replaces_the_first(tmp_path, untouched_logging):
+    configure_logging("a", "INFO", tmp_path / "a.log")
+    configure_logging("b", "WARNING", tmp_path / "b.log")
+    assert len(untouched_logging.handlers) == 1
+    assert untouched_logging.level == logging.WARNING
+
+
+def test_without_a_file_the_log_goes_to_standard_error(untouched_logging, capsys):
+    configure_logging("broker")
+    logging.getLogger("mqmesh.x").info("hello")
+    logging.getLogger("mqmesh.x").debug("not wanted")
+    assert capsys.readouterr().err.endswith("INFO mqmesh.x: hello\n")
+
+
+def test_under_a_supervisor_the_log_goes_to_its_pipe(pipe, untouched_logging, monkeypatch):
+    with os.fdopen(os.dup(pipe[1]), "w") as stderr:
+        monkeypatch.setattr(logs.sys, "stderr", stderr)
+        configure_logging("broker", supervised=True)
+        logging.getLogger("mqmesh.x").info("hello")
+    assert _read(pipe[0]).endswith("INFO mqmesh.x: hello\n")
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(ConfigError, match="'LOUD' is none of DEBUG, INFO"):
+        configure_logging("broker", "LOUD")
+
+
+def test_a_file_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"a\.log: (File exists|Not a directory)"):
+        configure_logging("broker", "INFO", tmp_path / "file" / "a.log")
+
+
+def _read(descriptor):
+    try:
+        return os.read(descriptor, 1 << 20).decode()
+    except BlockingIOError:
+        return ""
