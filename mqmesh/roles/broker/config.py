@@ -1,0 +1,148 @@
+"""Settings of a broker. Names are RocketMQ's in snake case; the defaults stand here only."""
+
+import ipaddress
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
+from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
+from mqmesh.storage.interface import StoreConfig
+from mqmesh.units import KIB, MIB
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
+WILDCARDS: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
+
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+class BrokerStoreConfig(StoreConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the broker's store: those of ``StoreConfig``, and which store it is.
+
+    Attributes:
+        backend: ``commitlog``; ``memory`` for tests, which forgets everything, topics and
+            offsets included; or the name of an entry point of the group ``mqmesh.storage``.
+    """
+
+    backend: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "commitlog"
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a broker.
+
+    Attributes:
+        cluster_name: Cluster that the broker belongs to; shown to administrators.
+        broker_name: Broker group. Queues are known to clients by this name, so it must not
+            change while consumers have offsets, and no two groups of a cluster may share it.
+        broker_id: 0 for the master of its group; others are not served yet.
+        namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
+        listen_host: Address to listen at. The default serves this machine only.
+        listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
+        advertised_host: Host that clients are told to connect to; empty for ``listen_host``.
+            Needed when that is a wildcard or lies behind a translated address.
+        allow_insecure_bind: Listen beyond this machine without encryption and without
+            asking who a client is. Only for networks in which everybody may do everything.
+        enable_ipc: Also listen at a Unix socket, which clients on the same host prefer.
+        auto_create_topic_enable: The first message to an unknown topic creates it. Turn it
+            off where a misspelt topic should be an error.
+        default_topic_queue_nums: Queues of a topic created that way, 1 to 65,536.
+        long_polling_max_ms: Longest time that a pull may wait for a message, 0 to 30,000 ms.
+        register_broker_interval_ms: Heartbeat to the name servers, 100 to 60,000 ms; they
+            drop a broker that was silent for 120 s.
+        client_lost_grace_ms: How long a client whose connection broke keeps its queues, 0
+            to 60,000 ms. Longer where networks blink, shorter for quicker redistribution.
+        client_channel_expired_timeout_ms: A client silent for so long is gone, though its
+            connection stands, 1,000 to 3,600,000 ms.
+
+        store_path_root_dir: Directory of everything the broker keeps. One broker each.
+        storage: Settings of the store, a table of its own.
+        sync_flush_timeout_ms: With ``SYNC_FLUSH``: after so long an answer says
+            FLUSH_DISK_TIMEOUT instead of waiting on for the disk, 10 to 60,000 ms.
+        flush_consumer_offset_interval_ms: How often committed offsets are saved, 100 to
+            600,000 ms. A crash puts consumers back by at most so much.
+
+        max_message_size: Largest body in bytes, 1 B to 15 MiB. Consumers must hold it.
+        max_held_pulls: Pulls waiting at a time, 1 to 10,000,000; beyond it a pull that finds
+            nothing is refused with SYSTEM_BUSY. About 1 KiB of memory each.
+        max_staged_bytes: Message bytes gathered before one write to the log, 64 KiB to 1 GiB.
+            More makes no difference unless very many producers send large batches at once.
+        max_sync_flush_waits: With ``SYNC_FLUSH``: requests that may wait for the disk at a
+            time, 1 to 1,000,000; beyond it sends are refused with SYSTEM_BUSY.
+        busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
+        max_topics: Topics that this broker will carry, 1 to 100,000.
+        max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
+        max_consumer_offsets: Offsets kept, one a group and queue, 1 to 100,000,000; about
+            200 bytes of memory each.
+    """
+
+    cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "DefaultCluster"
+    broker_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "broker-a"
+    broker_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    namesrv_addr: Annotated[list[str], msgspec.Meta(max_length=16)] = msgspec.field(
+        default_factory=lambda: ["127.0.0.1:9876", "127.0.0.1:9877"]
+    )
+    listen_host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    listen_port: _Port = 10_911
+    advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    allow_insecure_bind: bool = False
+    enable_ipc: bool = True
+    auto_create_topic_enable: bool = True
+    default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4
+    long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
+    register_broker_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 30_000
+    client_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
+    client_channel_expired_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = (
+        120_000
+    )
+
+    store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/broker-a"
+    storage: BrokerStoreConfig = msgspec.field(default_factory=BrokerStoreConfig)
+    sync_flush_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 5_000
+    flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
+
+    max_message_size: Annotated[int, msgspec.Meta(ge=1, le=15 * MIB)] = MAX_MESSAGE_BYTES_DEFAULT
+    max_held_pulls: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    max_staged_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1024 * MIB)] = 64 * MIB
+    max_sync_flush_waits: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    busy_retry_after_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 100
+    max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
+    max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
+    max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000
+
+    def __post_init__(self) -> None:
+        """Checks what concerns several fields, or needs more than a bound.
+
+        Raises:
+            ConfigError: Names the field and what to write instead.
+        """
+        for field in ("cluster_name", "broker_name"):
+            try:
+                check_group(getattr(self, field))
+            except ConfigError as error:
+                raise ConfigError(f"{field} is no legal name: {error}") from None
+        if self.broker_id != 0:
+            raise ConfigError(
+                f"broker_id = {self.broker_id}: only masters (broker_id = 0) can be run"
+            )
+        if not self.allow_insecure_bind and not is_loopback(self.listen_host):
+            raise ConfigError(
+                f"listen_host = {self.listen_host!r} can be reached from other machines, and "
+                "this broker neither encrypts nor asks who a client is; listen at 127.0.0.1, "
+                "or set allow_insecure_bind = true where everybody may do everything"
+            )
+        if self.listen_host in WILDCARDS and not self.advertised_host:
+            raise ConfigError(
+                f"listen_host = {self.listen_host!r} is no address that clients can connect "
+                "to; set advertised_host to the one they shall use"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach a listener at this host."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
