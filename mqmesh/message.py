@@ -2,7 +2,8 @@
 
 ``Message`` is what a producer sends and is itself the wire form: a batch is
 the msgpack array of its messages, each an array of the fields below in this
-order. The order is on disk and never changes; new fields go to the end.
+order. The order is on disk and never changes; new fields go to the end, with
+a new version of the batch.
 
 ``StoredMessage`` is what a consumer receives: the same fields, plus where the
 message stands. What all messages of a batch share is kept once, in ``BatchInfo``.
@@ -17,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.units import MAX_OFFSET, MIB, CommitLogOffset, QueueOffset, TimestampMs
+from mqmesh.units import MAX_TIMESTAMP_MS, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 255
@@ -34,6 +35,8 @@ TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 RESERVED_TOPICS: Final = frozenset(
@@ -43,12 +46,20 @@ RESERVED_TOPICS: Final = frozenset(
         TRANS_OP_HALF_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
         TRACE_TOPIC,
+        AUTO_CREATE_TOPIC,
     }
 )
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _NO_KEYS: Final[tuple[str, ...]] = ()
 _ZERO: Final = 0
+
+
+# The bounds hold for what is decoded; what users make, check_messages checks.
+_Label = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_FLAG)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+_Property = Annotated[str, msgspec.Meta(max_length=MAX_PROPERTIES_BYTES)]
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -70,13 +81,13 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     topic: str
     body: bytes
-    tag: str | None = None
-    keys: Annotated[Sequence[str], msgspec.Meta(max_length=MAX_KEYS)] = _NO_KEYS
-    properties: dict[str, str] | None = None
-    flag: int = 0
-    sharding_key: str | None = None
-    delay_level: int = 0
-    deliver_at_ms: int = 0
+    tag: _Label | None = None
+    keys: Annotated[Sequence[_Label], msgspec.Meta(max_length=MAX_KEYS)] = _NO_KEYS
+    properties: dict[_Property, _Property] | None = None
+    flag: _Number = 0
+    sharding_key: _Label | None = None
+    delay_level: _Number = 0
+    deliver_at_ms: _Time = 0
 
     def property(self, name: str, default: str | None = None) -> str | None:
         """One property, or ``default`` when the message has none of that name."""
@@ -398,7 +409,7 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
     if message.delay_level is not _ZERO:
         _check_number("delay_level", message.delay_level, MAX_FLAG)
     if message.deliver_at_ms is not _ZERO:
-        _check_number("deliver_at_ms", message.deliver_at_ms, MAX_OFFSET)
+        _check_number("deliver_at_ms", message.deliver_at_ms, MAX_TIMESTAMP_MS)
     if message.delay_level and message.deliver_at_ms:
         raise InvalidArgument(
             f"delay_level = {message.delay_level} and deliver_at_ms = {message.deliver_at_ms} "

@@ -45,16 +45,24 @@ import enum
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import zstandard
 
-from mqmesh.errors import CorruptBatch, LocalProtocolError
-from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
-from mqmesh.units import MIB, CommitLogOffset, QueueOffset, TimestampMs
+from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
+from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic, tag_hash
+from mqmesh.units import (
+    MAX_OFFSET,
+    MAX_TIMESTAMP_MS,
+    MIB,
+    CommitLogOffset,
+    QueueOffset,
+    TimestampMs,
+)
 
 MAGIC: Final = b"MQB1"
 VERSION: Final = 1
@@ -67,6 +75,10 @@ MAX_META_BYTES: Final = 1 * MIB
 MAX_BATCH_BYTES: Final = 16 * MIB
 MAX_RAW_BYTES: Final = 16 * MIB
 """No reader inflates or decodes a payload larger than this."""
+
+MAX_STRINGS: Final = 1 * MIB
+"""Keys, names and values of properties in one batch. Each costs a reader 50 bytes and more
+for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
@@ -102,6 +114,8 @@ class Attributes(enum.IntFlag):
     REDELIVERED = 32
     """Carries an older message's id; takes no part in duplicate detection."""
     HAS_DELAY = 64
+    NO_WAIT_STORE = 128
+    """The producer does not wait for disk or slave, whatever the broker's mode."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -153,7 +167,16 @@ class BatchMeta(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     topic: str
     tag_hashes: bytes = b""
-    born_host: str = ""
+    born_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+
+
+class _Shape(msgspec.Struct, array_like=True, gc=False):
+    # A message whose strings are still bytes: to count them before they are made.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: msgspec.Raw = msgspec.Raw()
+    properties: msgspec.Raw = msgspec.Raw()
 
 
 class _Contexts(threading.local):
@@ -168,6 +191,7 @@ _contexts = _Contexts()
 _encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
 _messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
+_shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
 
 
 def encode_batch(
@@ -203,13 +227,18 @@ def encode_batch(
         Layout: record batch.
 
     Raises:
-        LocalProtocolError: No message, too many, or a batch over ``MAX_BATCH_BYTES``.
+        LocalProtocolError: No message, too many, a batch over ``MAX_BATCH_BYTES``, or one
+            with over ``MAX_STRINGS``.
     """
     count = len(messages)
     if not 0 < count <= MAX_MESSAGES:
         raise LocalProtocolError(f"a batch holds 1 to {MAX_MESSAGES} messages, not {count}")
     payload = _encoder.encode(messages)
     raw_size = len(payload)
+    if raw_size > MAX_STRINGS:  # else there cannot be as many
+        _check_strings(
+            (len(m.keys) + 2 * len(m.properties or ()) for m in messages), LocalProtocolError
+        )
     hashes = b""
     tags = set(map(_get_tag, messages))
     if len(tags) > 1:
@@ -262,6 +291,8 @@ def join_batch(
     """
     if raw_size > MAX_RAW_BYTES:
         raise LocalProtocolError(f"a payload of {raw_size} bytes is over {MAX_RAW_BYTES}")
+    assert 0 <= born_timestamp <= MAX_TIMESTAMP_MS
+    assert 0 < message_count <= (1 << 64) - first_sequence
     if compress:
         packed = _contexts.compressor.compress(payload)
         if len(packed) < raw_size:
@@ -321,6 +352,19 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
             f"impossible batch: total {header.total_size}, meta {header.meta_size}, payload "
             f"{header.payload_size}, raw {header.raw_size}, messages {header.message_count}, "
             f"codec {header.codec}"
+        )
+    # Numbers that no reader could count on from, or turn into a date.
+    if (
+        header.first_sequence > (1 << 64) - header.message_count
+        or header.base_queue_offset > MAX_OFFSET - header.message_count
+        or header.commitlog_offset > MAX_OFFSET - header.total_size
+        or not 0 <= header.born_timestamp <= MAX_TIMESTAMP_MS
+        or not 0 <= header.store_timestamp <= MAX_TIMESTAMP_MS
+    ):
+        raise CorruptBatch(
+            f"impossible batch: sequence {header.first_sequence}, queue offset "
+            f"{header.base_queue_offset}, log offset {header.commitlog_offset}, born "
+            f"{header.born_timestamp}, stored {header.store_timestamp}"
         )
     return header
 
@@ -427,6 +471,7 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
         raise CorruptBatch(
             f"{len(meta.tag_hashes)} bytes of tag hashes for {header.message_count} messages"
         )
+    _check_foreign_topic(meta.topic)
     return meta
 
 
@@ -452,14 +497,20 @@ def decode_messages(
 
     Raises:
         CorruptBatch: The payload does not inflate or decode to so many messages. Memory
-            stays within a small multiple of ``MAX_RAW_BYTES`` whatever the bytes are.
+            stays within ten times ``MAX_RAW_BYTES`` whatever the bytes are.
     """
     meta = read_meta(buffer, header, position)
     start = position + HEADER_SIZE + header.meta_size
     stored = memoryview(buffer)[start : start + header.payload_size]
     payload = _inflate(stored, header.raw_size) if header.codec == CODEC_ZSTD else stored
-    _check_count(payload, header.message_count)
+    if _array_size(payload) != header.message_count:
+        raise CorruptBatch(
+            f"payload of {_array_size(payload)} messages in a batch of {header.message_count}"
+        )
     try:
+        if header.raw_size > MAX_STRINGS:  # else there cannot be as many
+            shapes = _shapes_decoder.decode(payload)
+            _check_strings(map(_string_count, shapes), CorruptBatch)
         messages = _messages_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"messages cannot be decoded: {error}") from error
@@ -478,11 +529,13 @@ def decode_messages(
         header.first_sequence,
         header.producer_crc,
     )
-    queue_offset = header.base_queue_offset
-    for message in messages:
-        message.queue_offset = queue_offset
+    topic = meta.topic
+    base: int = header.base_queue_offset
+    for queue_offset, message in enumerate(messages, base):
+        if message.topic != topic:  # a retried message keeps the topic it was sent to
+            _check_foreign_topic(message.topic)
+        message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop
         message.batch = info
-        queue_offset += 1  # type: ignore[assignment]  # a NewType plus one, in the hot loop
     return messages
 
 
@@ -497,16 +550,37 @@ def _inflate(payload: memoryview, raw_size: int) -> bytes:
         raise CorruptBatch(f"payload does not inflate: {error}") from error
 
 
-def _check_count(payload: Buffer, message_count: int) -> None:
-    # Before decoding, so that a payload cannot claim more messages than its header.
-    first = payload[0] if len(payload) else 0
+def _array_size(buffer: Buffer) -> int:
+    # Read before decoding, so that a payload cannot claim more messages than its header.
+    # 0 also for what is no array at all.
+    first = buffer[0] if len(buffer) else 0
     if first & 0xF0 == 0x90:
-        count = first & 0x0F
-    elif first == 0xDC and len(payload) >= 3:
-        count = int.from_bytes(payload[1:3], "big")
-    elif first == 0xDD and len(payload) >= 5:
-        count = int.from_bytes(payload[1:5], "big")
-    else:
-        raise CorruptBatch("the payload is not a msgpack array")
-    if count != message_count:
-        raise CorruptBatch(f"payload of {count} messages in a batch of {message_count}")
+        return first & 0x0F
+    width = {0xDC: 2, 0xDD: 4}.get(first, 0)
+    return int.from_bytes(buffer[1 : 1 + width], "big")
+
+
+def _map_size(buffer: Buffer) -> int:
+    first = buffer[0] if len(buffer) else 0
+    if first & 0xF0 == 0x80:
+        return first & 0x0F
+    width = {0xDE: 2, 0xDF: 4}.get(first, 0)
+    return int.from_bytes(buffer[1 : 1 + width], "big")
+
+
+def _string_count(shape: _Shape) -> int:
+    return _array_size(memoryview(shape.keys)) + 2 * _map_size(memoryview(shape.properties))
+
+
+def _check_strings(counts: Iterable[int], error: type[CorruptBatch | LocalProtocolError]) -> None:
+    if (count := sum(counts)) > MAX_STRINGS:
+        raise error(f"{count} keys and properties in one batch are over {MAX_STRINGS}")
+
+
+@lru_cache(maxsize=1024)
+def _check_foreign_topic(topic: str) -> None:
+    # Topics become parts of queries and archives, so no reader lets a strange one through.
+    try:
+        check_topic(topic)
+    except InvalidArgument as error:
+        raise CorruptBatch(str(error)) from None

@@ -22,4 +22,7 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 MAX_OFFSET: Final = (1 << 63) - 1
-"""Largest offset or timestamp that the formats can carry."""
+"""Largest offset that the formats can carry."""
+
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, as far as calendars of Python and Arrow reach."""
