@@ -1,0 +1,240 @@
+"""What is known on disk about a running cluster: who supervises it, and who belongs to it.
+
+In the data folder, ``mqmesh.lock`` is held (flock) by the supervisor as long as it lives
+and holds its process id; ``mqmesh.run.json`` says what it runs. The kernel drops the lock
+however the supervisor dies, so a stale file is never taken for a running cluster.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+
+LOCK_NAME: Final = "mqmesh.lock"
+RUN_NAME: Final = "mqmesh.run.json"
+ORPHAN_GRACE_MS: Final = 1_500
+LOCK_TRIES: Final = 5
+LOCK_PAUSE_S: Final = 0.02
+
+
+class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a running cluster.
+
+    Attributes:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance.
+        pid: Process id, 0 while there is none.
+        endpoint: Where it listens, "" while that is unknown.
+        state: ``starting``, ``running``, ``waiting`` (for its next start) or ``stopping``.
+        started_ms: Wall-clock time of its last start, in ms.
+        restarts: How often it was started again.
+        argv: Its command line.
+    """
+
+    role: str
+    name: str
+    pid: int = 0
+    endpoint: str = ""
+    state: str = "starting"
+    started_ms: int = 0
+    restarts: int = 0
+    argv: list[str] = []
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A running cluster.
+
+    Attributes:
+        pid: Process id of the supervisor.
+        started_ms: Wall-clock time of its start, in ms.
+        namesrv: Name servers, ``host:port;host:port``.
+        roles: Its processes.
+        version: Of this form.
+    """
+
+    pid: int
+    started_ms: int
+    namesrv: str
+    roles: Annotated[list[RoleEntry], msgspec.Meta(max_length=10_000)]
+    version: int = 1
+
+
+class DataFolderLock:
+    """Makes sure that a data folder has one supervisor at most.
+
+    Args:
+        folder: Data folder; it is made when it does not exist.
+
+    Raises:
+        ConfigError: Another supervisor has it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"data folder {folder}: {error.strerror or error}") from error
+        try:
+            is_ours = _try_lock(self._descriptor)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise ConfigError(f"data folder {folder}: no lock: {error.strerror}") from error
+        if not is_ours:
+            os.close(self._descriptor)
+            holder = _pid_in(path)
+            raise ConfigError(
+                f"data folder {folder}: a cluster is running on it already"
+                f"{f' (process {holder})' if holder else ''}; `mqmesh down` stops it"
+            )
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def release(self) -> None:
+        """Lets the next one have it."""
+        os.close(self._descriptor)
+
+
+def supervisor_pid(folder: Path) -> int:
+    """Process id of the supervisor of a data folder, 0 when none is running."""
+    path = folder / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(path)
+    finally:
+        os.close(descriptor)
+    return 0
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Replaces the record as a whole.
+
+    Raises:
+        OSError: It could not be written; the former one stays.
+    """
+    new = folder / (RUN_NAME + ".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    new.replace(folder / RUN_NAME)
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """The record of a data folder; None when there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / RUN_NAME).read_bytes(), type=RunRecord)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def remove_record(folder: Path) -> None:
+    """Removes the record, if there is one."""
+    (folder / RUN_NAME).unlink(missing_ok=True)
+
+
+def stop_supervisor(folder: Path, timeout_ms: int) -> bool:
+    """Asks the supervisor of a data folder to stop, and waits until it is gone.
+
+    Returns:
+        False when none was running.
+
+    Raises:
+        TimeoutError: It is still there after ``timeout_ms``.
+        PermissionError: It belongs to somebody else.
+    """
+    pid = supervisor_pid(folder)
+    descriptor = _open_process(pid) if pid else None
+    if descriptor is None:
+        return False
+    try:
+        # Still locked, so the process that we hold is the one that was meant.
+        if supervisor_pid(folder) != pid:
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        if not _wait_for(descriptor, timeout_ms):
+            raise TimeoutError(f"process {pid} has not stopped after {timeout_ms / 1000:g} s")
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def end_orphans(record: RunRecord) -> list[str]:
+    """Ends the processes that outlived their supervisor; call it only when that is gone.
+
+    Roles end by themselves then, but one that is busy with a recovery may take a while.
+
+    Returns:
+        Names of those that were there.
+    """
+    found = []
+    for entry in record.roles:
+        descriptor = _open_process(entry.pid) if entry.pid else None
+        if descriptor is None:
+            continue
+        try:
+            # The number may have gone to a stranger; the command line tells.
+            if _command_line(entry.pid) == entry.argv:
+                found.append(entry.name)
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                if not _wait_for(descriptor, ORPHAN_GRACE_MS):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    _wait_for(descriptor, ORPHAN_GRACE_MS)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def _try_lock(descriptor: int) -> bool:
+    # Whoever looks whether a cluster is running holds the lock for microseconds.
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def _pid_in(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return int(text) if text.isdecimal() and len(text) < 11 else 0
+
+
+def _open_process(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (ProcessLookupError, ValueError):
+        return None
+
+
+def _wait_for(descriptor: int, timeout_ms: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_ms))
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return data.decode(errors="surrogateescape").split("\0")[:-1]

@@ -1,0 +1,399 @@
+"""`mqmesh up`: starts the processes of a cluster, watches, restarts and stops them.
+
+It knows command lines and names, not what the roles do. Every process is spawned with
+a pipe as standard input, whose end of file tells it that the supervisor is gone, and in a
+session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, which
+then stops the processes in order.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from mqmesh.clock import Clock, SystemClock
+from mqmesh.roles.log_lines import LineParser, LineReader, LogLine, RotatedFile
+from mqmesh.roles.process import ExitCode, Ready, parse_ready
+from mqmesh.roles.restart_policy import Action, RestartPolicy, StopPlan, describe_exit
+from mqmesh.roles.run_file import RoleEntry, RunRecord, remove_record, write_record
+
+MAX_WAIT_MS: Final = 1_000
+SLOW_START_MS: Final = 10_000
+"""A process that is not ready after this is mentioned, once a start."""
+OWN_NAME: Final = "mqmesh"
+
+
+class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A process to keep running.
+
+    Attributes:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance, unique in the cluster.
+        argv: Command line.
+        endpoint: Where it is expected to listen.
+        stop_stage: Lower stages are stopped first.
+    """
+
+    role: str
+    name: str
+    argv: list[str]
+    endpoint: str = ""
+    stop_stage: int = 0
+
+
+class _Child:
+    """A process and what is known about it."""
+
+    def __init__(self, spec: RoleSpec, log: RotatedFile) -> None:
+        self.spec = spec
+        self.log = log
+        self.policy = RestartPolicy()
+        self.parser = LineParser(spec.name)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.readers: list[LineReader] = []
+        self.endpoint = spec.endpoint
+        self.state = "waiting"
+        self.started_ms = 0
+        self.started_wall_ms = 0
+        self.start_due_ms = 0
+        self.starts = 0
+        self.is_slow = False
+        self.last_error = ""
+
+    def entry(self) -> RoleEntry:
+        return RoleEntry(
+            role=self.spec.role,
+            name=self.spec.name,
+            pid=self.process.pid if self.process else 0,
+            endpoint=self.endpoint,
+            state=self.state,
+            started_ms=self.started_wall_ms,
+            restarts=max(self.starts - 1, 0),
+            argv=self.spec.argv,
+        )
+
+
+class Supervisor:
+    """Keeps the processes of a cluster running until it is told to stop.
+
+    Args:
+        specs: The processes; all are started at once.
+        folder: Data folder; the caller holds its lock.
+        namesrv: Name servers, for the record.
+        ready_note: Second half of the sentence that says the cluster is ready.
+        say: Told every line of the common log stream.
+        clock: Source of time.
+
+    Attributes:
+        failure: Why ``run`` had to give up, "" when it had not.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RoleSpec],
+        folder: Path,
+        *,
+        namesrv: str = "",
+        ready_note: str = "",
+        say: Callable[[LogLine], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.failure = ""
+        self._folder = folder
+        self._namesrv = namesrv
+        self._ready_note = ready_note
+        self._say_line = say
+        self._clock = clock or SystemClock()
+        self._own_log = RotatedFile(folder / "logs" / f"{OWN_NAME}.log")
+        self._children = [_Child(spec, self._log_of(spec.name)) for spec in specs]
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._stop_plan: StopPlan | None = None
+        self._exit_code = int(ExitCode.OK)
+        self._began_ms = 0
+        self._began_wall_ms = 0
+        self._was_ready = False
+
+    def run(self) -> int:
+        """Starts everything and stays until it is stopped; call it in the main thread.
+
+        Returns:
+            An ``ExitCode``.
+        """
+        self._began_ms = self._clock.monotonic_ms()
+        self._began_wall_ms = self._clock.wall_ms()
+        restore = self._catch_signals()
+        try:
+            for child in self._children:
+                self._start(child)
+            while self._stop_plan is None or self._alive():
+                self._turn()
+        finally:
+            self._abandon()
+            restore()
+            self._selector.close()
+            with suppress(OSError):
+                remove_record(self._folder)
+            self._own_log.close()
+        return self._exit_code
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_ms() / 1_000):
+            key.data()
+        self._take_signals()
+        now_ms = self._clock.monotonic_ms()
+        for child in self._children:
+            self._look_after(child, now_ms)
+        if self._stop_plan is not None:
+            self._carry_on_stopping(self._stop_plan, now_ms)
+
+    def _wait_ms(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        if self._stop_plan is not None:
+            return min(self._stop_plan.wait_ms(now_ms), MAX_WAIT_MS)
+        due = [child.start_due_ms - now_ms for child in self._children if not child.process]
+        return max(0, min([*due, MAX_WAIT_MS]))
+
+    def _look_after(self, child: _Child, now_ms: int) -> None:
+        if child.process is None:
+            if self._stop_plan is None and child.start_due_ms <= now_ms:
+                self._start(child)
+            return
+        exit_code = child.process.poll()
+        if exit_code is not None:
+            self._on_exit(child, exit_code, now_ms)
+        elif child.state == "starting" and not child.is_slow:
+            if now_ms - child.started_ms >= SLOW_START_MS:
+                child.is_slow = True
+                self._say("WARNING", f"{child.spec.name} is not ready yet; see its log")
+
+    def _start(self, child: _Child) -> None:
+        now_ms = self._clock.monotonic_ms()
+        child.started_ms = now_ms
+        child.started_wall_ms = self._clock.wall_ms()
+        child.starts += 1
+        child.is_slow = False
+        child.state = "starting"
+        child.policy.on_started(now_ms)
+        try:
+            child.process = subprocess.Popen(
+                child.spec.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            child.last_error = f"cannot be started: {error}"
+            self._on_exit(child, ExitCode.FAILED, now_ms)
+            return
+        assert child.process.stdout is not None
+        assert child.process.stderr is not None
+        child.readers = [
+            LineReader(pipe.fileno()) for pipe in (child.process.stdout, child.process.stderr)
+        ]
+        for reader in child.readers:
+            self._selector.register(
+                reader.descriptor, selectors.EVENT_READ, self._reading(child, reader)
+            )
+        self._record()
+
+    def _reading(self, child: _Child, reader: LineReader) -> Callable[[], None]:
+        def read() -> None:
+            self._take_lines(child, reader.read())
+            if not reader.is_open:
+                self._selector.unregister(reader.descriptor)
+
+        return read
+
+    def _take_lines(self, child: _Child, lines: Sequence[str]) -> None:
+        for line in lines:
+            ready = parse_ready(line)
+            if ready is not None:
+                self._on_ready(child, ready)
+                continue
+            child.log.write(line)
+            if line.startswith("error: "):
+                child.last_error = line.removeprefix("error: ")  # told with the exit
+            else:
+                self._say_line(child.parser.parse(line, self._now()))
+
+    def _on_ready(self, child: _Child, ready: Ready) -> None:
+        child.state = "running"
+        child.endpoint = ready.endpoint
+        child.policy.on_ready()
+        seconds = (self._clock.monotonic_ms() - child.started_ms) / 1_000
+        self._say(
+            "INFO",
+            f"{ready.role} {ready.name} is ready at {ready.endpoint} "
+            f"(process {ready.pid}, {seconds:.2f} s)",
+        )
+        self._record()
+        if not self._was_ready and all(one.state == "running" for one in self._children):
+            self._was_ready = True
+            seconds = (self._clock.monotonic_ms() - self._began_ms) / 1_000
+            self._say("INFO", f"cluster is ready in {seconds:.2f} s; {self._ready_note}")
+
+    def _on_exit(self, child: _Child, exit_code: int, now_ms: int) -> None:
+        self._release(child)
+        if self._stop_plan is not None:
+            child.state = "stopped"
+            return
+        name = child.spec.name
+        decision = child.policy.on_exit(exit_code, now_ms)
+        if decision.action is Action.GIVE_UP:
+            child.state = "stopped"
+            self.failure = child.last_error or f"{name}: {describe_exit(exit_code)}"
+            self._exit_code = ExitCode.USAGE
+            self._stop(f"{name} cannot be started; stopping")
+            return
+        child.state = "waiting"
+        child.start_due_ms = now_ms + decision.delay_ms
+        reason = f" ({child.last_error})" if child.last_error else ""
+        self._say(
+            "WARNING",
+            f"{name} ended: {describe_exit(exit_code)}{reason}; "
+            f"starting it again in {decision.delay_ms / 1_000:g} s",
+        )
+        if decision.is_crash_loop:
+            self._say(
+                "ERROR",
+                f"{name} is in a crash loop: {decision.quick_deaths} quick deaths in a row; "
+                f"see {self._log_path(name)}",
+            )
+        child.last_error = ""
+        self._record()
+
+    def _release(self, child: _Child) -> None:
+        """Reads what the process wrote last, and closes its pipes."""
+        for reader in child.readers:
+            if reader.is_open:
+                self._take_lines(child, reader.read_all())
+                self._selector.unregister(reader.descriptor)
+        child.readers = []
+        if child.process is not None:
+            for pipe in (child.process.stdin, child.process.stdout, child.process.stderr):
+                assert pipe is not None
+                pipe.close()
+        child.process = None
+        child.log.close()
+
+    def _catch_signals(self) -> Callable[[], None]:
+        read, write = os.pipe()
+        for descriptor in (read, write):
+            os.set_blocking(descriptor, False)
+        self._selector.register(read, selectors.EVENT_READ, lambda: os.read(read, 4_096))
+        former_wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        former = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, note)}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Who ignores SIGHUP wants to outlive the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                former[number] = signal.signal(number, note)
+
+        def restore() -> None:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(former_wakeup)
+            os.close(read)
+            os.close(write)
+
+        return restore
+
+    def _take_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGCHLD:
+                continue
+            if self._stop_plan is None:
+                self._stop(f"{signal.Signals(number).name}: stopping")
+            elif number == signal.SIGINT:
+                self._say("WARNING", "SIGINT again: killing what is left")
+                for child in self._alive():
+                    self._send(child, signal.SIGKILL)
+
+    def _stop(self, reason: str) -> None:
+        self._say("INFO", reason)
+        stages = {child.spec.name: child.spec.stop_stage for child in self._children}
+        self._stop_plan = StopPlan(stages, self._clock.monotonic_ms())
+        for child in self._alive():
+            child.state = "stopping"
+        self._record()
+
+    def _carry_on_stopping(self, plan: StopPlan, now_ms: int) -> None:
+        alive = {child.spec.name: child for child in self._alive()}
+        ask, kill = plan.next(alive, now_ms)
+        for name in ask:
+            self._send(alive[name], signal.SIGTERM)
+        for name in kill:
+            self._say("WARNING", f"{name} has not stopped in time; killing it")
+            self._send(alive[name], signal.SIGKILL)
+        if not alive:
+            seconds = (now_ms - plan.began_ms) / 1_000
+            self._say("INFO", f"everything has stopped in {seconds:.2f} s")
+
+    def _abandon(self) -> None:
+        """Leaves nothing behind, also when this process fails."""
+        for child in self._alive():
+            self._send(child, signal.SIGKILL)
+            if child.process is not None:
+                child.process.wait()
+            self._release(child)
+
+    def _send(self, child: _Child, number: signal.Signals) -> None:
+        if child.process is not None:
+            child.process.send_signal(number)
+
+    def _alive(self) -> list[_Child]:
+        return [child for child in self._children if child.process is not None]
+
+    def _record(self) -> None:
+        record = RunRecord(
+            pid=os.getpid(),
+            started_ms=self._began_wall_ms,
+            namesrv=self._namesrv,
+            roles=[child.entry() for child in self._children],
+        )
+        try:
+            write_record(self._folder, record)
+        except OSError as error:
+            self._say("WARNING", f"the run file cannot be written: {error.strerror or error}")
+
+    def _say(self, level: str, text: str) -> None:
+        now = self._now()
+        raw = f"{now} {level} {OWN_NAME}: {text}"
+        self._own_log.write(raw)
+        self._say_line(LogLine(now, OWN_NAME, level, text, raw))
+
+    def _now(self) -> str:
+        moment = datetime.fromtimestamp(self._clock.wall_ms() / 1_000, UTC)
+        return moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+    def _log_path(self, name: str) -> Path:
+        # A broker's name may hold characters that a path must not.
+        return self._folder / "logs" / f"{quote(name, safe='')}.log"
+
+    def _log_of(self, name: str) -> RotatedFile:
+        return RotatedFile(self._log_path(name))
+
+
+def python_argv(*arguments: str) -> list[str]:
+    """The command line of a mqmesh process on the same Python.
+
+    ``-P`` keeps the current folder out of the import path: nothing that lies there may be
+    imported in place of mqmesh or the standard library.
+    """
+    return [sys.executable, "-P", "-m", "mqmesh.cli", *arguments]
