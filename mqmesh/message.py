@@ -257,8 +257,8 @@ def parse_message_id(text: str) -> tuple[int, int]:
     Raises:
         InvalidArgument: It is not 32 hex digits.
     """
-    if len(text) != 32 or re.fullmatch(r"[0-9A-Fa-f]{32}", text) is None:
-        raise InvalidArgument(f"message id {text[:64]!r} is not 32 hex digits")
+    if not isinstance(text, str) or re.fullmatch(r"[0-9A-Fa-f]{32}", text) is None:
+        raise InvalidArgument(f"message id {_short(text)} is not 32 hex digits")
     return int(text[:16], 16), int(text[16:], 16)
 
 
@@ -296,12 +296,10 @@ def check_topic(topic: str) -> str:
     Raises:
         InvalidArgument: Empty, too long, or a character outside ``[%|a-zA-Z0-9_-]``.
     """
-    # A retry topic is a prefix and a group name, and group names may be longer than topics.
-    limit = (
-        MAX_GROUP_LENGTH + len(RETRY_PREFIX)
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        else MAX_TOPIC_LENGTH
-    )
+    limit = MAX_TOPIC_LENGTH
+    if isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        # A prefix and a group name, and group names may be longer than topics.
+        limit = MAX_GROUP_LENGTH + topic.index("%", 1) + 1
     return _check_name("topic", topic, limit)
 
 
@@ -497,7 +495,9 @@ def _as_plain(message: Message) -> Message:
 
 
 def _check_name(kind: str, name: str, limit: int) -> str:
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{kind} must be a str, not {_short(name)}")
+    if not name:
         raise InvalidArgument(f"the {kind} name is empty; 1 to {limit} characters are allowed")
     if len(name) > limit:
         raise InvalidArgument(

@@ -1,0 +1,129 @@
+"""Writes the golden files of the record batch, version 1.
+
+A golden file is what some release has once written to a disk, so this script never overwrites
+one: it adds what is missing. A new format version gets new cases and new files beside these.
+
+Run in the checkout: ``python tests/data/make_golden.py``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mqmesh.message import Message
+from mqmesh.record_batch import check_batch, encode_batch, stamp
+
+FOLDER = Path(__file__).resolve().parent
+
+CASES: dict[str, dict[str, Any]] = {
+    "no-tags": {
+        "messages": [Message("flights", b"one"), Message("flights", b"\x00\xff two")],
+        "topic": "flights",
+        "queue_id": 0,
+        "producer_id": 1,
+        "first_sequence": 0,
+        "born_timestamp": 1_700_000_000_000,
+    },
+    "uniform-tag": {
+        "messages": [Message("flights", b"x" * size, "UA") for size in (1, 40, 300)],
+        "topic": "flights",
+        "queue_id": 7,
+        "producer_id": 0x0123456789ABCDEF,
+        "first_sequence": 41,
+        "born_timestamp": 1_700_000_000_001,
+        "born_host": "host-1:4711",
+    },
+    "mixed-tags": {
+        "messages": [
+            Message("flights", b"a", "UA"),
+            Message("flights", b"b"),
+            Message("flights", b"c", "Zürich 東京"),
+        ],
+        "topic": "flights",
+        "queue_id": 2**32 - 1,
+        "producer_id": 2**64 - 1,
+        "first_sequence": 2**64 - 4,
+        "born_timestamp": 0,
+        "born_host": "h:1",
+    },
+    "keys": {
+        "messages": [
+            Message("flights", b"a", None, ["N14228", "1545"]),
+            Message("flights", b"b"),
+            Message("flights", b"c", None, ["ключ"]),
+        ],
+        "topic": "flights",
+        "queue_id": 3,
+        "producer_id": 5,
+        "first_sequence": 6,
+        "born_timestamp": 1_700_000_000_002,
+    },
+    "properties": {
+        "messages": [
+            Message("flights", b"a", None, [], {"origin": "EWR", "leer": "", "naïve": "日本"}),
+            Message("flights", b"b", None, [], {}),
+        ],
+        "topic": "flights",
+        "queue_id": 3,
+        "producer_id": 5,
+        "first_sequence": 9,
+        "born_timestamp": 1_700_000_000_003,
+    },
+    "everything": {
+        "messages": [
+            Message("T|a%_-", b"a", "tag", ["k"], {"p": "v"}, 2**31 - 1, "shard", 18),
+            Message("T|a%_-", b"b", None, [], None, 0, None, 0, 253_402_300_799_999),
+        ],
+        "topic": "%RETRY%group",
+        "queue_id": 1,
+        "producer_id": 2,
+        "first_sequence": 3,
+        "born_timestamp": 253_402_300_799_999,
+        "born_host": "host-1:4711",
+        "attributes": 4 | 32 | 64,
+    },
+    "zstd": {
+        "messages": [Message("flights", b"flight %d, " % number * 30) for number in range(20)],
+        "topic": "flights",
+        "queue_id": 4,
+        "producer_id": 5,
+        "first_sequence": 12,
+        "born_timestamp": 1_700_000_000_004,
+        "compress_over_bytes": 0,
+    },
+}
+"""Arguments of ``encode_batch`` by the name of the case."""
+
+STAMP = {
+    "commitlog_offset": 2**40 + 3,
+    "base_queue_offset": 2**33 + 5,
+    "store_timestamp": 1_700_000_000_999,
+    "epoch": 6,
+    "store_id": 2**32 - 1,
+}
+"""What the broker adds to the case ``everything`` in the file ``stored``."""
+
+
+def path_of(case: str) -> Path:
+    """The golden file of a case."""
+    return FOLDER / f"record-batch-v1-{case}.bin"
+
+
+def encode_case(case: str) -> bytes:
+    """The batch of a case as the code of today writes it."""
+    if case == "stored":
+        batch = encode_case("everything")
+        part = stamp(check_batch(batch), **STAMP)
+        return part + batch[len(part) :]
+    return encode_batch(**CASES[case])
+
+
+def main() -> None:
+    """Writes the files that are missing."""
+    for case in (*CASES, "stored"):
+        if not path_of(case).exists():
+            path_of(case).write_bytes(encode_case(case))
+            print(f"wrote {path_of(case)}")
+
+
+if __name__ == "__main__":
+    main()
