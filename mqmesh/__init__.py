@@ -1,3 +1,70 @@
-"""mqmesh: a message queue for Python teams, on ZeroMQ."""
+"""mqmesh: a message queue for Python teams, on ZeroMQ.
 
-__version__ = "0.1.0"
+What users import stands here; it is loaded when it is first used, so that a
+process that needs only the storage or the record batch loads no ZeroMQ.
+Nothing inside the project imports from here.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mqmesh.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from mqmesh.errors import MQMeshError as MQMeshError
+    from mqmesh.message import Message as Message
+    from mqmesh.message import MessageQueue as MessageQueue
+    from mqmesh.message import StoredMessage as StoredMessage
+    from mqmesh.protocol.membership import ConsumeFromWhere as ConsumeFromWhere
+    from mqmesh.protocol.membership import MessageModel as MessageModel
+    from mqmesh.protocol.messaging import SendStatus as SendStatus
+    from mqmesh.sdk.producer import Producer as Producer
+    from mqmesh.sdk.pull_consumer import PullConsumer as PullConsumer
+    from mqmesh.sdk.push_consumer import ConsumeResult as ConsumeResult
+    from mqmesh.sdk.push_consumer import PushConsumer as PushConsumer
+    from mqmesh.sdk.send_result import SendFuture as SendFuture
+    from mqmesh.sdk.send_result import SendResult as SendResult
+
+_MODULE_OF = {
+    "ConsumeFromWhere": "mqmesh.protocol.membership",
+    "ConsumeResult": "mqmesh.sdk.push_consumer",
+    "MQMeshError": "mqmesh.errors",
+    "Message": "mqmesh.message",
+    "MessageModel": "mqmesh.protocol.membership",
+    "MessageQueue": "mqmesh.message",
+    "Producer": "mqmesh.sdk.producer",
+    "PullConsumer": "mqmesh.sdk.pull_consumer",
+    "PushConsumer": "mqmesh.sdk.push_consumer",
+    "SendFuture": "mqmesh.sdk.send_result",
+    "SendResult": "mqmesh.sdk.send_result",
+    "SendStatus": "mqmesh.protocol.messaging",
+    "StoredMessage": "mqmesh.message",
+}
+
+__all__ = [
+    "ConsumeFromWhere",
+    "ConsumeResult",
+    "MQMeshError",
+    "Message",
+    "MessageModel",
+    "MessageQueue",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "SendFuture",
+    "SendResult",
+    "SendStatus",
+    "StoredMessage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'mqmesh' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

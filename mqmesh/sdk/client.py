@@ -174,7 +174,7 @@ class ClientEngine:
             return self.call(ask, timeout_ms)
         except (TopicNotFound, RequestTimeout) as error:
             raise NoRoute(
-                f"no route for topic {topic!r} from name servers {self.options.namesrv_addr}: {error}"
+                f"no route for topic {topic!r} from {self.options.namesrv_addr}: {error}"
             ) from error
 
     def endpoint(self, broker_name: str) -> str:

@@ -1,0 +1,109 @@
+"""The producer for asyncio programs."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.completions import Completions
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.producer import Producer as BlockingProducer
+from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.send_result import SendFuture, SendResult
+
+
+class Producer:
+    """Sends messages from coroutines; names and meaning as in ``mqmesh.Producer``.
+
+    Sends that are awaited side by side share batches by themselves.
+
+    Args:
+        group, namesrv_addr, client, options: As for ``mqmesh.Producer``.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: str = DEFAULT_NAMESRV,
+        client: ClientOptions | None = None,
+        **options: Any,
+    ) -> None:
+        self._inner = BlockingProducer(group, namesrv_addr=namesrv_addr, client=client, **options)
+        self._completions: Completions | None = None
+
+    async def start(self) -> None:
+        """Connects."""
+        self._completions = Completions(asyncio.get_running_loop())
+        self._inner.start()
+
+    async def close(self) -> None:
+        """Waits a moment for sends without an outcome, then closes."""
+        await asyncio.to_thread(self._inner.close)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``."""
+        await self._ready(message.topic)
+        return await self._outcome(
+            self._inner.send_async(
+                message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+            )
+        )
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
+        if messages:
+            await self._ready(messages[0].topic)
+        return await self._outcome(
+            self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
+        )
+
+    async def send_oneway(self, message: Message, **choice: Any) -> None:
+        """Sends a message and never tells what became of it."""
+        await self._ready(message.topic)
+        self._inner.send_oneway(message, **choice)
+
+    async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of a topic may be sent to."""
+        return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
+
+    async def _ready(self, topic: str) -> None:
+        # What may wait, for a first route or for room, must not hold up the event loop.
+        inner = self._inner
+        while not inner.can_send_at_once(topic):
+            await asyncio.to_thread(inner.wait_until_can_send, topic)
+
+    async def _outcome(self, future: SendFuture) -> SendResult:
+        assert self._completions is not None, "can_send_at_once refused before start"
+        waiting = asyncio.get_running_loop().create_future()
+        completions = self._completions
+        future.add_done_callback(lambda _: completions.add(waiting))
+        await waiting
+        return future.result()

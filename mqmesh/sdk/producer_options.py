@@ -1,0 +1,54 @@
+"""How a producer sends."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
+from mqmesh.units import MIB
+
+
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a producer sends.
+
+    Attributes:
+        send_msg_timeout_ms: For one message over all tries.
+        retry_times_when_send_failed: Further tries of a synchronous send after the first.
+        retry_times_when_send_async_failed: The same for asynchronous ones.
+        retry_another_broker_when_not_store_ok: Send again, to another broker, what was not
+            flushed or replicated in time; may duplicate.
+        send_latency_fault_enable: Avoid brokers that were slow or failed, for a while.
+        max_message_size: Of one body, in bytes; the broker has the last word.
+        compress_msg_body_over_how_much: Compress batches whose messages are on average at
+            least so large, in bytes.
+        buffer_memory_bytes: Room for messages without an outcome; beyond it ``send_async``
+            waits for up to the send's timeout.
+        batch_size_bytes: Asynchronous and concurrent sends share batches up to this size.
+        batch_messages: And up to so many messages.
+        max_requests_in_flight: Requests in flight a broker.
+    """
+
+    send_msg_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 3_000
+    retry_times_when_send_failed: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    retry_times_when_send_async_failed: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    retry_another_broker_when_not_store_ok: bool = False
+    send_latency_fault_enable: bool = False
+    max_message_size: Annotated[int, msgspec.Meta(ge=1, le=15 * MIB)] = MAX_MESSAGE_BYTES_DEFAULT
+    compress_msg_body_over_how_much: Annotated[int, msgspec.Meta(ge=1)] = 4_096
+    buffer_memory_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * MIB
+    batch_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=8 * MIB)] = MIB // 4
+    batch_messages: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2_000
+    max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+
+
+def producer_options(values: dict[str, Any]) -> ProducerOptions:
+    """Makes options of keyword arguments.
+
+    Raises:
+        InvalidArgument: An unknown name, or a value out of bounds.
+    """
+    try:
+        return msgspec.convert(values, ProducerOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"producer option: {error}") from error

@@ -1,0 +1,23 @@
+"""Which queue a message goes to. Pure."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mqmesh.message import Message, MessageQueue
+
+QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+"""Chooses one of the queues for a message; the third argument is the sender's own."""
+
+
+def queue_index(sharding_key: str, queue_count: int) -> int:
+    """The queue of a sharding key: hash first, then modulo.
+
+    Args:
+        sharding_key: Any text.
+        queue_count: At least 1.
+
+    Returns:
+        The same index for the same key and count, in every process and version.
+    """
+    return zlib.crc32(sharding_key.encode()) % queue_count

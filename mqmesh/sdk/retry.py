@@ -1,0 +1,46 @@
+"""What to do about a send that failed. Pure."""
+
+import enum
+
+from mqmesh.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    EndpointUnreachable,
+    MessageIllegal,
+    MQMeshError,
+    RequestTimeout,
+    SystemBusy,
+)
+
+BACKOFF_MS = 100
+"""Before the same broker is asked again after it refused."""
+
+
+class SendFailure(enum.Enum):
+    """What a failed send calls for."""
+
+    GIVE_UP = enum.auto()
+    """Trying again would not help, or is not allowed."""
+    TRY_AGAIN = enum.auto()
+    """Another try, counted."""
+    WAIT = enum.auto()
+    """The broker is starting or stopping: try again, not counted, until the deadline."""
+
+
+def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
+    """Decides about a failed send.
+
+    Args:
+        error: Why it failed.
+        attempts: How often it was tried, the failed time included.
+        retries: How many further tries are allowed after the first.
+
+    Source: semantics, chapter 5: flow-control refusals are not retried.
+    """
+    if isinstance(error, SystemBusy | MessageIllegal):
+        return SendFailure.GIVE_UP
+    if isinstance(error, BrokerNotAvailable):
+        return SendFailure.WAIT if retries else SendFailure.GIVE_UP
+    if isinstance(error, RequestTimeout | EndpointUnreachable | BrokerError):
+        return SendFailure.TRY_AGAIN if attempts <= retries else SendFailure.GIVE_UP
+    return SendFailure.GIVE_UP

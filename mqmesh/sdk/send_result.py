@@ -1,0 +1,194 @@
+"""What becomes of a send: the result, and the future that it arrives in."""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, RequestTimeout
+from mqmesh.message import Message, MessageQueue, format_message_id
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+
+class SendResult(msgspec.Struct, frozen=True, gc=False):
+    """A message, or an explicit batch, as the broker has it.
+
+    Attributes:
+        status: ``SEND_OK``, or what is still missing.
+        message_queue: Where it went.
+        queue_offset: Of the message, or of the batch's first one.
+        commitlog_offset: Where its batch begins in the broker's log.
+        store_timestamp: When the broker stored it, ms.
+        producer_id: Instance id of the producer.
+        sequence: Of the message, or of the batch's first one.
+        message_count: 1, or the size of an explicit batch.
+    """
+
+    status: SendStatus
+    message_queue: MessageQueue
+    queue_offset: QueueOffset
+    commitlog_offset: CommitLogOffset
+    store_timestamp: TimestampMs
+    producer_id: int
+    sequence: int
+    message_count: int = 1
+
+    @property
+    def message_id(self) -> str:
+        """Id of the message, or of the batch's first one."""
+        return format_message_id(self.producer_id, self.sequence)
+
+    @property
+    def message_ids(self) -> list[str]:
+        """Ids of all messages of the batch, in order."""
+        first = self.sequence
+        return [
+            format_message_id(self.producer_id, sequence)
+            for sequence in range(first, first + self.message_count)
+        ]
+
+
+OnDone = Callable[["SendFuture"], None]
+
+
+class PendingBatch:
+    """Messages that travel together, from the call of send to their outcome.
+
+    ``lock`` is the send buffer's: it guards ``messages`` until the batch is taken for
+    sending, and the outcome with those who wait for it.
+    """
+
+    __slots__ = (
+        "attempts",
+        "bound",
+        "callbacks",
+        "deadline_ms",
+        "encoded",
+        "error",
+        "event",
+        "explicit",
+        "first_sequence",
+        "lock",
+        "messages",
+        "outcome",
+        "producer_id",
+        "queue",
+        "retries",
+        "size",
+        "wait_store",
+    )
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        queue: MessageQueue,
+        deadline_ms: int,
+        *,
+        bound: bool,
+        explicit: bool,
+        retries: int,
+        wait_store: bool,
+    ) -> None:
+        self.lock = lock
+        self.queue = queue
+        self.deadline_ms = deadline_ms
+        self.bound = bound
+        self.explicit = explicit
+        self.retries = retries
+        self.wait_store = wait_store
+        self.messages: list[Message] = []
+        self.size = 0
+        self.attempts = 0
+        self.producer_id = 0
+        self.first_sequence = -1
+        self.encoded: bytes | None = None
+        self.outcome: BatchOutcome | None = None
+        self.error: MQMeshError | None = None
+        self.event: threading.Event | None = None
+        self.callbacks: list[tuple[OnDone, SendFuture]] = []
+
+    @property
+    def done(self) -> bool:
+        """True once there is an outcome or an error."""
+        return self.outcome is not None or self.error is not None
+
+    def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
+        """Sets the outcome and tells everybody who waits; once."""
+        with self.lock:
+            self.outcome, self.error = outcome, error
+            event, callbacks = self.event, self.callbacks
+            self.callbacks = []
+            self.encoded = None
+        if event is not None:
+            event.set()
+        for on_done, future in callbacks:
+            on_done(future)
+
+
+class SendFuture:
+    """The outcome of one asynchronous send, when it comes."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: PendingBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def done(self) -> bool:
+        """True once ``result`` returns or raises at once."""
+        return self._batch.done
+
+    def exception(self) -> MQMeshError | None:
+        """Why the send failed; None when it did not, or is not done yet."""
+        return self._batch.error
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """Waits for the outcome.
+
+        Args:
+            timeout: Seconds, None for as long as the send's own timeout lasts.
+
+        Raises:
+            RequestTimeout: The outcome did not come within ``timeout``.
+            MQMeshError: The send failed; after a ``RequestTimeout`` or a broken connection
+                it is unknown whether the message was stored.
+        """
+        batch = self._batch
+        if not batch.done:
+            with batch.lock:
+                if not batch.done and batch.event is None:
+                    batch.event = threading.Event()
+            if not batch.done and batch.event is not None and not batch.event.wait(timeout):
+                raise RequestTimeout(f"no outcome of the send within {timeout} s")
+        if batch.error is not None:
+            raise batch.error
+        return make_result(batch, self._index)
+
+    def add_done_callback(self, on_done: OnDone) -> None:
+        """Calls back with this future when it is done, at once if it is.
+
+        The call comes in the producer's own thread and must not block.
+        """
+        batch = self._batch
+        with batch.lock:
+            if not batch.done:
+                batch.callbacks.append((on_done, self))
+                return
+        on_done(self)
+
+
+def make_result(batch: PendingBatch, index: int) -> SendResult:
+    """The result of one message of a batch that was stored."""
+    outcome = batch.outcome
+    assert outcome is not None
+    return SendResult(
+        SendStatus(outcome.status),
+        batch.queue,
+        QueueOffset(outcome.base_queue_offset + index),
+        CommitLogOffset(outcome.commitlog_offset),
+        TimestampMs(outcome.store_timestamp),
+        batch.producer_id,
+        batch.first_sequence + index,
+        len(batch.messages) if batch.explicit else 1,
+    )
