@@ -1,0 +1,51 @@
+"""Where a server may listen, and what it tells others to connect to. One rule for all roles."""
+
+import ipaddress
+from typing import Final
+
+from mqmesh.errors import ConfigError
+
+LOOPBACK_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
+WILDCARDS: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach a listener at this host."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listen(
+    role: str, listen_host: str, advertised_host: str, *, allow_insecure_bind: bool
+) -> None:
+    """Refuses to be reachable by strangers, and to announce an address that is none.
+
+    Args:
+        role: What to call the server in an error.
+        listen_host: Address to listen at.
+        advertised_host: Host that others are told, "" for ``listen_host``.
+        allow_insecure_bind: The administrator takes the risk.
+
+    Raises:
+        ConfigError: Names the setting and what to write instead.
+    """
+    if not allow_insecure_bind and not is_loopback(listen_host):
+        raise ConfigError(
+            f"listen_host = {listen_host!r} can be reached from other machines, and this {role} "
+            "neither encrypts nor asks who a client is; listen at 127.0.0.1, or set "
+            "allow_insecure_bind = true where everybody may do everything"
+        )
+    if listen_host in WILDCARDS and not advertised_host:
+        raise ConfigError(
+            f"listen_host = {listen_host!r} is no address that clients can connect to; set "
+            "advertised_host to the one they shall use"
+        )
+
+
+def bindable(host: str) -> str:
+    """The address behind a host that ZeroMQ can bind to; it resolves no names there."""
+    return "127.0.0.1" if host in LOOPBACK_NAMES else host
