@@ -367,6 +367,28 @@ def check_messages(
     return checked
 
 
+def is_plain(message: Message, max_message_size: int) -> bool:
+    """True when a message is surely legal but for its topic's name: the short way of one send.
+
+    Args:
+        message: Anything; only a message of nothing but topic and body passes.
+        max_message_size: Largest body in bytes.
+    """
+    return (
+        type(message) is Message
+        and type(message.topic) is str
+        and type(message.body) is bytes
+        and 0 < len(message.body) <= max_message_size
+        and message.keys is _NO_KEYS
+        and message.tag is None
+        and message.properties is None
+        and message.sharding_key is None
+        and message.flag is _ZERO
+        and message.delay_level is _ZERO
+        and message.deliver_at_ms is _ZERO
+    )
+
+
 def _check_sendable_topic(topic: str, allow_system: bool) -> None:
     if type(topic) is not str:
         raise InvalidArgument(f"topic must be a str, not {_short(topic)}")

@@ -20,6 +20,7 @@ from mqmesh.message import (
     check_group,
     check_messages,
     check_topic,
+    is_plain,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.membership import HeartbeatRequest
@@ -131,14 +132,15 @@ class Producer:
         for batch in self._buffer.drain():
             self._buffer.settle(batch)
             batch.finish(None, error)
-        self._engine.close()
-        for batch in self._buffer.drain():  # a send that raced with the closing
-            batch.finish(None, error)
-        # Not under the lock for ever: a send that hangs must not keep the producer open.
-        if self._direct.acquire(timeout=0.5):
+        for channel in list(self._channels.values()):
+            channel.cancel()
+        with self._direct:  # a send that waited on a channel has given up by now
             for channel in self._channels.values():
                 channel.close()
-            self._direct.release()
+            self._channels.clear()
+        self._engine.close()
+        for batch in self._buffer.drain():  # sends that raced with the closing
+            batch.finish(None, error)
 
     def __enter__(self) -> Self:
         self.start()
@@ -247,9 +249,15 @@ class Producer:
         """
         if self._state != "running":
             self._refuse()
-        (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
         deadline_ms = self._deadline(timeout_ms)
-        topic = self._routes.known(message.topic) or self._routes.lanes(message.topic, deadline_ms)
+        # A topic that has lanes has a legal name.
+        topic = None
+        if is_plain(message, self.options.max_message_size):
+            topic = self._routes.known(message.topic)
+        else:
+            (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+        if topic is None:
+            topic = self._routes.lanes(check_topic(message.topic), deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
@@ -402,6 +410,8 @@ class Producer:
         return error
 
     def _channel(self, broker_name: str) -> BlockingChannel:
+        if self._state != "running":
+            self._refuse()
         endpoint = self._engine.endpoint(broker_name)
         channel = self._channels.get(broker_name)
         if channel is None or channel.endpoint != endpoint:

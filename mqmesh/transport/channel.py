@@ -32,6 +32,7 @@ class BlockingChannel:
         self.endpoint = endpoint
         self._next_opaque = 1
         self._closed = False
+        self._cancelled = False
         self._socket = sockets.dealer(context)
         self._socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
         self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
@@ -56,8 +57,7 @@ class BlockingChannel:
             ClientClosed: After ``close``.
             LocalProtocolError, RemoteProtocolError: A frame that breaks the protocol.
         """
-        if self._closed:
-            raise ClientClosed(f"the channel to {self.endpoint} is closed")
+        self._check_open()
         deadline = time.monotonic() + timeout_ms / 1_000
         opaque = self._next_opaque
         self._next_opaque += 1
@@ -74,9 +74,14 @@ class BlockingChannel:
             # Answers to requests that were given up, and pieces of illegal messages, are skipped.
             if not answer.more and command.is_response and command.opaque == opaque:
                 break
+            self._check(deadline)
         if command.code != _SUCCESS:
             raise response_error(command)
         return command
+
+    def cancel(self) -> None:
+        """Makes a request that is waiting, and all later ones, fail soon; from any thread."""
+        self._cancelled = True
 
     def close(self) -> None:
         """Closes the connection."""
@@ -89,12 +94,18 @@ class BlockingChannel:
             try:
                 self._socket.send(frame)
             except zmq.Again:
+                self._check_open()
                 if time.monotonic() >= deadline:
                     raise EndpointUnreachable(f"no connection to {self.endpoint} in time") from None
             else:
                 return
 
+    def _check_open(self) -> None:
+        if self._closed or self._cancelled:
+            raise ClientClosed(f"the channel to {self.endpoint} is closed")
+
     def _check(self, deadline: float) -> None:
+        self._check_open()
         for event, _ in sockets.read_monitor(self._monitor):
             if event == zmq.EVENT_DISCONNECTED:
                 raise EndpointUnreachable(
