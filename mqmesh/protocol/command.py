@@ -32,7 +32,8 @@ PROTOCOL_VERSION: Final = 1
 PREFIX_SIZE: Final = 16
 MAX_FRAME_BYTES: Final = 32 * MIB
 """No frame is longer; also ``ZMQ_MAXMSGSIZE`` of every socket."""
-MAX_HEADER_BYTES: Final = 4 * MIB
+MAX_HEADER_BYTES: Final = 16 * MIB
+"""Room for 100,000 topics with the longest names."""
 MAX_REMARK_CHARACTERS: Final = 1 * KIB
 
 RESPONSE: Final = 1
@@ -123,8 +124,11 @@ def encode_frame(
         flags: ``RESPONSE``, ``ONEWAY``.
 
     Raises:
-        LocalProtocolError: The frame would be over ``MAX_FRAME_BYTES``.
+        LocalProtocolError: The frame would be over ``MAX_FRAME_BYTES``, or the header over
+            ``MAX_HEADER_BYTES``.
     """
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"a header of {len(header)} bytes is over {MAX_HEADER_BYTES}")
     frame = b"".join(
         (_PREFIX.pack(PROTOCOL_VERSION, flags, code, len(header), opaque), header, *parts)
     )

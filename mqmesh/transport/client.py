@@ -32,6 +32,7 @@ MAX_REQUESTS_WAITING: Final = 10_000
 """Requests in flight and not yet sent, together."""
 FRAMES_PER_TICK: Final = 256
 SWEEP_MS: Final = 20
+"""Least time between two searches for passed deadlines; so late may a timeout be told."""
 
 OnDone = Callable[[Command | MQMeshError], None]
 
@@ -88,7 +89,8 @@ class CommandClient:
         self._monitor = sockets.monitor(self._socket)
         loop.add(self._socket, self._on_ready)
         loop.add(self._monitor, self._on_monitor)
-        self._sweep: Timer = loop.call_every(SWEEP_MS, self._expire)
+        self._sweep: Timer | None = None
+        self._sweep_due_ms = 0
         self._socket.connect(endpoint)
 
     @property
@@ -129,6 +131,8 @@ class CommandClient:
             self._watch_write()
         else:
             waiting.sent = True
+        if self._sweep is None or deadline_ms < self._sweep_due_ms - SWEEP_MS:
+            self._plan_sweep(deadline_ms)
 
     def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
         """Sends a request that gets no answer; it may be lost.
@@ -147,7 +151,8 @@ class CommandClient:
         if self._closed:
             return
         self._closed = True
-        self._sweep.cancel()
+        if self._sweep is not None:
+            self._sweep.cancel()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
         sockets.close(self._socket, self._monitor)
@@ -198,7 +203,8 @@ class CommandClient:
             except zmq.Again:
                 return
             if frame.more:
-                self._skip_rest()
+                _log.warning("%s sent more than one frame; ignored", self.endpoint)
+                sockets.skip_rest(self._socket)
                 continue
             try:
                 command = decode_frame(frame.buffer)
@@ -206,11 +212,6 @@ class CommandClient:
                 _log.warning("malformed frame from %s: %s", self.endpoint, error)
                 continue
             self._take(command)
-
-    def _skip_rest(self) -> None:
-        _log.warning("%s sent more than one frame; ignored", self.endpoint)
-        while self._socket.getsockopt(zmq.RCVMORE):
-            self._socket.recv(zmq.NOBLOCK, copy=False)
 
     def _take(self, command: Command) -> None:
         if not command.is_response:
@@ -224,6 +225,8 @@ class CommandClient:
 
     def _on_monitor(self) -> None:
         for event, _ in sockets.read_monitor(self._monitor):
+            if self._closed:
+                return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
                 self.unreachable = False
@@ -246,31 +249,47 @@ class CommandClient:
             f"the connection to {self.endpoint} broke; whether the request was carried out is "
             "unknown"
         )
-        for opaque in [key for key, waiting in self._waiting.items() if waiting.sent]:
-            self._waiting.pop(opaque).on_done(error)
+        self._fail([key for key, waiting in self._waiting.items() if waiting.sent], error)
 
     def _fail_all(self, error: MQMeshError) -> None:
         self._unsent.clear()
-        while self._waiting:
-            self._waiting.popitem()[1].on_done(error)
+        self._fail(list(self._waiting), error)
 
-    def _expire(self) -> None:
-        if not self._waiting:
-            return
-        now_ms = self._loop.clock.monotonic_ms()
-        late = [key for key, waiting in self._waiting.items() if waiting.deadline_ms <= now_ms]
-        for opaque in late:
+    def _fail(self, opaques: list[int], error: MQMeshError) -> None:
+        for opaque in opaques:
             waiting = self._waiting.pop(opaque, None)
             if waiting is None:
-                continue
-            waiting.on_done(
-                RequestTimeout(
-                    f"no answer from {self.endpoint} in time; whether the request was carried "
-                    "out is unknown"
-                )
-                if waiting.sent
-                else EndpointUnreachable(f"no connection to {self.endpoint} in time")
-            )
+                continue  # a callback before it closed the client
+            try:
+                waiting.on_done(error)
+            except Exception:
+                # The others must have their outcome too.
+                _log.exception("a callback for an answer of %s failed", self.endpoint)
+
+    def _plan_sweep(self, due_ms: int) -> None:
+        # Planned for the first deadline, and not each few ms, so that an idle client sleeps.
+        if self._sweep is not None:
+            self._sweep.cancel()
+        delay_ms = max(due_ms - self._loop.clock.monotonic_ms(), SWEEP_MS)
+        self._sweep_due_ms = self._loop.clock.monotonic_ms() + delay_ms
+        self._sweep = self._loop.call_later(delay_ms, self._expire)
+
+    def _expire(self) -> None:
+        self._sweep = None
+        now_ms = self._loop.clock.monotonic_ms()
+        late = [key for key, waiting in self._waiting.items() if waiting.deadline_ms <= now_ms]
+        sent = [key for key in late if self._waiting[key].sent]
+        unsent = [key for key in late if not self._waiting[key].sent]
+        self._fail(
+            sent,
+            RequestTimeout(
+                f"no answer from {self.endpoint} in time; whether the request was carried out is "
+                "unknown"
+            ),
+        )
+        self._fail(unsent, EndpointUnreachable(f"no connection to {self.endpoint} in time"))
+        if self._waiting and not self._closed:
+            self._plan_sweep(min(waiting.deadline_ms for waiting in self._waiting.values()))
 
 
 def response_error(command: Command) -> MQMeshError:

@@ -152,6 +152,8 @@ class EventLoop:
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""
         self._stopping = True
+        # Whoever wakes a closed loop must not write into a descriptor that is another's by then.
+        self._woken = True
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
 

@@ -7,7 +7,13 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import LocalProtocolError, MQMeshError, RemoteProtocolError, UnsupportedCommand
+from mqmesh.errors import (
+    LocalProtocolError,
+    MQMeshError,
+    RemoteProtocolError,
+    SystemBusy,
+    UnsupportedCommand,
+)
 from mqmesh.protocol.codes import code_of
 from mqmesh.protocol.command import (
     MAX_REMARK_CHARACTERS,
@@ -22,13 +28,21 @@ from mqmesh.protocol.command import (
     peek_opaque,
 )
 from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.peers import PeerTable, is_automatic
+from mqmesh.units import MIB
 
 FRAMES_PER_TICK: Final = 256
 """Requests served in one turn, so that timers and other sockets get theirs."""
-BACKLOG_BYTES_PER_PEER: Final = 64 * 1024 * 1024
+BACKLOG_BYTES_PER_PEER: Final = 64 * MIB
 """Answers kept for a peer that reads slowly; beyond it they are dropped and counted."""
+BACKLOG_BYTES: Final = 512 * MIB
+"""The same for all peers together."""
+BACKLOG_RETRY_MS: Final = 10
 MAX_PEERS: Final = 65_536
+"""Connections that are served; requests of more are refused with SYSTEM_BUSY."""
+LOG_MALFORMED_MS: Final = 1_000
+"""Malformed frames are logged no more often, so that they cannot fill the disk."""
 
 Handler = Callable[[Request], Reply | None]
 
@@ -46,7 +60,8 @@ class CommandServer:
         context: ZeroMQ context of the process.
         loop: Its event loop.
         handlers: Handler by request code.
-        on_disconnect: Told the routing id of a peer whose connection broke.
+        on_disconnect: Told the routing id of a peer whose connection broke. Requests of that
+            peer that were on their way are served still, and it is told again after each.
     """
 
     def __init__(
@@ -61,21 +76,23 @@ class CommandServer:
         self._on_disconnect = on_disconnect
         self._socket = sockets.router(context)
         self._monitor = sockets.monitor(self._socket)
-        self._peer_of_descriptor: dict[int, bytes] = {}
-        self._peers: dict[bytes, int] = {}
+        self._peers = PeerTable()
+        self._living = self._peers.living
         self._backlog: dict[bytes, deque[bytes]] = {}
         self._backlog_bytes: dict[bytes, int] = {}
+        self._backlog_total = 0
+        self._retry: Timer | None = None
+        self._log_malformed_at_ms = 0
         self.malformed_frames = 0
         self.dropped_replies = 0
         self.requests = 0
         loop.add(self._socket, self._on_readable)
         loop.add(self._monitor, self._on_monitor)
-        self._retry = loop.call_every(10, self._flush_backlog)
 
     @property
     def peer_count(self) -> int:
         """Connections that sent something and are still there."""
-        return len(self._peers)
+        return len(self._living)
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint.
@@ -89,13 +106,7 @@ class CommandServer:
         Raises:
             OSError: It is taken or may not be used.
         """
-        try:
-            self._socket.bind(
-                endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint
-            )
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return sockets.bind(self._socket, endpoint)
 
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; nothing is sent for a oneway one."""
@@ -121,7 +132,8 @@ class CommandServer:
 
     def close(self) -> None:
         """Stops listening."""
-        self._retry.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
         sockets.close(self._socket, self._monitor)
@@ -135,13 +147,35 @@ class CommandServer:
                 return
             # Not copied: bodies are large, and the frame tells which connection it came by.
             frame = socket.recv(zmq.NOBLOCK, copy=False)
-            if peer not in self._peers:
-                self._meet(peer, frame)
-            if frame.more:
-                self._skip_rest()
-                self._refuse(peer, None, "a message has more than one frame")
-                continue
+            if peer not in self._living:
+                self._take_from_stranger(peer, frame)
+            else:
+                self._take(peer, frame)
+
+    def _take(self, peer: bytes, frame: zmq.Frame) -> None:
+        if frame.more:
+            sockets.skip_rest(self._socket)
+            self._refuse(peer, None, "a message has more than one frame")
+        else:
             self._serve(peer, frame.buffer)
+
+    def _take_from_stranger(self, peer: bytes, frame: zmq.Frame) -> None:
+        if not is_automatic(peer):
+            sockets.skip_rest(self._socket)
+            self._refuse(peer, peek_opaque(frame.buffer), "a client may not choose a routing id")
+            return
+        self._on_monitor()  # news of connections come before their frames; see PeerTable
+        if len(self._living) >= MAX_PEERS:
+            sockets.skip_rest(self._socket)
+            error = SystemBusy(f"{MAX_PEERS} connections are served already")
+            self._fail(peer, peek_opaque(frame.buffer) or 0, 0, error)
+            return
+        gone = self._peers.meet(peer, int(frame.get(zmq.SRCFD)))
+        if gone is not None and gone != peer:
+            self._bury(gone)
+        self._take(peer, frame)
+        if gone == peer:
+            self._bury(peer)
 
     def _serve(self, peer: bytes, frame: memoryview) -> None:
         self.requests += 1
@@ -169,7 +203,10 @@ class CommandServer:
 
     def _refuse(self, peer: bytes, opaque: int | None, remark: str) -> None:
         self.malformed_frames += 1
-        _log.warning("malformed frame from a peer: %s (%d so far)", remark, self.malformed_frames)
+        now_ms = self._loop.clock.monotonic_ms()
+        if now_ms >= self._log_malformed_at_ms:
+            self._log_malformed_at_ms = now_ms + LOG_MALFORMED_MS
+            _log.warning("malformed frame: %s (%d so far)", remark, self.malformed_frames)
         if opaque is not None:
             self._fail(peer, opaque, 0, RemoteProtocolError(remark))
 
@@ -206,43 +243,45 @@ class CommandServer:
 
     def _keep(self, peer: bytes, frame: bytes) -> None:
         size = self._backlog_bytes.get(peer, 0) + len(frame)
-        if size > BACKLOG_BYTES_PER_PEER:
+        if size > BACKLOG_BYTES_PER_PEER or self._backlog_total + len(frame) > BACKLOG_BYTES:
             self.dropped_replies += 1
             return
         self._backlog_bytes[peer] = size
+        self._backlog_total += len(frame)
         self._backlog.setdefault(peer, deque()).append(frame)
+        if self._retry is None:
+            self._retry = self._loop.call_later(BACKLOG_RETRY_MS, self._flush_backlog)
 
     def _flush_backlog(self) -> None:
+        self._retry = None
         for peer in list(self._backlog):
             waiting = self._backlog[peer]
             while waiting and self._try_send(peer, waiting[0]):
-                self._backlog_bytes[peer] -= len(waiting.popleft())
+                size = len(waiting.popleft())
+                self._backlog_bytes[peer] -= size
+                self._backlog_total -= size
             if not waiting:
                 del self._backlog[peer], self._backlog_bytes[peer]
-
-    def _skip_rest(self) -> None:
-        while self._socket.getsockopt(zmq.RCVMORE):
-            self._socket.recv(zmq.NOBLOCK, copy=False)
-
-    def _meet(self, peer: bytes, frame: zmq.Frame) -> None:
-        # Events of a descriptor's former owner were queued before this connection's first
-        # frame; they must be read before the descriptor gets its new owner.
-        self._on_monitor()
-        if len(self._peers) >= MAX_PEERS:
-            return
-        descriptor = int(frame.get(zmq.SRCFD))
-        self._peer_of_descriptor[descriptor] = peer
-        self._peers[peer] = descriptor
+        if self._backlog:
+            self._retry = self._loop.call_later(BACKLOG_RETRY_MS, self._flush_backlog)
 
     def _on_monitor(self) -> None:
         for event, descriptor in sockets.read_monitor(self._monitor):
-            if event != zmq.EVENT_DISCONNECTED:
-                continue
-            peer = self._peer_of_descriptor.pop(descriptor, None)
-            if peer is None:
-                continue
-            self._peers.pop(peer, None)
-            self._backlog.pop(peer, None)
-            self._backlog_bytes.pop(peer, None)
-            if self._on_disconnect is not None:
-                self._on_disconnect(peer)
+            gone = None
+            if event == zmq.EVENT_ACCEPTED:
+                gone = self._peers.accept(descriptor)
+            elif event == zmq.EVENT_DISCONNECTED:
+                gone = self._peers.disconnect(descriptor)
+            if gone is not None:
+                self._bury(gone)
+
+    def _bury(self, peer: bytes) -> None:
+        self._backlog.pop(peer, None)
+        self._backlog_total -= self._backlog_bytes.pop(peer, 0)
+        if self._on_disconnect is None:
+            return
+        try:
+            self._on_disconnect(peer)
+        except Exception:
+            # The next peer's end must be told all the same.
+            _log.exception("a callback for the end of a connection failed")

@@ -4,6 +4,7 @@ There is no other way to make a socket, so none is without heartbeats, a
 handshake timeout, a frame limit and bounded water marks.
 """
 
+import itertools
 import struct
 from typing import Any, Final
 
@@ -14,19 +15,23 @@ from mqmesh.protocol.command import MAX_FRAME_BYTES
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
-HEARTBEAT_INTERVAL_MS: Final = 500
-HEARTBEAT_TIMEOUT_MS: Final = 1_500
-"""A silent connection is given up after this; so a dead peer is known in under 2 s."""
+HEARTBEAT_INTERVAL_MS: Final = 400
+HEARTBEAT_TIMEOUT_MS: Final = 1_300
+"""How long a peer may owe the answer to a ping. It may stop right after it answered one, so
+it is known to be silent after the interval and the timeout together: in under 2 s."""
 HANDSHAKE_TIMEOUT_MS: Final = 5_000
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 1_000
 HIGH_WATER_MARK: Final = 1_000
 """Frames a socket queues for one peer, each way."""
+MONITOR_HIGH_WATER_MARK: Final = 200_000
+"""Events a monitor queues. ZeroMQ's I/O thread stops when it is full, hence so many."""
 
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
 """Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
 _EVENT = struct.Struct("=HI")
+_monitor_numbers = itertools.count(1)
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Any]
@@ -94,17 +99,52 @@ def _socket(context: Context, kind: int) -> Socket:
 
 def monitor(socket: Socket) -> Socket:
     """The socket on which ``socket`` tells of connections made and broken."""
-    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-    watcher: Socket = socket.get_monitor_socket(events)
+    endpoint = f"inproc://monitor-{next(_monitor_numbers)}"
+    events = (
+        zmq.EVENT_ACCEPTED
+        | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        | zmq.EVENT_DISCONNECTED
+        | zmq.EVENT_CONNECT_RETRIED
+    )
+    socket.monitor(endpoint, events)
+    watcher: Socket = socket.context.socket(zmq.PAIR)
     watcher.setsockopt(zmq.LINGER, 0)
+    watcher.setsockopt(zmq.RCVHWM, MONITOR_HIGH_WATER_MARK)
+    watcher.connect(endpoint)
     return watcher
+
+
+def bind(socket: Socket, endpoint: str) -> str:
+    """Makes a socket listen.
+
+    Args:
+        socket: A router or publisher.
+        endpoint: ``tcp://host:port`` (port ``*`` or 0 takes a free one) or ``ipc://path``.
+
+    Returns:
+        The endpoint with the real port.
+
+    Raises:
+        OSError: It is taken or may not be used.
+    """
+    try:
+        socket.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def skip_rest(socket: Socket) -> None:
+    """Throws away the frames of a message behind the one just read."""
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(zmq.NOBLOCK, copy=False)
 
 
 def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
     """Takes all waiting events off a monitor.
 
     Returns:
-        Event and value; the value of a disconnect is the connection's descriptor.
+        Event and value; the value of an accept and a disconnect is the connection's descriptor.
     """
     found: list[tuple[int, int]] = []
     while True:
@@ -118,7 +158,7 @@ def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
 def close(socket: Socket, watcher: Socket | None = None) -> None:
     """Closes a socket and its monitor."""
     if watcher is not None:
-        socket.disable_monitor()
+        socket.monitor(None, 0)
         watcher.close(0)
     socket.close()
 

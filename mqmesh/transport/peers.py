@@ -1,0 +1,95 @@
+"""Which connection belongs to which peer, so that a broken one names who is gone. Pure.
+
+A ROUTER names peers by routing ids, its monitor names connections by descriptors,
+and only a frame tells both. The two tell their news by different ways, so that
+
+* frames may still be read after the news that their connection broke,
+* a descriptor may have a new owner by then.
+
+Both are sorted out by two facts. ZeroMQ numbers routing ids upwards in the order
+in which connections were made (one I/O thread; clients may not choose their own),
+so of two peers that came by one descriptor the larger one came later. And a
+connection's news precedes its first frame: whoever reads a first frame has the news.
+"""
+
+from typing import Final
+
+ROUTING_ID_BYTES: Final = 5
+_HALF: Final = 1 << 31
+_MASK: Final = (1 << 32) - 1
+
+
+class PeerTable:
+    """Living peers of one ROUTER.
+
+    Attributes:
+        living: Descriptor by routing id.
+    """
+
+    def __init__(self) -> None:
+        self.living: dict[bytes, int] = {}
+        self._owner: dict[int, bytes | None] = {}
+        self._last_owner: dict[int, bytes] = {}
+
+    def accept(self, descriptor: int) -> bytes | None:
+        """A connection was made.
+
+        Returns:
+            The descriptor's owner till now, if the news of its end was lost.
+        """
+        gone = self.disconnect(descriptor)
+        self._owner[descriptor] = None
+        return gone
+
+    def disconnect(self, descriptor: int) -> bytes | None:
+        """A connection broke.
+
+        Returns:
+            The peer that is gone; None when it never said anything.
+        """
+        peer = self._owner.pop(descriptor, None)
+        if peer is not None:
+            self._last_owner[descriptor] = peer
+            del self.living[peer]
+        return peer
+
+    def meet(self, peer: bytes, descriptor: int) -> bytes | None:
+        """A peer that is not among the living sent a frame.
+
+        All news of the monitor must have been taken in before.
+
+        Args:
+            peer: Its routing id, for which ``is_automatic`` holds.
+            descriptor: The connection the frame came by.
+
+        Returns:
+            A peer that is gone: this one, when its connection broke before the frame was
+            read; or one that had been taken for the owner of the connection.
+        """
+        last = self._last_owner.get(descriptor)
+        if descriptor not in self._owner:
+            if last is None or _is_newer(peer, last):
+                self._last_owner[descriptor] = peer
+            return peer
+        owner = self._owner[descriptor]
+        latest = owner or last
+        if latest is not None and not _is_newer(peer, latest):
+            return peer
+        self._owner[descriptor] = peer
+        self.living[peer] = descriptor
+        if owner is None:
+            return None
+        del self.living[owner]
+        self._last_owner[descriptor] = owner
+        return owner
+
+
+def is_automatic(peer: bytes) -> bool:
+    """True for a routing id that ZeroMQ gave; peers' own choices never begin with a zero."""
+    return len(peer) == ROUTING_ID_BYTES and peer[0] == 0
+
+
+def _is_newer(one: bytes, other: bytes) -> bool:
+    # The numbers wrap around.
+    distance = int.from_bytes(one[1:], "big") - int.from_bytes(other[1:], "big")
+    return 0 < (distance & _MASK) < _HALF
