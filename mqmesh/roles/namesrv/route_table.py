@@ -1,0 +1,450 @@
+"""Which broker carries which topic, and who is gone. Pure: events in, effects out.
+
+A broker process is a *member* of its broker group, known by its broker id. It is
+in the table from its first REGISTER_BROKER until it unregisters, its connection
+breaks, or it is silent for too long; each life of the process is told from the
+one before by its ``instance_id``. The topics of a group are those of its lowest
+member that has told them, which is the master while there is one.
+
+A group without members is in no route. One thing stays behind: the queues of
+ordered topics, because a key must go to the same queue while a broker is down.
+They stay until the broker returns, or the topic is deleted at the name server.
+
+The states and events are drawn in ``docs/state-machines.md``.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import BrokerError, InvalidArgument, NoPermission, SystemBusy, TopicNotFound
+from mqmesh.message import check_group, check_topic
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    DataVersion,
+    Perm,
+    QueueData,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    TopicConfig,
+    TopicRoute,
+    UnregisterBrokerRequest,
+    WipeWritePermRequest,
+    WipeWritePermResponse,
+)
+from mqmesh.roles.namesrv.effects import Announce, Effect, Persist
+
+MASTER_ID: Final = 0
+MAX_MEMBERS_PER_GROUP: Final = 64
+MAX_HINT_TOPICS: Final = 256
+"""A hint names so many topics; for more it names none, and everybody asks again."""
+RETRY_AFTER_CONFLICT_MS: Final = 1_000
+
+_Table = dict[str, TopicConfig]
+
+
+class _Member(msgspec.Struct):
+    address: BrokerAddress
+    data_version: DataVersion
+    instance_id: int
+    perm: int
+    peer: bytes
+    last_seen_ms: int
+    topics: _Table | None
+
+
+class _Group(msgspec.Struct):
+    cluster_name: str
+    members: dict[int, _Member]
+    indexed: _Table
+    """What the index of topics holds for this group."""
+
+
+class OrderedTopics(msgspec.Struct, array_like=True, frozen=True):
+    """Ordered topics of one broker group, as they are saved."""
+
+    broker_name: str
+    topics: list[TopicConfig]
+
+
+class RouteTable:
+    """Brokers, their topics, and the routes that follow.
+
+    Args:
+        broker_expire_ms: A member silent for so long is dropped.
+        max_brokers: Limit of broker groups.
+        max_topic_entries: Limit of the topics of all members together.
+        drained: Broker groups without write permission, as saved.
+        ordered: Ordered topics of groups that are not here yet, as saved.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_expire_ms: int,
+        max_brokers: int,
+        max_topic_entries: int,
+        drained: Iterable[str] = (),
+        ordered: Iterable[OrderedTopics] = (),
+    ) -> None:
+        self._broker_expire_ms = broker_expire_ms
+        self._max_brokers = max_brokers
+        self._max_topic_entries = max_topic_entries
+        self._groups: dict[str, _Group] = {}
+        self._index: dict[str, dict[str, TopicConfig]] = {}
+        self._keys_of_peer: dict[bytes, set[tuple[str, int]]] = {}
+        self._drained = set(drained)
+        self._absent: dict[str, _Table] = {}
+        for one in ordered:
+            self._keep(one.broker_name, {config.topic: config for config in one.topics})
+
+    # ---- Events ----------------------------------------------------------------------
+
+    def on_register(
+        self, request: RegisterBrokerRequest, peer: bytes, now_ms: int
+    ) -> tuple[RegisterBrokerResponse, list[Effect]]:
+        """A broker's heartbeat.
+
+        Args:
+            request: What it says.
+            peer: Routing id of the connection it came by.
+            now_ms: Monotonic time.
+
+        Raises:
+            InvalidArgument: An illegal name.
+            NoPermission: Another live process has this broker name and id, or the group
+                belongs to another cluster.
+            SystemBusy: A limit is reached.
+        """
+        name, broker_id = request.broker_name, request.broker_id
+        group = self._groups.get(name)
+        member = group.members.get(broker_id) if group is not None else None
+        topics = _table_of(request)
+        self._check(request, peer, group, member, topics)
+        if group is None:
+            # What stayed of an ordered topic is in the index still.
+            group = _Group(request.cluster_name, {}, self._absent.pop(name, {}))
+            self._groups[name] = group
+        before = _appearance(group)
+        version = request.data_version
+        need_topics = False
+        if topics is None:
+            same_life = member is not None and member.instance_id == request.instance_id
+            topics = member.topics if member is not None and same_life else None
+            if topics is None or member is None or member.data_version != version:
+                # The version is forgotten, not believed, until the topics have come.
+                need_topics, version = True, DataVersion(-1, -1)
+        if member is not None:
+            self._forget_peer(member.peer, (name, broker_id))
+        self._keys_of_peer.setdefault(peer, set()).add((name, broker_id))
+        group.cluster_name = request.cluster_name
+        group.members[broker_id] = _Member(
+            request.address, version, request.instance_id, request.perm, peer, now_ms, topics
+        )
+        response = RegisterBrokerResponse(need_topics, name in self._drained)
+        return response, self._changes(name, group, before)
+
+    def on_unregister(self, request: UnregisterBrokerRequest) -> list[Effect]:
+        """A broker closes cleanly; one of another life, or unknown, changes nothing."""
+        group = self._groups.get(request.broker_name)
+        member = group.members.get(request.broker_id) if group is not None else None
+        if member is None or member.instance_id != request.instance_id:
+            return []
+        return self._remove([(request.broker_name, request.broker_id)])
+
+    def on_disconnect(self, peer: bytes) -> list[Effect]:
+        """A connection broke: the brokers that registered by it last are gone."""
+        return self._remove(sorted(self._keys_of_peer.pop(peer, ())))
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Drops brokers that were silent for ``broker_expire_ms``."""
+        silent = [
+            (name, broker_id)
+            for name, group in self._groups.items()
+            for broker_id, member in group.members.items()
+            if now_ms - member.last_seen_ms >= self._broker_expire_ms
+        ]
+        return self._remove(silent)
+
+    def on_delete_topic(self, topic: str) -> list[Effect]:
+        """Forgets a topic; a broker that still has it brings it back with its next heartbeat."""
+        entries = self._index.pop(topic, None)
+        if entries is None:
+            return []
+        for name in entries:
+            group = self._groups.get(name)
+            if group is None:
+                del self._absent[name][topic]
+                if not self._absent[name]:
+                    del self._absent[name]
+                continue
+            group.indexed = _without(group.indexed, topic)
+            for member in group.members.values():
+                if member.topics is not None and topic in member.topics:
+                    member.topics = _without(member.topics, topic)
+                    member.data_version = DataVersion(-1, -1)
+        effects: list[Effect] = [Announce(frozenset(entries), frozenset((topic,)))]
+        if any(config.order for config in entries.values()):
+            effects.append(Persist())
+        return effects
+
+    def on_wipe_write_perm(
+        self, request: WipeWritePermRequest
+    ) -> tuple[WipeWritePermResponse, list[Effect]]:
+        """Drains a broker group, or with ``restore`` ends that.
+
+        Raises:
+            BrokerError: With QUERY_NOT_FOUND, nobody of this name is known.
+        """
+        name = request.broker_name
+        group = self._groups.get(name)
+        drained = name in self._drained
+        if group is None and not drained:
+            raise BrokerError(
+                f"broker {name[:255]!r} is not registered here", code=ResponseCode.QUERY_NOT_FOUND
+            )
+        topics = group.indexed if group is not None else {}
+        response = WipeWritePermResponse(len(topics))
+        if drained != request.restore:
+            return response, []
+        if request.restore:
+            self._drained.discard(name)
+        else:
+            self._drained.add(name)
+        return response, [*_announce(name, topics), Persist()]
+
+    # ---- Answers ---------------------------------------------------------------------
+
+    def route(self, topic: str, hint_endpoint: str) -> TopicRoute:
+        """The route of a topic; costs in proportion to the brokers that carry it.
+
+        Raises:
+            TopicNotFound: No broker carries it.
+        """
+        entries = self._index.get(topic)
+        if not entries:
+            raise TopicNotFound(f"topic {topic[:255]!r} has no route")
+        queues = []
+        brokers = []
+        # Sorted, because producers of one key must see the queues in one order everywhere.
+        for name, config in sorted(entries.items()):
+            group = self._groups.get(name)
+            queues.append(
+                QueueData(
+                    name,
+                    config.read_queue_nums,
+                    config.write_queue_nums,
+                    self._perm(name, group, config),
+                )
+            )
+            if group is not None:
+                brokers.append(_broker_data(name, group))
+        order = any(config.order for config in entries.values())
+        return TopicRoute(topic, queues, brokers, hint_endpoint, order)
+
+    def brokers(self) -> list[BrokerData]:
+        """All broker groups, by name."""
+        return [_broker_data(name, group) for name, group in sorted(self._groups.items())]
+
+    def topics(self) -> list[str]:
+        """Names of all topics that have a route, sorted."""
+        return sorted(self._index)
+
+    def drained(self) -> list[str]:
+        """Broker groups without write permission, to be saved."""
+        return sorted(self._drained)
+
+    def ordered(self) -> list[OrderedTopics]:
+        """Ordered topics of every group, here or not, to be saved."""
+        tables = {name: group.indexed for name, group in self._groups.items()} | self._absent
+        kept = [
+            OrderedTopics(name, [config for config in table.values() if config.order])
+            for name, table in sorted(tables.items())
+        ]
+        return [one for one in kept if one.topics]
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _check(
+        self,
+        request: RegisterBrokerRequest,
+        peer: bytes,
+        group: _Group | None,
+        member: _Member | None,
+        topics: _Table | None,
+    ) -> None:
+        check_group(request.broker_name)
+        check_group(request.cluster_name)
+        who = f"broker {request.broker_name!r} with id {request.broker_id}"
+        if member is not None and member.instance_id != request.instance_id:
+            # A process that died has no connection any more, so this one lives.
+            if member.peer != peer:
+                raise NoPermission(
+                    f"{who} is another live process, at {member.address.tcp}; stop it, or give "
+                    "this one another broker_name",
+                    retry_after_ms=RETRY_AFTER_CONFLICT_MS,
+                )
+        if group is not None and group.cluster_name != request.cluster_name:
+            if any(key != request.broker_id for key in group.members):
+                raise NoPermission(
+                    f"{who} says cluster {request.cluster_name!r}, its group is in "
+                    f"{group.cluster_name!r}"
+                )
+        if group is None and len(self._groups) >= self._max_brokers:
+            raise SystemBusy(f"no room for {who} (max_brokers = {self._max_brokers})")
+        if group is not None and member is None and len(group.members) >= MAX_MEMBERS_PER_GROUP:
+            raise SystemBusy(f"{who} is one too many; a group has {MAX_MEMBERS_PER_GROUP} members")
+        if topics is not None:
+            self._check_room(who, topics, member)
+
+    def _check_room(self, who: str, topics: _Table, member: _Member | None) -> None:
+        count = sum(
+            len(one.topics or ())
+            for group in self._groups.values()
+            for one in group.members.values()
+            if one is not member
+        ) + sum(map(len, self._absent.values()))
+        if count + len(topics) > self._max_topic_entries:
+            raise SystemBusy(
+                f"no room for the {len(topics)} topics of {who} beside {count} of others "
+                f"(max_topic_entries = {self._max_topic_entries})"
+            )
+
+    def _remove(self, keys: Iterable[tuple[str, int]]) -> list[Effect]:
+        effects: list[Effect] = []
+        for name, broker_id in keys:
+            group = self._groups[name]
+            before = _appearance(group)
+            member = group.members.pop(broker_id)
+            self._forget_peer(member.peer, (name, broker_id))
+            if group.members:
+                effects += self._changes(name, group, before)
+            else:
+                effects += self._vanish(name, group)
+        return effects
+
+    def _vanish(self, name: str, group: _Group) -> list[Effect]:
+        topics = group.indexed
+        kept = {topic: config for topic, config in topics.items() if config.order}
+        self._reindex(name, group, kept)
+        del self._groups[name]
+        effects = _announce(name, topics)
+        if kept:
+            if len(self._absent) >= self._max_brokers:
+                self._forget_absent(next(iter(self._absent)))
+                effects.append(Persist())
+            self._absent[name] = kept
+        return effects
+
+    def _changes(
+        self, name: str, group: _Group, before: dict[int, tuple[BrokerAddress, int, bool]]
+    ) -> list[Effect]:
+        """Brings the index up to date, and tells what clients must know."""
+        old = group.indexed
+        changed = self._reindex(name, group, _leading_table(group))
+        effects: list[Effect] = []
+        if _appearance(group) != before:
+            effects += _announce(name, old | group.indexed)
+        else:
+            effects += _announce(name, changed)
+        if any(_is_ordered(table, topic) for topic in changed for table in (old, group.indexed)):
+            effects.append(Persist())
+        return effects
+
+    def _reindex(self, name: str, group: _Group, table: _Table | None) -> list[str]:
+        """Makes the index hold ``table`` for a group; returns the topics that changed."""
+        old = group.indexed
+        if table is None or table is old:
+            return []
+        changed = [topic for topic, config in table.items() if old.get(topic) != config]
+        for topic in changed:
+            self._index.setdefault(topic, {})[name] = table[topic]
+        gone = [topic for topic in old if topic not in table]
+        for topic in gone:
+            self._drop_entry(topic, name)
+        group.indexed = table
+        return changed + gone
+
+    def _drop_entry(self, topic: str, name: str) -> None:
+        entries = self._index[topic]
+        del entries[name]
+        if not entries:
+            del self._index[topic]
+
+    def _keep(self, name: str, table: _Table) -> None:
+        self._absent[name] = table
+        for topic, config in table.items():
+            self._index.setdefault(topic, {})[name] = config
+
+    def _forget_absent(self, name: str) -> None:
+        for topic in self._absent.pop(name):
+            self._drop_entry(topic, name)
+
+    def _forget_peer(self, peer: bytes, key: tuple[str, int]) -> None:
+        keys = self._keys_of_peer.get(peer)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._keys_of_peer[peer]
+
+    def _perm(self, name: str, group: _Group | None, config: TopicConfig) -> int:
+        perm = config.perm
+        if group is not None:
+            leader = group.members[min(group.members)]
+            perm &= leader.perm
+            # An ordered topic keeps its queues: a send to this one fails, but none moves.
+            if MASTER_ID not in group.members and not config.order:
+                perm &= ~Perm.WRITE
+        if name in self._drained:
+            perm &= ~Perm.WRITE
+        return int(perm)
+
+
+def _table_of(request: RegisterBrokerRequest) -> _Table | None:
+    if request.topics is None:
+        return None
+    table = {check_topic(config.topic): config for config in request.topics}
+    if len(table) != len(request.topics):
+        raise InvalidArgument(
+            f"broker {request.broker_name!r} names {len(request.topics) - len(table)} topics twice"
+        )
+    return table
+
+
+def _leading_table(group: _Group) -> _Table | None:
+    for _, member in sorted(group.members.items()):
+        if member.topics is not None:
+            return member.topics
+    return None
+
+
+def _appearance(group: _Group) -> dict[int, tuple[BrokerAddress, int, bool]]:
+    """What clients see of a group beside its topics."""
+    return {
+        broker_id: (member.address, member.perm, member.topics is not None)
+        for broker_id, member in group.members.items()
+    }
+
+
+def _broker_data(name: str, group: _Group) -> BrokerData:
+    addresses = {broker_id: group.members[broker_id].address for broker_id in sorted(group.members)}
+    return BrokerData(group.cluster_name, name, addresses)
+
+
+def _announce(name: str, topics: Iterable[str]) -> list[Effect]:
+    names = frozenset(topics)
+    if not names:
+        return []  # a hint without topics would mean: too many to list
+    return [Announce(frozenset((name,)), names if len(names) <= MAX_HINT_TOPICS else frozenset())]
+
+
+def _is_ordered(table: _Table, topic: str) -> bool:
+    config = table.get(topic)
+    return config is not None and config.order
+
+
+def _without(table: _Table, topic: str) -> _Table:
+    return {name: config for name, config in table.items() if name != topic}

@@ -1,0 +1,301 @@
+"""The name server's process: sockets, timers and files around its tables."""
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.hosts import bindable
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.route import (
+    ClusterInfo,
+    DeleteTopicRequest,
+    GetRouteRequest,
+    KvRequest,
+    KvResponse,
+    RegisterBrokerRequest,
+    RouteHint,
+    TopicList,
+    UnregisterBrokerRequest,
+    WipeWritePermRequest,
+)
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.namesrv.effects import Announce, Effect
+from mqmesh.roles.namesrv.kv_table import KvTable
+from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
+from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.storage.store_lock import StoreLock
+from mqmesh.transport.hints import HintPublisher
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.server import CommandServer, Handler
+from mqmesh.transport.sockets import Context
+
+STATE_FILE: Final = "namesrv.json"
+STATE_VERSION: Final = 1
+
+_H = TypeVar("_H", bound=msgspec.Struct)
+_log = logging.getLogger(__name__)
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """What outlives a restart; the JSON document of ``STATE_FILE``."""
+
+    version: int = STATE_VERSION
+    kv: dict[str, dict[str, str]] = {}
+    drained: list[str] = []
+    ordered: list[OrderedTopics] = []
+
+
+class NameServer:
+    """One name server; it knows of no other.
+
+    Args:
+        config: Settings.
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        context: Context,
+        loop: EventLoop,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._loop = loop
+        self._clock = clock or loop.clock
+        self._server: CommandServer | None = None
+        self._publisher: HintPublisher | None = None
+        self._scan: Timer | None = None
+        self._lock: StoreLock | None = None
+        self._state_path = Path(config.data_dir, STATE_FILE) if config.data_dir else None
+        self._unsaved = False
+        self._hint_endpoint = ""
+        self._hint: Announce | None = None
+        self._started_ms = 0
+        self._version = importlib.metadata.version("mqmesh")
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Reads what was saved, and listens.
+
+        Returns:
+            The endpoint for requests.
+
+        Raises:
+            OSError: A port is taken, or ``data_dir`` cannot be used.
+            StoreLocked: Another process uses ``data_dir``.
+            StorageError: What was saved cannot be read.
+        """
+        saved = self._load()
+        config = self._config
+        self._kv = KvTable(config.max_kv_bytes, saved.kv)
+        self._table = RouteTable(
+            broker_expire_ms=config.broker_expire_ms,
+            max_brokers=config.max_brokers,
+            max_topic_entries=config.max_topic_entries,
+            drained=saved.drained,
+            ordered=saved.ordered,
+        )
+        host = bindable(config.listen_host)
+        self._publisher = HintPublisher(self._context)
+        bound = self._publisher.bind(f"tcp://{host}:{config.publish_port}")
+        port = bound.rpartition(":")[2]
+        self._hint_endpoint = f"tcp://{config.advertised_host or host}:{port}"
+        self._server = CommandServer(
+            self._context, self._loop, self._handlers(), self._on_disconnect
+        )
+        endpoint = self._server.bind(f"tcp://{host}:{config.listen_port}")
+        self._scan = self._loop.call_every(config.scan_interval_ms, self._tick)
+        self._started_ms = self._clock.monotonic_ms()
+        if config.allow_insecure_bind:
+            _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
+        return endpoint
+
+    def stop(self) -> None:
+        """Closes everything; also what a failed ``start`` left open."""
+        if self._scan is not None:
+            self._scan.cancel()
+            self._scan = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+        if self._lock is not None:
+            if self._unsaved:
+                self._save()
+            self._lock.release()
+            self._lock = None
+
+    # ---- Handlers --------------------------------------------------------------------
+
+    def _handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.PING: self._ping,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.PUT_KV_CONFIG: self._put_kv,
+            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.LIST_KV_CONFIG: self._list_kv,
+        }
+
+    def _ping(self, request: Request) -> Reply:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms
+        return reply_with(
+            RoleInfo("namesrv", self._config.name, self._version, os.getpid(), "running", uptime_ms)
+        )
+
+    def _register(self, request: Request) -> Reply:
+        header = _header(RegisterBrokerRequest, request)
+        response, effects = self._table.on_register(
+            header, request.peer, self._clock.monotonic_ms()
+        )
+        self._carry_out(effects)
+        return reply_with(response)
+
+    def _unregister(self, request: Request) -> Reply:
+        header = _header(UnregisterBrokerRequest, request)
+        self._carry_out(self._table.on_unregister(header))
+        return EMPTY_REPLY
+
+    def _route(self, request: Request) -> Reply:
+        topic = _header(GetRouteRequest, request).topic
+        return reply_with(self._table.route(topic, self._hint_endpoint))
+
+    def _cluster(self, request: Request) -> Reply:
+        return reply_with(ClusterInfo(self._table.brokers(), self._hint_endpoint))
+
+    def _topics(self, request: Request) -> Reply:
+        return reply_with(TopicList(self._table.topics()))
+
+    def _delete_topic(self, request: Request) -> Reply:
+        self._carry_out(self._table.on_delete_topic(_header(DeleteTopicRequest, request).topic))
+        return EMPTY_REPLY
+
+    def _wipe_write_perm(self, request: Request) -> Reply:
+        response, effects = self._table.on_wipe_write_perm(_header(WipeWritePermRequest, request))
+        self._carry_out(effects, must_save=True)
+        return reply_with(response)
+
+    def _put_kv(self, request: Request) -> Reply:
+        self._carry_out(self._kv.put(_header(KvRequest, request)), must_save=True)
+        return EMPTY_REPLY
+
+    def _get_kv(self, request: Request) -> Reply:
+        return reply_with(KvResponse(self._kv.get(_header(KvRequest, request))))
+
+    def _delete_kv(self, request: Request) -> Reply:
+        self._carry_out(self._kv.delete(_header(KvRequest, request)), must_save=True)
+        return EMPTY_REPLY
+
+    def _list_kv(self, request: Request) -> Reply:
+        return reply_with(KvResponse(self._kv.list_namespace(_header(KvRequest, request))))
+
+    # ---- Events ----------------------------------------------------------------------
+
+    def _on_disconnect(self, peer: bytes) -> None:
+        self._carry_out(self._table.on_disconnect(peer))
+
+    def _tick(self) -> None:
+        self._carry_out(self._table.tick(self._clock.monotonic_ms()))
+        if self._unsaved:
+            self._save()
+
+    # ---- Effects ---------------------------------------------------------------------
+
+    def _carry_out(self, effects: Iterable[Effect], *, must_save: bool = False) -> None:
+        changed = False
+        for effect in effects:
+            if isinstance(effect, Announce):
+                self._announce(effect)
+            else:
+                changed = True
+        if changed and self._state_path is not None:
+            self._unsaved = True
+            error = self._save()
+            if error is not None and must_save:
+                raise error
+
+    def _announce(self, news: Announce) -> None:
+        _log.info("routes of %s changed", ", ".join(sorted(news.brokers)))
+        if self._hint is None:
+            # After this turn of the loop, so that many changes together make one hint.
+            self._hint = news
+            self._loop.call_later(0, self._publish)
+            return
+        both = self._hint.topics | news.topics
+        few = self._hint.topics and news.topics and len(both) <= MAX_HINT_TOPICS
+        self._hint = Announce(self._hint.brokers | news.brokers, both if few else frozenset())
+
+    def _publish(self) -> None:
+        hint, self._hint = self._hint, None
+        if hint is not None and self._publisher is not None:
+            self._publisher.publish(
+                encode_header(RouteHint(sorted(hint.brokers), sorted(hint.topics)))
+            )
+
+    # ---- State on disk ---------------------------------------------------------------
+
+    def _load(self) -> _Saved:
+        if self._state_path is None:
+            return _Saved()
+        self._state_path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = StoreLock(self._state_path.parent)
+        document = load_document(self._state_path)
+        if document is None:
+            return _Saved()
+        try:
+            saved = msgspec.json.decode(document, type=_Saved)
+        except msgspec.MsgspecError as error:
+            raise CorruptRecord(f"{self._state_path} cannot be understood: {error}") from error
+        if saved.version != STATE_VERSION:
+            raise CorruptRecord(
+                f"{self._state_path} has version {saved.version}; this program reads "
+                f"{STATE_VERSION} only"
+            )
+        return saved
+
+    def _save(self) -> StorageError | None:
+        assert self._state_path is not None
+        saved = _Saved(
+            kv=self._kv.dump(), drained=self._table.drained(), ordered=self._table.ordered()
+        )
+        try:
+            save_document(self._state_path, msgspec.json.format(msgspec.json.encode(saved)))
+        except StorageError as error:
+            # It is in force, and tried again with the next scan.
+            _log.error("%s", error)
+            return error
+        self._unsaved = False
+        return None
+
+
+def _header(kind: type[_H], request: Request) -> _H:
+    return decode_header(kind, request.command.header)
