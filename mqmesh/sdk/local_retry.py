@@ -1,0 +1,87 @@
+"""What becomes of messages whose listener failed: they wait here, and are tried again.
+
+They hold back what the group commits of their queue, but not the messages behind them.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.message import StoredMessage
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.process_queue import OPEN, Span
+
+RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
+"""Before each further try; the last one repeats."""
+
+_log = logging.getLogger(__name__)
+
+
+class LocalRetry:
+    """Tries failed messages again after a growing delay, without limit.
+
+    Args:
+        call_later: Calls in the client's own thread after so many milliseconds; from any thread.
+        submit: Has messages consumed, as ``ConsumeService.submit``.
+        delays_ms: Before each further try.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[int, Callable[[], None]], object],
+        submit: Callable[[QueueWork, list[StoredMessage], Span, int], None],
+        delays_ms: tuple[int, ...] = RETRY_DELAYS_MS,
+    ) -> None:
+        self.failures = 0
+        self._call_later = call_later
+        self._submit = submit
+        self._delays_ms = delays_ms
+
+    def on_failed(
+        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
+    ) -> None:
+        """Plans the next try of a failed call's messages; called by a worker."""
+        self.failures += 1
+        delay_ms = self._delays_ms[min(portion.attempt, len(self._delays_ms) - 1)]
+        _report(messages, portion.attempt, cause, delay_ms)
+
+        def retry() -> None:
+            if portion.work.revoked:
+                return
+            for message in messages:
+                portion.span.mark(message.queue_offset, message.queue_offset, OPEN)
+            self._submit(portion.work, list(messages), portion.span, portion.attempt + 1)
+
+        self._call_later(delay_ms, retry)
+
+
+def _report(
+    messages: list[StoredMessage], attempt: int, cause: BaseException | object, delay_ms: int
+) -> None:
+    first = messages[0]
+    what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
+    where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
+    told = (
+        "failed with an exception"
+        if isinstance(cause, BaseException)
+        else "is to come again later"
+        if cause is ConsumeResult.RECONSUME_LATER
+        else f"got {cause!r} from its listener, which must return a ConsumeResult"
+    )
+    # One trace is enough: the same failure may repeat for hours.
+    trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
+    level = logging.DEBUG if cause is ConsumeResult.RECONSUME_LATER else logging.WARNING
+    _log.log(
+        level,
+        "%s (%s) %s; try %d in %d ms",
+        what,
+        where,
+        told,
+        attempt + 2,
+        delay_ms,
+        exc_info=trace,
+    )
