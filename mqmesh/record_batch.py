@@ -6,34 +6,34 @@ no byte of a message is touched between the producer and the consumer.
 
 Layout, little endian (the same table stands in ``docs/storage-format.md``):
 
-======== ===== ====== ==========================================================
-position bytes type   meaning
-======== ===== ====== ==========================================================
-0        4     bytes  magic, ``MQB1``
-4        4     u32    header_crc: CRC-32 of bytes 8 to 51
-8        8     u64    commitlog_offset: where the batch begins in the log
-16       8     u64    base_queue_offset: queue offset of its first message
-24       8     i64    store_timestamp, ms
-32       4     u32    epoch: grows whenever a log's tail is cut or a master changes
-36       4     u32    store_id: random number of the store that wrote it
-40       2     u16    broker_attributes: none defined, 0
-42       6     bytes  reserved, 0
-48       4     u32    producer_crc: CRC-32 of byte 52 to the end
-52       4     u32    total_size: header, meta and payload
-56       1     u8     version, 1
-57       1     u8     codec of the payload: 0 none, 1 zstd
-58       2     u16    attributes, see ``Attributes``
-60       4     u32    message_count
-64       4     u32    queue_id
-68       4     u32    meta_size
-72       4     u32    payload_size: as stored
-76       4     u32    raw_size: of the payload without compression
-80       8     u64    producer_id: instance id of the producer
-88       8     u64    first_sequence: of the first message; the others follow by one
-96       8     i64    born_timestamp, ms
-104      …     meta   msgpack array: topic, tag hashes (0, 8 or 8 per message), born host
-…        …            payload: msgpack array of messages (``mqmesh.message.Message``)
-======== ===== ====== ==========================================================
+======== ===== ======= ==========================================================
+position bytes type    meaning
+======== ===== ======= ==========================================================
+0        4     bytes   magic, ``MQB1``
+4        4     u32     header_crc: CRC-32 of bytes 8 to 51
+8        8     u64     commitlog_offset: where the batch begins in the log
+16       8     u64     base_queue_offset: queue offset of its first message
+24       8     i64     store_timestamp, ms
+32       4     u32     epoch: grows whenever a log's tail is cut or a master changes
+36       4     u32     store_id: random number of the store that wrote it
+40       2     u16     broker_attributes: none defined, 0
+42       6     bytes   reserved, 0
+48       4     u32     producer_crc: CRC-32 of byte 52 to the end
+52       4     u32     total_size: header, meta and payload
+56       1     u8      version, 1
+57       1     u8      codec of the payload: 0 none, 1 zstd
+58       2     u16     attributes, see ``Attributes``
+60       4     u32     message_count
+64       4     u32     queue_id
+68       4     u32     meta_size
+72       4     u32     payload_size: as stored
+76       4     u32     raw_size: of the payload without compression
+80       8     u64     producer_id: instance id of the producer
+88       8     u64     first_sequence: of the first message; the others follow by one
+96       8     i64     born_timestamp, ms
+104      …     msgpack meta: array of topic, tag hashes, born host
+…        …     msgpack payload: array of messages (``mqmesh.message.Message``)
+======== ===== ======= ==========================================================
 
 The broker writes bytes 0 to 47, the producer all others. ``producer_crc`` is
 checked by broker, slave, consumer and recovery; ``header_crc`` covers it too,
