@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "aio": {"base", "protocol", "filtering", "transport", "sdk"},
     "roles": {"base", "protocol", "filtering", "storage", "transport", "sdk"},
     "testing": {"base", "protocol", "filtering", "storage", "transport", "sdk", "aio", "roles"},
+    "bench": {"base", "protocol", "filtering", "transport", "sdk", "aio", "roles"},
     "cli": {
         "base",
         "protocol",
@@ -29,13 +30,15 @@ MAY_IMPORT = {
         "aio",
         "roles",
         "testing",
+        "bench",
     },
     "spark": {"base", "storage"},
 }
 
-# A library and the one place (a module, or a package and all in it) that may import it.
+# A library and the places (a module, or a package and all in it) that may import it.
 CONFINED = {
-    "zmq": "mqmesh.transport",
+    # The benchmark's limit is what bare ZeroMQ reaches, without our transport.
+    "zmq": "mqmesh.transport mqmesh.bench.limit",
     "mmap": "mqmesh.storage.mapped_file",
     "lmdb": "mqmesh.storage.lmdb_env",
     "click": "mqmesh.cli",
@@ -168,10 +171,10 @@ def impure_role_files(modules: dict[str, str]) -> list[str]:
 def escaped_libraries(modules: dict[str, str]) -> list[str]:
     """Find imports of a confined library outside its place."""
     return [
-        f"{module} imports {name}, which belongs to {place}"
+        f"{module} imports {name}, which belongs to {places}"
         for module, name in edges(modules)
-        for library, place in CONFINED.items()
-        if is_in(name, library) and not is_in(module, place)
+        for library, places in CONFINED.items()
+        if is_in(name, library) and not any(is_in(module, place) for place in places.split())
     ]
 
 
@@ -239,6 +242,7 @@ PROJECT = {
     "mqmesh.storage.store": "import mqmesh.units",
     "mqmesh.storage.mapped_file": "import mmap",
     "mqmesh.transport.client": "import zmq\nfrom mqmesh import units",
+    "mqmesh.bench.limit": "import zmq\nfrom mqmesh.sdk.producer import Producer",
     "mqmesh.roles.process": "import time",
     "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.client import CommandClient",
     "mqmesh.roles.broker.handlers.send": "from mqmesh.roles.broker import topics",
@@ -270,6 +274,7 @@ FAULTS = [
     (impure_role_files, "mqmesh.roles.broker.handlers.send", "x = open('f')"),
     (escaped_libraries, "mqmesh.roles.broker.server", "import zmq.utils"),
     (escaped_libraries, "mqmesh.storage.store", "from mmap import mmap"),
+    (escaped_libraries, "mqmesh.bench.rows", "import zmq"),
     (escaped_libraries, "mqmesh.storage.store", "import lmdb"),
     (escaped_libraries, "mqmesh.sdk.producer", "import click"),
     (escaped_libraries, "mqmesh.storage.store", "import pyspark"),

@@ -1,0 +1,1 @@
+"""Benchmarks: rows of figures, each beside what a bare ZeroMQ program reaches."""

@@ -1,0 +1,277 @@
+"""The programs of a benchmark that use mqmesh, as a user would write them.
+
+Run as ``python -m mqmesh.bench.clients TASK``.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from mqmesh.bench.workload import (
+    GROUP,
+    TOPIC,
+    WARM_UP_SENDS,
+    Report,
+    SequenceCheck,
+    Stopwatch,
+    Task,
+    age_us,
+    hand_in,
+    make_bodies,
+    read_task,
+    say_ready,
+    stamp_body,
+    wait_go,
+)
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.options import ClientOptions
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.push_consumer import ConsumeFromWhere, ConsumeResult, PushConsumer
+from mqmesh.sdk.send_result import SendFuture
+
+FUTURES_A_CHUNK: Final = 10_000
+CHUNKS_UNCHECKED: Final = 5
+OUTCOME_TIMEOUT_S: Final = 60.0
+LISTENER_MESSAGES: Final = 1_024
+"""Most messages that a listener gets in one call."""
+
+
+def produce_batches(task: Task) -> Report:
+    """Explicit batches, a window of them without an outcome."""
+    bodies = make_bodies(task.batch_messages, task.body_bytes)
+    waiting: deque[SendFuture] = deque()
+    acknowledged = 0
+    with _producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+        for _ in range(task.message_count // task.batch_messages):
+            if len(waiting) >= task.window:
+                acknowledged += _stored(waiting.popleft())
+            messages = [Message(TOPIC, body) for body in bodies]
+            waiting.append(producer.send_batch_async(messages))
+        acknowledged += sum(map(_stored, waiting))
+        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+
+
+def produce_async(task: Task) -> Report:
+    """One ``send_async`` a message; the futures are looked at in chunks, every one of them."""
+    bodies = make_bodies(FUTURES_A_CHUNK, task.body_bytes)
+    chunks: deque[list[SendFuture]] = deque()
+    acknowledged = 0
+    with _producer(task) as producer:
+        send = producer.send_async
+        wait_go()
+        watch = Stopwatch()
+        for _ in range(task.message_count // FUTURES_A_CHUNK):
+            chunks.append([send(Message(TOPIC, body)) for body in bodies])
+            if len(chunks) > CHUNKS_UNCHECKED:
+                acknowledged += _stored_of(chunks.popleft())
+        acknowledged += sum(map(_stored_of, chunks))
+        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+
+
+def produce_singles(task: Task) -> Report:
+    """Single sends, so many in flight: each outcome lets the next one go."""
+    bodies = make_bodies(task.batch_messages, task.body_bytes)
+    waiting: deque[SendFuture] = deque()
+    acknowledged = 0
+    with _producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+        for number in range(task.message_count):
+            if len(waiting) >= task.window:
+                acknowledged += _stored(waiting.popleft())
+            waiting.append(producer.send_async(Message(TOPIC, bodies[number % len(bodies)])))
+        acknowledged += sum(map(_stored, waiting))
+        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+
+
+def produce_singles_threads(task: Task) -> Report:
+    """The same with a thread for each message in flight, and synchronous sends."""
+    body = make_bodies(1, task.body_bytes)[0]
+    each = task.message_count // task.window
+    acknowledged: list[int] = []
+    with _producer(task) as producer:
+        begin = threading.Barrier(task.window + 1)
+
+        def work() -> None:
+            begin.wait()
+            done = 0
+            for _ in range(each):
+                done += producer.send(Message(TOPIC, body)).status is SendStatus.SEND_OK
+            acknowledged.append(done)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(task.window)]
+        for thread in threads:
+            thread.start()
+        wait_go()
+        watch = Stopwatch()
+        begin.wait()
+        for thread in threads:
+            thread.join()
+        count = sum(acknowledged)
+        return watch.report(count, faults=_missing(count, each * task.window))
+
+
+def send_sync(task: Task) -> Report:
+    """One synchronous send after the other."""
+    body = make_bodies(1, task.body_bytes)[0]
+    latencies_us = []
+    with _producer(task) as producer:
+        for _ in range(WARM_UP_SENDS):
+            producer.send(Message(TOPIC, body))
+        wait_go()
+        watch = Stopwatch()
+        acknowledged = 0
+        for _ in range(task.message_count):
+            begin_ns = time.perf_counter_ns()
+            result = producer.send(Message(TOPIC, body))
+            latencies_us.append((time.perf_counter_ns() - begin_ns) / 1_000)
+            acknowledged += result.status is SendStatus.SEND_OK
+        faults = _missing(acknowledged, task.message_count)
+        return watch.report(acknowledged, latencies_us=latencies_us, faults=faults)
+
+
+def produce_paced(task: Task) -> Report:
+    """A message at a time, at a steady rate, each with the time it was made at."""
+    filler = make_bodies(1, task.body_bytes)[0]
+    waiting: list[SendFuture] = []
+    with _producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+        for number in range(task.message_count):
+            wait_s = watch.begin_s + number / task.rate - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s)
+            waiting.append(producer.send_async(Message(TOPIC, stamp_body(filler))))
+        acknowledged = sum(map(_stored, waiting))
+        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+
+
+def drain(task: Task) -> Report:
+    """A push consumer with a listener, until it has every message."""
+    return _consume(task, take_ages=False)
+
+
+def drain_paced(task: Task) -> Report:
+    """The same, and how old each message was."""
+    return _consume(task, take_ages=True)
+
+
+def _consume(task: Task, *, take_ages: bool) -> Report:
+    seen = SequenceCheck()
+    latencies_us: list[float] = []
+    lock = threading.Lock()
+    warm, done = threading.Event(), threading.Event()
+    total = task.ready_count + task.message_count
+    watch: Stopwatch | None = None
+    last: Report | None = None
+    broken: list[str] = []
+
+    def listen(messages: Sequence[StoredMessage]) -> ConsumeResult:
+        nonlocal watch, last
+        with lock:
+            if watch is None and seen.count >= task.ready_count:
+                watch = Stopwatch()
+            try:
+                seen.add_messages(messages)
+            except ValueError as error:
+                broken.append(str(error))
+            if take_ages and watch is not None:
+                latencies_us.extend([age_us(message.body) for message in messages])
+            if seen.count >= task.ready_count:
+                warm.set()
+            if seen.count >= total and watch is not None and last is None:
+                last = watch.report(seen.count - task.ready_count)
+                done.set()
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(
+        GROUP,
+        namesrv_addr=task.address,
+        client=ClientOptions(use_ipc=task.use_ipc),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        consume_message_batch_max_size=LISTENER_MESSAGES,
+    )
+    consumer.subscribe(TOPIC, "*", listen)
+    if task.ready_count == 0:
+        wait_go()
+        consumer.start()
+    else:
+        # It must hold its queues before the producer begins.
+        consumer.start()
+        if not warm.wait(OUTCOME_TIMEOUT_S):
+            sys.exit("the messages of the warm-up did not come")
+        wait_go()
+    done.wait()
+    with lock:
+        assert last is not None
+        last.latencies_us = latencies_us[-task.message_count :]
+        last.faults = broken + seen.faults(total)
+    consumer.close()
+    return last
+
+
+def warm_up(task: Task) -> Report:
+    """A message into each queue, so that a waiting consumer can tell that it has them all."""
+    body = make_bodies(1, task.body_bytes)[0]
+    with _producer(task) as producer:
+        queues = producer.fetch_publish_queues(TOPIC)
+        watch = Stopwatch()
+        say_ready()
+        stored = [producer.send(Message(TOPIC, body), queue=queue) for queue in queues]
+        return watch.report(len(stored))
+
+
+@contextmanager
+def _producer(task: Task) -> Iterator[Producer]:
+    client = ClientOptions(use_ipc=task.use_ipc)
+    with Producer("bench-producer", namesrv_addr=task.address, client=client) as producer:
+        producer.fetch_publish_queues(TOPIC, timeout_ms=10_000)
+        yield producer
+
+
+def _stored(future: SendFuture) -> int:
+    result = future.result(OUTCOME_TIMEOUT_S)
+    return result.message_count if result.status is SendStatus.SEND_OK else 0
+
+
+def _stored_of(futures: list[SendFuture]) -> int:
+    # Waiting for the last one leaves little waiting for the others.
+    futures[-1].result(OUTCOME_TIMEOUT_S)
+    late = [future for future in futures if not future.done()]
+    for future in late:
+        future.result(OUTCOME_TIMEOUT_S)
+    return sum([future.exception() is None for future in futures])
+
+
+def _missing(count: int, expected: int) -> list[str]:
+    return [] if count == expected else [f"{count} of {expected} messages were acknowledged"]
+
+
+PROGRAMS: Final = {
+    "produce_batches": produce_batches,
+    "produce_async": produce_async,
+    "produce_singles": produce_singles,
+    "produce_singles_threads": produce_singles_threads,
+    "send_sync": send_sync,
+    "produce_paced": produce_paced,
+    "drain": drain,
+    "drain_paced": drain_paced,
+    "warm_up": warm_up,
+}
+
+
+def main() -> None:
+    """Runs the program that the task names."""
+    task = read_task()
+    hand_in(PROGRAMS[task.kind](task))
+
+
+if __name__ == "__main__":
+    main()

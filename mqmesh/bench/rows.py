@@ -1,0 +1,183 @@
+"""The rows of the table: what each measures, its two sides, and its goal."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from mqmesh.bench.sides import (
+    Conditions,
+    Load,
+    Sample,
+    latency,
+    limit_alone,
+    limit_both,
+    limit_drain,
+    product_both,
+    product_drain,
+    product_produce,
+)
+
+IN_FLIGHT: Final = 64
+"""Of the rows with single sends."""
+
+Side = Callable[[Conditions], Sample]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table.
+
+    Attributes:
+        name: As the user names it.
+        unit: Of value and limit.
+        what: One line for people.
+        product: Runs mqmesh once.
+        limit: Runs the limit once; None where there is none.
+        least_ratio: The goal: value / limit at least so much.
+        most_ratio: The goal: value / limit at most so much.
+        least: The goal: value at least so much.
+        most: The goal: value at most so much.
+        optional: Only run when named.
+    """
+
+    name: str
+    unit: str
+    what: str
+    product: Side
+    limit: Side | None = None
+    least_ratio: float | None = None
+    most_ratio: float | None = None
+    least: float | None = None
+    most: float | None = None
+    optional: bool = False
+
+
+def _throughput_rows(body_bytes: int, messages: int) -> list[Row]:
+    load = Load(messages=messages, body_bytes=body_bytes)
+    limit_produce = partial(limit_alone, "produce", load)
+    goals = body_bytes == 128
+    return [
+        Row(
+            name=f"produce_{body_bytes}",
+            unit="msg/s",
+            what=f"explicit batches of 500, {body_bytes} B each",
+            product=partial(product_produce, "produce_batches", _windowed(load, 32)),
+            limit=limit_produce,
+            least_ratio=0.7 if goals else None,
+        ),
+        Row(
+            name=f"async_{body_bytes}",
+            unit="msg/s",
+            what=f"one send_async a message of {body_bytes} B, natural batching",
+            product=partial(product_produce, "produce_async", load),
+            limit=limit_produce,
+            least_ratio=0.3 if goals else None,
+        ),
+        Row(
+            name=f"drain_{body_bytes}",
+            unit="msg/s",
+            what=f"a push consumer with a listener, {body_bytes} B each",
+            product=partial(product_drain, _windowed(load, 32)),
+            limit=partial(limit_drain, load),
+            least_ratio=0.6 if goals else None,
+        ),
+        Row(
+            name=f"both_{body_bytes}",
+            unit="msg/s",
+            what=f"producing and consuming at once, {body_bytes} B each",
+            product=partial(product_both, "produce_batches", "drain", _windowed(load, 32)),
+            limit=partial(limit_both, "", load),
+            least_ratio=0.7 if goals else None,
+        ),
+    ]
+
+
+def _windowed(load: Load, window: int) -> Load:
+    return msgspec.structs.replace(load, window=window)
+
+
+def _latency_rows() -> list[Row]:
+    one = Load(messages=3_000, batch_messages=1)
+    paced = Load(messages=2_000, batch_messages=1)
+    echo = partial(limit_alone, "echo", one)
+    send = partial(product_produce, "send_sync", one)
+    return [
+        Row(
+            name="sync_send",
+            unit="us p50",
+            what="one synchronous send after the other, against a bare ZeroMQ echo",
+            product=partial(latency, send, 50.0),
+            limit=partial(latency, echo, 50.0),
+            most_ratio=1.5,
+        ),
+        Row(
+            name="latency_500",
+            unit="us p99",
+            what="from send to listener at 500 messages a second",
+            product=partial(
+                latency,
+                partial(product_both, "produce_paced", "drain_paced", paced, rate=500),
+                99.0,
+            ),
+            limit=partial(latency, partial(limit_both, "_paced", paced, rate=500), 99.0),
+            most=5_000.0,
+        ),
+    ]
+
+
+def _other_rows() -> list[Row]:
+    wide = Load(messages=2_000_000, batch_messages=100, window=32)
+    synced = Load(messages=500_000, window=32, sync_flush=True)
+    singles = Load(messages=200_000, window=IN_FLIGHT)
+    threads = Load(messages=50_000, window=IN_FLIGHT)
+    bare_singles = partial(
+        limit_alone, "produce", Load(messages=400_000, batch_messages=IN_FLIGHT // 2, window=2)
+    )
+    return [
+        Row(
+            name="queues_10000",
+            unit="msg/s",
+            what="explicit batches of 100 over 10,000 queues, against 4 queues",
+            product=partial(
+                product_produce,
+                "produce_batches",
+                msgspec.structs.replace(wide, queues=10_000),
+            ),
+            limit=partial(product_produce, "produce_batches", wide),
+            least_ratio=0.8,
+        ),
+        Row(
+            name="sync_flush_128",
+            unit="msg/s",
+            what="explicit batches, each on disk before its answer",
+            product=partial(product_produce, "produce_batches", synced),
+            limit=partial(limit_alone, "produce", synced),
+        ),
+        Row(
+            name="single_many",
+            unit="msg/s",
+            what="64 single sends in flight, no explicit batch",
+            product=partial(product_produce, "produce_singles", singles),
+            limit=bare_singles,
+            least=60_000.0,
+        ),
+        Row(
+            name="single_many_threads",
+            unit="msg/s",
+            what="the same by 64 threads with synchronous sends",
+            product=partial(product_produce, "produce_singles_threads", threads),
+            limit=bare_singles,
+        ),
+    ]
+
+
+ROWS: Final = {
+    row.name: row
+    for row in [
+        *_throughput_rows(128, 2_000_000),
+        *_throughput_rows(1024, 400_000),
+        *_latency_rows(),
+        *_other_rows(),
+    ]
+}

@@ -1,0 +1,291 @@
+"""The two sides of every row: one run of the limit, one run of mqmesh, in fresh processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from mqmesh.bench.processes import BenchError, Child, Crew, Usage
+from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.pulling import QueueBoundsRequest, QueueBoundsResponse
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+from mqmesh.units import MIB
+
+OVERHEAD_BYTES: Final = 32
+"""More than a message needs in the log beside its body, its share of the batch included."""
+RUN_TIMEOUT_S: Final = 600.0
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for all rows of a call.
+
+    Attributes:
+        folder: Where data goes; on the disk that is to be measured.
+        transport: ``ipc`` or ``tcp``, for both sides alike.
+        scale: Factor for every row's number of messages.
+    """
+
+    folder: Path
+    transport: str = "ipc"
+    scale: float = 1.0
+
+    def count(self, messages: int, multiple: int = 1) -> int:
+        """A row's number of messages, rounded up to whole batches."""
+        return max(-(-int(messages * self.scale) // multiple), 1) * multiple
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """One run of one side of a row.
+
+    Attributes:
+        value: In the row's unit.
+        message_count: Acknowledged, or consumed.
+        cpu_s_per_million: CPU seconds a million messages, by process.
+        extra: Further figures, by name with unit.
+    """
+
+    value: float
+    message_count: int
+    cpu_s_per_million: dict[str, float] = {}
+    extra: dict[str, float] = {}
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a throughput row moves.
+
+    Attributes:
+        messages: At scale 1.
+        body_bytes: Each.
+        batch_messages: In an explicit batch.
+        window: Requests, batches or messages in flight.
+        queues: Of the topic.
+        sync_flush: Answers wait for the disk.
+    """
+
+    messages: int
+    body_bytes: int = 128
+    batch_messages: int = 500
+    window: int = 8
+    queues: int = 4
+    sync_flush: bool = False
+
+    def task(self, kind: str, address: str, conditions: Conditions) -> Task:
+        """The task of a client process."""
+        return Task(
+            kind=kind,
+            address=address,
+            message_count=conditions.count(self.messages, self.batch_messages),
+            body_bytes=self.body_bytes,
+            batch_messages=self.batch_messages,
+            window=self.window,
+            queue_count=self.queues,
+            use_ipc=conditions.transport == "ipc",
+        )
+
+
+# ---- The limit ---------------------------------------------------------------------------
+
+
+class BareBroker:
+    """A running bare broker."""
+
+    def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
+        count = conditions.count(load.messages, load.batch_messages)
+        per_message = load.body_bytes + OVERHEAD_BYTES + 256 // load.batch_messages
+        ipc = conditions.transport == "ipc"
+        task = Task(
+            kind="broker",
+            address=f"ipc://{crew.folder}/s" if ipc else "tcp://127.0.0.1:*",
+            folder=str(crew.folder),
+            log_bytes=count * per_message + 16 * MIB,
+            sync_flush=load.sync_flush,
+        )
+        self.child = crew.limit(task)
+        self.address = self.child.wait_ready()
+
+
+def limit_alone(kind: str, load: Load, conditions: Conditions) -> Sample:
+    """One bare client and the bare broker."""
+    with _crew(conditions) as crew:
+        broker = BareBroker(crew, load, conditions)
+        client = crew.limit(load.task(kind, broker.address, conditions))
+        return _measure_alone("producer", client, broker.child)
+
+
+def limit_drain(load: Load, conditions: Conditions) -> Sample:
+    """The bare consumer reads what the bare producer stored before."""
+    with _crew(conditions) as crew:
+        broker = BareBroker(crew, load, conditions)
+        _fill(crew.limit(load.task("produce", broker.address, conditions)))
+        client = crew.limit(load.task("drain", broker.address, conditions))
+        return _measure_alone("consumer", client, broker.child)
+
+
+def limit_both(suffix: str, load: Load, conditions: Conditions, rate: int = 0) -> Sample:
+    """Bare producer and bare consumer at once."""
+    with _crew(conditions) as crew:
+        broker = BareBroker(crew, load, conditions)
+        tasks = [load.task(kind + suffix, broker.address, conditions) for kind in _BOTH]
+        for task in tasks:
+            task.rate = rate
+        producer, consumer = (crew.limit(task) for task in tasks)
+        for child in (producer, consumer):
+            child.wait_ready()
+        return _measure_both(producer, consumer, broker.child)
+
+
+# ---- mqmesh ------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A name server and a broker, started as users start them."""
+
+    def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
+        self._load = load
+        _, self.namesrv = crew.role("namesrv", ["listen_port=0"])
+        ipc = conditions.transport == "ipc"
+        settings = [
+            f'namesrv_addr=["{self.namesrv}"]',
+            "listen_port=0",
+            f"store_path_root_dir={crew.folder}/broker",
+            f"default_topic_queue_nums={load.queues}",
+            f"enable_ipc={str(ipc).lower()}",
+        ]
+        if load.sync_flush:
+            settings.append("storage.flush_disk_type=SYNC_FLUSH")
+        self.child, self.broker = crew.role("broker", settings)
+        self.idle = self.child.usage()
+
+    def check_stored(self, expected_count: int) -> None:
+        """Asks the broker how much its queues hold.
+
+        Raises:
+            BenchError: Not so many messages.
+        """
+        context = sockets.new_context()
+        channel = BlockingChannel(context, f"tcp://{self.broker}")
+        stored = 0
+        for queue_id in range(self._load.queues):
+            header = encode_header(QueueBoundsRequest(TOPIC, queue_id))
+            answer = channel.request(
+                RequestCode.QUERY_QUEUE_BOUNDS, header=header, timeout_ms=5_000
+            )
+            bounds = decode_header(QueueBoundsResponse, answer.header)
+            stored += bounds.max_queue_offset - bounds.min_queue_offset
+        channel.close()
+        context.term()
+        if stored != expected_count:
+            raise BenchError(f"the broker holds {stored} messages instead of {expected_count}")
+
+    def memory(self, sample: Sample) -> Sample:
+        """Adds the broker's memory to a sample."""
+        sample.extra["broker_rss_idle_mib"] = self.idle.rss_bytes / MIB
+        sample.extra["broker_rss_peak_mib"] = self.child.usage().peak_rss_bytes / MIB
+        return sample
+
+
+def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
+    """A producer alone."""
+    with _crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        task = load.task(kind, cluster.namesrv, conditions)
+        sample = _measure_alone("producer", crew.client(task), cluster.child)
+        cluster.check_stored(sample.message_count + (WARM_UP_SENDS if kind == "send_sync" else 0))
+        return cluster.memory(sample)
+
+
+def product_drain(load: Load, conditions: Conditions) -> Sample:
+    """A push consumer reads what was stored before."""
+    with _crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        _fill(crew.client(load.task("produce_batches", cluster.namesrv, conditions)))
+        client = crew.client(load.task("drain", cluster.namesrv, conditions))
+        return cluster.memory(_measure_alone("consumer", client, cluster.child))
+
+
+def product_both(
+    producer_kind: str,
+    consumer_kind: str,
+    load: Load,
+    conditions: Conditions,
+    rate: int = 0,
+) -> Sample:
+    """Producer and push consumer at once."""
+    with _crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        warm_up = crew.client(load.task("warm_up", cluster.namesrv, conditions))
+        warm_up.wait_ready()
+        warm = warm_up.wait_report(RUN_TIMEOUT_S)
+        consumer_task = load.task(consumer_kind, cluster.namesrv, conditions)
+        consumer_task.ready_count = warm.message_count
+        consumer = crew.client(consumer_task)
+        consumer.wait_ready()
+        producer_task = load.task(producer_kind, cluster.namesrv, conditions)
+        producer_task.rate = rate
+        producer = crew.client(producer_task)
+        producer.wait_ready()
+        return cluster.memory(_measure_both(producer, consumer, cluster.child))
+
+
+# ---- Both sides --------------------------------------------------------------------------
+
+
+def latency(side: Callable[[Conditions], Sample], percent: float, conditions: Conditions) -> Sample:
+    """Makes a percentile the value of a run that took latencies."""
+    sample = side(conditions)
+    sample.value = sample.extra[f"p{percent:g}_us"]
+    return sample
+
+
+_BOTH: Final = ("produce", "drain")
+
+
+@contextmanager
+def _crew(conditions: Conditions) -> Iterator[Crew]:
+    folder = TemporaryDirectory(prefix="mqmesh-bench-", dir=conditions.folder)
+    with folder as name, Crew(Path(name)) as crew:
+        yield crew
+
+
+def _fill(producer: Child) -> None:
+    producer.wait_ready()
+    producer.go()
+    producer.wait_report(RUN_TIMEOUT_S)
+    producer.stop()
+
+
+def _measure_alone(name: str, client: Child, broker: Child) -> Sample:
+    client.wait_ready()
+    before = broker.usage()
+    client.go()
+    report = client.wait_report(RUN_TIMEOUT_S)
+    return _sample(report.rate, {name: report}, before, broker.usage())
+
+
+def _measure_both(producer: Child, consumer: Child, broker: Child) -> Sample:
+    before = broker.usage()
+    consumer.go()
+    producer.go()
+    sent = producer.wait_report(RUN_TIMEOUT_S)
+    read = consumer.wait_report(RUN_TIMEOUT_S)
+    rate = read.message_count / max(read.end_s - sent.begin_s, 1e-9)
+    return _sample(rate, {"producer": sent, "consumer": read}, before, broker.usage())
+
+
+def _sample(rate: float, reports: dict[str, Report], before: Usage, after: Usage) -> Sample:
+    count = max(report.message_count for report in reports.values())
+    per_million = 1e6 / max(count, 1)
+    cpu = {"broker": (after.cpu_s - before.cpu_s) * per_million}
+    extra: dict[str, float] = {}
+    for name, report in reports.items():
+        cpu[name] = report.cpu_s * per_million
+        if report.latencies_us:
+            for percent in (50.0, 99.0, 100.0):
+                extra[f"p{percent:g}_us"] = percentile(report.latencies_us, percent)
+    return Sample(value=rate, message_count=count, cpu_s_per_million=cpu, extra=extra)
