@@ -230,7 +230,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
 
     flush_interval_commitlog_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
-    checkpoint_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 10_000
+    checkpoint_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 * MIB
 
     mapped_file_size_commit_log: Annotated[int, msgspec.Meta(ge=MIN_SEGMENT_BYTES, le=4 * GIB)] = (
@@ -240,6 +240,11 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     consume_queue_tail_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)] = 64 * MIB
     max_open_files: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
     max_producer_states: Annotated[int, msgspec.Meta(ge=16, le=10_000_000)] = 100_000
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """The largest batch that fits a segment beside the markers around it."""
+        return self.mapped_file_size_commit_log - 128
 
 
 class MessageStore(ABC):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import OffsetOutOfRange, StoreClosed
+from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
 from mqmesh.record_batch import (
     BROKER_PART_SIZE,
     Attributes,
@@ -54,7 +54,7 @@ class MemoryStore(MessageStore):
             clock: Not looked at: the caller says when a batch is stored.
         """
         del clock
-        self._config = config
+        self._max_batch_bytes = config.max_batch_bytes
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._log: dict[int, bytes] = {}
         self._end = 0
@@ -71,7 +71,7 @@ class MemoryStore(MessageStore):
 
     def _put_one(self, batch: BatchToPut, store_timestamp: TimestampMs) -> PutResult:
         header = batch.header
-        if header.total_size > self._config.mapped_file_size_commit_log:
+        if header.total_size > self._max_batch_bytes:
             return PutResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 QueueOffset(-1),
@@ -177,11 +177,13 @@ class MemoryStore(MessageStore):
         return QueueOffset(queue.bases[number] if number < len(queue.bases) else queue.end)
 
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
-        """See ``MessageStore.read_at``; between two batches it is also out of range."""
+        """See ``MessageStore.read_at``."""
         self._check_open()
+        if not 0 <= commitlog_offset < self._end:
+            raise OffsetOutOfRange(f"{commitlog_offset} is not between 0 and {self._end}")
         data = self._log.get(commitlog_offset)
         if data is None:
-            raise OffsetOutOfRange(f"no batch begins at {commitlog_offset}; the end is {self._end}")
+            raise CorruptRecord(f"no batch begins at {commitlog_offset}")
         check_stored(data)
         return data
 

@@ -1,0 +1,157 @@
+"""Small documents that are either the old or the new one after any crash.
+
+A document is saved beside the last one, made durable, and then takes its name;
+the last one stays as ``<name>.bak``. Its first line carries a checksum, so a
+file that a power cut left empty or half written is noticed. Such a file is
+kept aside as ``<name>.damaged-<n>`` for whoever investigates, and never counts
+as "there is nothing": that would mean consumer offsets of 0 for everyone.
+
+Layout of the file (also in ``docs/storage-format.md``): one ASCII line, then
+the document's own bytes::
+
+    mqmesh-document 1 crc32=0a1b2c3d size=123
+
+``crc32`` is that of the document's bytes, 8 hex digits; ``size`` their number.
+"""
+
+import errno
+import logging
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+
+log = logging.getLogger(__name__)
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers that mean: try again when there is room."""
+
+_HEADER: Final = re.compile(rb"mqmesh-document 1 crc32=([0-9a-f]{8}) size=(\d{1,12})\n")
+_MOST_HEADER_BYTES: Final = 128
+
+
+def storage_error(error: OSError, what: str) -> StorageError:
+    """The error of our own tree for one of the system's.
+
+    Args:
+        error: What a system call raised.
+        what: What could not be done, the beginning of a sentence.
+    """
+    kind = DiskFull if error.errno in NO_ROOM else StorageError
+    return kind(f"{what}: {error.strerror or error}")
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names that were added to or removed from a directory durable.
+
+    Raises:
+        OSError: The sync failed.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def save_document(path: Path, document: bytes) -> None:
+    """Puts a document in the place of the one that was there, all or nothing, durably.
+
+    Args:
+        path: Its file; the directory exists.
+        document: Any bytes.
+
+    Raises:
+        DiskFull: No room; the old document is still there.
+        StorageError: It could not be written; the old document is still there.
+    """
+    header = f"mqmesh-document 1 crc32={zlib.crc32(document):08x} size={len(document)}\n"
+    new = path.with_name(path.name + ".new")
+    try:
+        with open(new, "wb", buffering=0) as file:
+            _write_all(file.fileno(), header.encode() + document)
+            os.fsync(file.fileno())
+        if path.exists():
+            # A second name for the old one, so that at no moment the document has no name.
+            spare = path.with_name(path.name + ".old")
+            spare.unlink(missing_ok=True)
+            os.link(path, spare)
+            os.replace(spare, _backup(path))
+        os.replace(new, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, f"{path} could not be saved") from error
+
+
+def load_document(path: Path) -> bytes | None:
+    """Reads a document, or its backup when it is damaged or missing.
+
+    Returns:
+        The document; None only if none was ever saved.
+
+    Raises:
+        CorruptRecord: There was one and nothing readable is left of it; the damaged files
+            are kept aside.
+        StorageError: It could not be read.
+    """
+    try:
+        for candidate in (path, _backup(path)):
+            try:
+                document = _parse(candidate.read_bytes())
+            except FileNotFoundError:
+                continue
+            if document is not None:
+                if candidate != path:
+                    log.warning("%s is missing or damaged, its backup was read instead", path)
+                return document
+            aside = keep_aside(candidate)
+            log.error("%s is damaged, it was kept aside as %s", candidate, aside.name)
+        damaged = sorted(p.name for p in path.parent.glob(f"{path.name}*.damaged-*"))
+    except OSError as error:
+        raise storage_error(error, f"{path} could not be read") from error
+    if damaged:
+        raise CorruptRecord(
+            f"{path} and its backup are damaged, see {', '.join(damaged)} beside it; put a good "
+            f"copy in its place, or remove those files to start without it"
+        )
+    return None
+
+
+def keep_aside(path: Path) -> Path:
+    """Renames a damaged file to ``<name>.damaged-<n>`` so that nobody reads it again.
+
+    Returns:
+        The new path.
+
+    Raises:
+        OSError: It could not be renamed.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    sync_directory(path.parent)
+    return aside
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _parse(content: bytes) -> bytes | None:
+    match = _HEADER.match(content[:_MOST_HEADER_BYTES])
+    if match is None:
+        return None
+    document = content[match.end() :]
+    if len(document) != int(match[2]) or zlib.crc32(document) != int(match[1], 16):
+        return None
+    return document
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

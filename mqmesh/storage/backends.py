@@ -1,0 +1,58 @@
+"""Which kinds of store there are, by the names that configuration uses.
+
+Besides the two built in, any package may offer one: an entry point of the
+group ``mqmesh.storage`` whose object is called like ``CommitLogStore.open``.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import ConfigError
+from mqmesh.storage.interface import MessageStore, OnProgress, StoreConfig, Wake
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.storage.store import CommitLogStore
+
+ENTRY_POINT_GROUP: Final = "mqmesh.storage"
+
+
+def open_store(
+    backend: str,
+    directory: Path,
+    config: StoreConfig,
+    *,
+    clock: Clock,
+    wake: Wake,
+    on_progress: OnProgress,
+) -> MessageStore:
+    """Opens a store, recovering it first if its last stop was not an orderly one.
+
+    Args:
+        backend: ``commitlog``, ``memory``, or the name of an entry point.
+        directory: Where its files are; made if need be.
+        config: Settings.
+        clock: Source of time.
+        wake: Called from a helper thread when ``durable_offset`` has moved, or the store
+            has stopped; must not raise.
+        on_progress: Called now and then while recovery goes on, on this thread.
+
+    Raises:
+        ConfigError: No such backend.
+        StoreLocked: Another process has the store open.
+        StorageError: The store cannot be opened; the sentence says why.
+    """
+    if backend == "memory":
+        return MemoryStore(config, clock=clock)
+    opener: Callable[..., MessageStore]
+    if backend == "commitlog":
+        opener = CommitLogStore.open
+    else:
+        found = entry_points(group=ENTRY_POINT_GROUP, name=backend)
+        if not found:
+            others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+            known = ", ".join(["commitlog", "memory", *others])
+            raise ConfigError(f"storage backend {backend!r} is unknown; there are: {known}")
+        opener = next(iter(found)).load()
+    return opener(directory, config, clock=clock, wake=wake, on_progress=on_progress)

@@ -1,0 +1,218 @@
+"""From a queue offset to batches: reads consume queue entries and the log.
+
+The entries of a batch are equal in offset and size and stand side by side, and
+offsets grow along a queue. So the end of a batch is found by galloping, in a
+few steps whatever the number of its messages, and nothing here loops over
+messages but the tag filter, which does it in C.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.record_batch import MAGIC
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, hashes_of
+from mqmesh.storage.open_files import OpenFiles
+
+CHUNK_ENTRIES: Final = 2048
+"""Entries that are read at once, unless a batch has more messages."""
+MOST_BATCHES: Final = 1024
+"""Given out by one read, so that no read takes long."""
+MOST_FILTERED_ENTRIES: Final = 32_768
+"""Looked at by one read with a filter."""
+READ_THROUGH_BYTES: Final = 4096
+"""Reading so many bytes of other queues costs less than another system call."""
+MOST_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+
+_PLACE = struct.Struct("<QI")
+_OFFSET = struct.Struct("<Q")
+# Magic, own offset, base queue offset, size, message count, queue id of a batch header.
+_IDENTITY = struct.Struct("<4s4xQQ28xI4xII")
+
+
+class Run(NamedTuple):
+    """A batch, as a consume queue tells of it."""
+
+    commitlog_offset: int
+    size: int
+    start: int
+    """Queue offset of the first entry that was looked at."""
+    stop: int
+    """Queue offset behind its last message."""
+
+
+def find_batches(
+    queue: ConsumeQueue,
+    files: OpenFiles,
+    start: int,
+    stop: int,
+    *,
+    max_bytes: int,
+    tag_hashes: frozenset[int] | None,
+) -> tuple[list[Run], int]:
+    """Finds the batches of a stretch of a queue.
+
+    Args:
+        queue: The queue.
+        files: Descriptors of its files.
+        start: First queue offset wanted.
+        stop: Queue offset where the stretch ends; a batch ends there too.
+        max_bytes: Of all batches together; the first may exceed it.
+        tag_hashes: Only batches with a message of one of these tags; None for all.
+
+    Returns:
+        The batches, and the queue offset to go on from.
+
+    Raises:
+        CorruptRecord: Entries are missing.
+    """
+    runs: list[Run] = []
+    total = 0
+    index = origin = start
+    available = 0
+    guess = 1
+    chunk = CHUNK_ENTRIES
+    entries = b""
+    hashes: memoryview | None = None
+    limit = stop if tag_hashes is None else min(stop, start + MOST_FILTERED_ENTRIES)
+    while index < limit and len(runs) < MOST_BATCHES:
+        at = index - origin
+        if at >= available:
+            origin, at = index, 0
+            entries = queue.read(files, origin, min(stop, origin + chunk))
+            available = len(entries) // ENTRY_SIZE
+            hashes = None if tag_hashes is None else hashes_of(entries)
+        commitlog_offset, size = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
+        end = _end_of_run(entries, at, available, commitlog_offset, guess)
+        if end == available and origin + end < stop:
+            # The batch may go on behind the chunk: look again, from here, and further.
+            if at == 0:
+                chunk *= 2
+            available = 0
+            continue
+        run_stop = origin + end
+        if commitlog_offset != VOID_OFFSET and (
+            tag_hashes is None or not tag_hashes.isdisjoint(hashes[at:end])  # type: ignore[index]
+        ):
+            if runs and total + size > max_bytes:
+                break
+            runs.append(Run(commitlog_offset, size, index, run_stop))
+            total += size
+        guess = end - at
+        index = run_stop
+    return runs, index
+
+
+def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:
+    """Index behind the last entry with the same offset as entry ``start``."""
+    unpack = _OFFSET.unpack_from
+    low, high = start + 1, available
+    bound = start + guess
+    step = 1
+    # Usually the batch is as long as the one before: two looks tell.
+    if bound <= high and unpack(entries, (bound - 1) * ENTRY_SIZE)[0] == wanted:
+        low = bound
+    else:
+        bound = low
+    while bound < high:
+        if unpack(entries, bound * ENTRY_SIZE)[0] != wanted:
+            high = bound
+            break
+        low = bound + 1
+        bound += step
+        step *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if unpack(entries, middle * ENTRY_SIZE)[0] == wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def read_batches(
+    log: CommitLog, queue_id: int, runs: list[Run]
+) -> tuple[list[bytes | memoryview], int]:
+    """Reads batches, those that are neighbours in the log with one call.
+
+    Every batch is checked to be the one that the queue tells of; checksums are left to
+    whoever decodes it.
+
+    Args:
+        log: The log.
+        queue_id: Of the queue.
+        runs: The batches, in queue order.
+
+    Returns:
+        Buffers of whole batches, and how many of the runs are in them: fewer than all when
+        the next one is not what the queue tells.
+    """
+    data: list[bytes | memoryview] = []
+    number = 0
+    while number < len(runs):
+        start = runs[number].commitlog_offset
+        count, stop, dense = _neighbours(log, runs, number)
+        try:
+            buffer = log.read(start, stop - start)
+        except CorruptRecord:
+            return data, number
+        some = runs[number : number + count]
+        good = _count_good(buffer, start, queue_id, some)
+        if dense and good == count:
+            data.append(buffer)
+        else:
+            view = memoryview(buffer)
+            data.extend(
+                view[run.commitlog_offset - start : run.commitlog_offset - start + run.size]
+                for run in some[:good]
+            )
+        number += good
+        if good < count:
+            break
+    return data, number
+
+
+def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, bool]:
+    """How many runs to read with one call, where they end, and if they fill it fully."""
+    start = runs[first].commitlog_offset
+    stop = start + runs[first].size
+    if first + 1 == len(runs):
+        return 1, stop, True
+    segment_end = log.segment_end(start)
+    dense = True
+    index = first + 1
+    while index < len(runs):
+        offset, size, _, _ = runs[index]
+        gap = offset - stop
+        if (
+            not 0 <= gap <= READ_THROUGH_BYTES
+            or offset + size > segment_end
+            or offset + size - start > MOST_AT_ONCE_BYTES
+        ):
+            break
+        if gap:
+            dense = False
+        stop = offset + size
+        index += 1
+    return index - first, stop, dense
+
+
+def _count_good(buffer: bytes, start: int, queue_id: int, runs: list[Run]) -> int:
+    """How many of the runs, from the first, are in the buffer as they should be."""
+    unpack = _IDENTITY.unpack_from
+    good = 0
+    for run in runs:
+        if run.size < _IDENTITY.size:
+            break
+        magic, offset, base, size, count, number = unpack(buffer, run.commitlog_offset - start)
+        if (
+            magic != MAGIC
+            or offset != run.commitlog_offset
+            or size != run.size
+            or number != queue_id
+            or not base <= run.start < run.stop == base + count
+        ):
+            break
+        good += 1
+    return good

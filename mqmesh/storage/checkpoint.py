@@ -1,0 +1,168 @@
+"""The checkpoint: how far everything is known to be, in two slots.
+
+The slots are written in turn and synced, so at any moment at least one of them
+is good. There are no timestamps in it: no decision of recovery looks at a clock.
+
+Layout of a slot, little endian, one at byte 0 and one at byte 4096 (the same
+table stands in ``docs/storage-format.md``):
+
+======== ===== ====== ==========================================================
+position bytes type   meaning
+======== ===== ====== ==========================================================
+0        4     bytes  magic, ``MQC1``
+4        4     u32    crc: CRC-32 of bytes 8 to 71
+8        8     u64    sequence: the good slot with the larger one counts
+16       4     u32    store_id
+20       4     u32    epoch
+24       8     u64    synced_through: the log is on disk to here
+32       8     u64    dispatched_through: consume queues and the queue table have it to here
+40       8     u64    queues_synced_through: consume queue files are on disk to here
+48       4     u32    flags: 1 for a clean stop
+52       4     bytes  reserved, 0
+56       16    bytes  boot_id of the system that wrote it
+======== ===== ====== ==========================================================
+"""
+
+import os
+import struct
+import uuid
+import zlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.storage.atomic_file import storage_error, sync_directory
+from mqmesh.storage.flush import Sync
+
+SLOT_POSITIONS: Final = (0, 4096)
+SLOT_SIZE: Final = 72
+_SLOT = struct.Struct("<4sIQIIQQQI4s16s")
+_MAGIC: Final = b"MQC1"
+_CLEAN: Final = 1
+
+assert _SLOT.size == SLOT_SIZE
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot says.
+
+    Attributes:
+        store_id: Identity of the store, in every record of its log.
+        epoch: Of the newest record, at least.
+        synced_through: Commit-log offset; before it, a bad record is damage, never a torn tail.
+        dispatched_through: Commit-log offset; what lies before need not be read again after
+            the death of the process.
+        queues_synced_through: The same for the death of the system.
+        clean: The store was closed in order; everything ends at ``synced_through``.
+        boot_id: 16 bytes that are new each time the system starts.
+    """
+
+    store_id: int
+    epoch: int
+    synced_through: int
+    dispatched_through: int
+    queues_synced_through: int
+    clean: bool
+    boot_id: bytes
+
+
+def read_boot_id() -> bytes:
+    """The running system's boot id, 16 bytes; zeros where the system has none."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return uuid.UUID(text).bytes
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+class CheckpointFile:
+    """The file with the two slots. One thread at a time.
+
+    Attributes:
+        newest: The newest good checkpoint, None if there is none.
+    """
+
+    def __init__(self, path: Path, *, sync: Sync) -> None:
+        """Opens the file, making it if need be.
+
+        Args:
+            path: The file; its directory exists.
+            sync: Makes a descriptor's data durable.
+
+        Raises:
+            StorageError: It cannot be opened or made.
+        """
+        self._path = path
+        self._sync = sync
+        self._sequence = 0
+        self.newest: Checkpoint | None = None
+        try:
+            self.existed = path.exists() and path.stat().st_size > 0
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not self.existed:
+                os.pwrite(self._fd, bytes(2 * SLOT_POSITIONS[1]), 0)
+                os.fsync(self._fd)
+                sync_directory(path.parent)
+        except OSError as error:
+            raise storage_error(error, f"{path} cannot be opened") from error
+
+    def load(self) -> Checkpoint | None:
+        """The newest good slot, None if neither is good."""
+        for position in SLOT_POSITIONS:
+            found = _decode(os.pread(self._fd, SLOT_SIZE, position))
+            if found is not None and found[0] > self._sequence:
+                self._sequence, self.newest = found
+        return self.newest
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint over the older slot, durably.
+
+        Raises:
+            OSError: It could not be made durable; the newer slot is untouched.
+        """
+        self._sequence += 1
+        data = _encode(checkpoint, self._sequence)
+        os.pwrite(self._fd, data, SLOT_POSITIONS[self._sequence % 2])
+        self._sync(self._fd)
+        self.newest = checkpoint
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._fd)
+
+
+def _encode(checkpoint: Checkpoint, sequence: int) -> bytes:
+    fields = _SLOT.pack(
+        _MAGIC,
+        0,
+        sequence,
+        checkpoint.store_id,
+        checkpoint.epoch,
+        checkpoint.synced_through,
+        checkpoint.dispatched_through,
+        checkpoint.queues_synced_through,
+        _CLEAN if checkpoint.clean else 0,
+        bytes(4),
+        checkpoint.boot_id,
+    )
+    return _MAGIC + zlib.crc32(fields[8:]).to_bytes(4, "little") + fields[8:]
+
+
+def _decode(data: bytes) -> tuple[int, Checkpoint] | None:
+    if len(data) != SLOT_SIZE:
+        return None
+    magic, crc, sequence, store_id, epoch, synced, dispatched, queues, flags, _, boot_id = (
+        _SLOT.unpack(data)
+    )
+    if magic != _MAGIC or zlib.crc32(data[8:]) != crc:
+        return None
+    return sequence, Checkpoint(
+        store_id=store_id,
+        epoch=epoch,
+        synced_through=synced,
+        dispatched_through=dispatched,
+        queues_synced_through=queues,
+        clean=bool(flags & _CLEAN),
+        boot_id=boot_id,
+    )

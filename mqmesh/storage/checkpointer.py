@@ -1,0 +1,220 @@
+"""Saves, bit by bit and beside all other work, how far the store has come.
+
+One round: write what consume queues hold in memory; collect the queue table;
+have the log synced as far as the table tells of it; save table and checkpoint;
+sync the consume queue files, and say so in the checkpoint. A round is a
+generator, so every step of it is short and the event loop goes on in between;
+what waits for the disk is done by the chores thread.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import DiskFull, StorageError
+from mqmesh.storage.atomic_file import save_document, storage_error
+from mqmesh.storage.checkpoint import Checkpoint, CheckpointFile
+from mqmesh.storage.chores import Chores
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queues import ConsumeQueues
+from mqmesh.storage.flush import Flusher, Sync
+from mqmesh.storage.producer_states import ProducerStates
+from mqmesh.storage.queue_table import Head, encode_table
+
+log = logging.getLogger(__name__)
+
+TAILS_PER_STEP: Final = 32
+FILES_PER_CHORE: Final = 64
+MOST_SYNCED_AT_CLOSE: Final = 64
+"""Consume queue files; more would make a stop slow, and the log can replace them."""
+
+
+class Checkpointer:
+    """Runs rounds, and the last one when the store is closed."""
+
+    def __init__(
+        self,
+        *,
+        table_path: Path,
+        file: CheckpointFile,
+        commitlog: CommitLog,
+        queues: ConsumeQueues,
+        states: ProducerStates,
+        flusher: Flusher,
+        chores: Chores,
+        sync: Sync,
+        interval_ms: int,
+        boot_id: bytes,
+        dispatched_through: int,
+        queues_synced_through: int,
+    ) -> None:
+        """Starts between two rounds.
+
+        Args:
+            table_path: Document of the queue table.
+            file: The checkpoint's two slots.
+            commitlog: The log.
+            queues: Consume queues.
+            states: Producers' last batches.
+            flusher: Says how far the log is durable.
+            chores: Thread for saving and syncing.
+            sync: Makes a descriptor's data durable.
+            interval_ms: From the end of a round to the next.
+            boot_id: Of the running system.
+            dispatched_through: As the last checkpoint says.
+            queues_synced_through: As the last checkpoint says.
+        """
+        self._table_path = table_path
+        self._file = file
+        self._log = commitlog
+        self._queues = queues
+        self._states = states
+        self._flusher = flusher
+        self._chores = chores
+        self._sync = sync
+        self._interval_ms = interval_ms
+        self._boot_id = boot_id
+        self._dispatched_through = dispatched_through
+        self._queues_synced_through = queues_synced_through
+        self._round: Iterator[bool] | None = None
+        self._next_ms: int | None = None
+
+    def tick(self, now_ms: int) -> bool:
+        """Does a step of a round, or begins one when it is time and there is something to save.
+
+        Returns:
+            True when the next step need not wait for anything.
+
+        Raises:
+            StorageError: A sync failed; the store must stop.
+        """
+        if self._round is None:
+            if self._next_ms is None:
+                self._next_ms = now_ms + self._interval_ms
+            if now_ms < self._next_ms or self._log.end == self._dispatched_through:
+                return False
+            self._round = self._steps()
+        try:
+            return next(self._round)
+        except StopIteration:
+            pass
+        except DiskFull as error:
+            # Nothing is lost by that: the log is there, and a restart reads more of it.
+            log.warning("the checkpoint has to wait: %s", error)
+        self._round = None
+        self._next_ms = now_ms + self._interval_ms
+        return False
+
+    def close(self) -> None:
+        """Saves everything and notes the clean stop; the log is synced to its end, and the
+        chores are done.
+
+        Raises:
+            DiskFull: No room; the stop is then not a clean one.
+            StorageError: A sync failed.
+        """
+        end = self._log.end
+        while self._queues.dirty_count:
+            self._queues.write_oldest(TAILS_PER_STEP)
+        changed = self._queues.changed
+        if self._round is None and len(changed) <= MOST_SYNCED_AT_CLOSE:
+            sync_paths(sorted(changed), self._sync)
+            self._queues_synced_through = end
+        table = encode_table(Head(end, self._log.epoch), self._queues, self._states.dump())
+        self._dispatched_through = end
+        self._save(b"".join(table), self._checkpoint(clean=True))
+
+    def save_now(self) -> None:
+        """Saves everything, as after recovery; the log is synced to its end."""
+        end = self._log.end
+        while self._queues.dirty_count:
+            self._queues.write_oldest(TAILS_PER_STEP)
+        table = encode_table(Head(end, self._log.epoch), self._queues, self._states.dump())
+        self._dispatched_through = end
+        self._save(b"".join(table), self._checkpoint(clean=False))
+
+    def note_start(self) -> None:
+        """Notes that the store is in use: from now on a stop without a word is a crash."""
+        self._save(None, self._checkpoint(clean=False))
+
+    def _steps(self) -> Iterator[bool]:
+        """One round. Yields True for "go on when you like", False for "waiting"."""
+        through, epoch = self._log.end, self._log.epoch
+        queues = self._queues
+        remaining = queues.dirty_count
+        while remaining > 0 and queues.dirty_count:
+            queues.write_oldest(TAILS_PER_STEP)
+            remaining -= TAILS_PER_STEP
+            yield True
+        frames = []
+        for frame in encode_table(Head(through, epoch), list(queues), self._states.dump()):
+            frames.append(frame)
+            yield True
+        covered = self._log.end
+        self._flusher.written(
+            covered, self._log.unsynced_fds(self._flusher.durable_offset), urgent=True
+        )
+        while self._flusher.durable_offset < covered:
+            yield False
+        document = b"".join(frames)
+        self._dispatched_through = through
+        checkpoint = self._checkpoint(clean=False)
+        yield from self._wait(lambda: self._save(document, checkpoint))
+        changed, queues.changed = sorted(queues.changed), set()
+        for first in range(0, len(changed), FILES_PER_CHORE):
+            some = changed[first : first + FILES_PER_CHORE]
+            yield from self._wait(lambda some=some: sync_paths(some, self._sync))  # type: ignore[misc]
+        self._queues_synced_through = through
+        synced = self._checkpoint(clean=False)
+        yield from self._wait(lambda: self._save(None, synced))
+
+    def _wait(self, task: Callable[[], None]) -> Iterator[bool]:
+        future: Future[None] = self._chores.submit(task)
+        while not future.done():
+            yield False
+        future.result()
+
+    def _checkpoint(self, *, clean: bool) -> Checkpoint:
+        return Checkpoint(
+            store_id=self._log.store_id,
+            epoch=self._log.epoch,
+            synced_through=self._flusher.durable_offset,
+            dispatched_through=self._dispatched_through,
+            queues_synced_through=self._queues_synced_through,
+            clean=clean,
+            boot_id=self._boot_id,
+        )
+
+    def _save(self, table: bytes | None, checkpoint: Checkpoint) -> None:
+        if table is not None:
+            save_document(self._table_path, table)
+        try:
+            self._file.save(checkpoint)
+        except OSError as error:
+            raise StorageError(f"the checkpoint cannot be saved: {error}") from error
+
+
+def sync_paths(paths: list[str], sync: Sync) -> None:
+    """Makes files and directories durable; one that is gone needs no sync.
+
+    Raises:
+        StorageError: A sync failed.
+    """
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise storage_error(error, f"{path} cannot be opened") from error
+        try:
+            sync(fd)
+        except OSError as error:
+            # Never DiskFull, even if the system says so: after a failed sync nobody knows
+            # what the file holds, and trying again would not tell.
+            raise StorageError(f"{path} cannot be synced: {error}") from error
+        finally:
+            os.close(fd)

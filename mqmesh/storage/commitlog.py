@@ -1,0 +1,308 @@
+"""The commit log: all batches of a broker, one behind the other.
+
+The only truth of the store; everything else is derived from it. It is written
+by gathered ``os.pwritev`` into segments that were allocated in full, and read
+by ``os.pread``: measured against a memory map, both are faster, and trouble
+with the disk arrives as an exception instead of a signal.
+
+Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.record_batch import Buffer
+from mqmesh.storage.atomic_file import storage_error
+from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.segments import Segment, Segments
+
+log = logging.getLogger(__name__)
+
+MOST_PIECES: Final = 1024
+"""Linux takes no more buffers in one call."""
+JOIN_BELOW_BYTES: Final = 1024
+"""Smaller pieces are copied together first: that costs less than handing them over."""
+
+
+class CommitLog:
+    """Appends records and reads ranges of bytes.
+
+    Attributes:
+        end: Commit-log offset of the next record.
+        epoch: That records get.
+        store_id: That records carry.
+    """
+
+    def __init__(
+        self, segments: Segments, files: OpenFiles, *, end: int, epoch: int, store_id: int
+    ) -> None:
+        """Takes up a log whose end was found.
+
+        Args:
+            segments: Its files.
+            files: Descriptors for reading.
+            end: Where to go on.
+            epoch: Of new records.
+            store_id: Of new records.
+
+        Raises:
+            DiskFull: There is no segment to go on in and no room for one.
+        """
+        self._segments = segments
+        self._files = files
+        self.end = end
+        self.epoch = epoch
+        self.store_id = store_id
+        self._void_needed = False
+        self._writing: list[Segment] = []
+        self._retired: list[tuple[int, Segment]] = []
+        self._current = self._open(segments.find(end) or segments.get_or_make(end))
+
+    @property
+    def start(self) -> int:
+        """Commit-log offset of the oldest byte."""
+        return self._segments.first.start
+
+    @property
+    def segments(self) -> Segments:
+        """Its files."""
+        return self._segments
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the segment that is written to."""
+        return self._current.fd
+
+    def begin(self, store_timestamp: int) -> "Append":
+        """Starts a gathered write.
+
+        Args:
+            store_timestamp: For markers that it may need.
+        """
+        append = Append(self, self._current, self.end, store_timestamp)
+        if self._void_needed:
+            append.mark_failure()
+        return append
+
+    def read(self, start: int, size: int) -> bytes:
+        """Reads bytes that lie in one segment.
+
+        Raises:
+            CorruptRecord: The file is not there or too short.
+            StorageError: The disk refuses to read them.
+        """
+        segment = self._segments.find(start)
+        if segment is None or start + size > segment.end:
+            raise CorruptRecord(f"no segment holds bytes {start} to {start + size} of the log")
+        try:
+            fd = segment.fd if segment.fd >= 0 else self._files.get(segment.path)
+            data = os.pread(fd, size, start - segment.start)
+            while len(data) < size:
+                more = os.pread(fd, size - len(data), start - segment.start + len(data))
+                if not more:
+                    raise CorruptRecord(f"{segment.path} ends before byte {start + size}")
+                data += more
+        except FileNotFoundError as error:
+            raise CorruptRecord(f"{segment.path} is gone") from error
+        except OSError as error:
+            raise storage_error(error, f"byte {start} of the log cannot be read") from error
+        return data
+
+    def segment_end(self, commitlog_offset: int) -> int:
+        """Where the segment of an offset ends; the offset itself if there is none."""
+        segment = self._segments.find(commitlog_offset)
+        return commitlog_offset if segment is None else segment.end
+
+    def unsynced_fds(self, durable_offset: int) -> list[int]:
+        """Descriptors of segments written behind an offset; retires those before it.
+
+        The flush thread may still be using a list that it got earlier, for at most what is
+        written by now. So a descriptor is closed only when all of that is durable too.
+        """
+        writing = self._writing
+        while writing and writing[0].end <= durable_offset:
+            self._retired.append((self.end, writing.pop(0)))
+        while self._retired and self._retired[0][0] <= durable_offset:
+            _close(self._retired.pop(0)[1])
+        return [segment.fd for segment in writing]
+
+    def prepare_ahead(self) -> None:
+        """Has the next segment made once the current one is more than half full."""
+        current = self._current
+        if (self.end - current.start) * 2 > current.size:
+            self._segments.prepare(current.end)
+
+    def next_segment(self, segment: Segment) -> Segment:
+        """The one behind, ready to be written.
+
+        Raises:
+            DiskFull: No room for it.
+        """
+        return self._open(self._segments.get_or_make(segment.end))
+
+    def adopt(self, segment: Segment, end: int) -> None:
+        """Notes that a gathered write has succeeded.
+
+        Args:
+            segment: Where it ended.
+            end: The log's new end.
+        """
+        self._current = segment
+        self.end = end
+        self._void_needed = False
+
+    def note_failed_write(self) -> None:
+        """Sees to it that what a failed write left behind is never taken for good.
+
+        Before the next record a void marker of a higher epoch is written; records of a
+        lower epoch behind it mark the end of the log.
+        """
+        self.epoch += 1
+        self._void_needed = True
+
+    def write_void(self, store_timestamp: int) -> None:
+        """Writes the void marker at once; if that fails too, the next write will do it."""
+        try:
+            self.begin(store_timestamp).write()
+        except StorageError as error:
+            log.error("the end of the log could not be marked yet: %s", error)
+
+    def close(self) -> None:
+        """Closes the files, after the flush thread has ended; syncs nothing."""
+        for segment in self._segments:
+            if segment.fd >= 0:
+                _close(segment)
+        self._writing.clear()
+        self._retired.clear()
+
+    def _open(self, segment: Segment) -> Segment:
+        if segment.fd < 0:
+            try:
+                segment.fd = os.open(segment.path, os.O_RDWR)
+            except OSError as error:
+                raise storage_error(error, f"{segment.path} cannot be opened") from error
+            self._writing.append(segment)
+        return segment
+
+
+class Append:
+    """One gathered write in the making: place records, add their pieces, write.
+
+    Attributes:
+        pieces: Buffers that stand one behind the other; the placed records' bytes are added
+            here, by whoever places them, before the next record is placed.
+    """
+
+    __slots__ = (
+        "_groups",
+        "_limit",
+        "_log",
+        "_marks_failure",
+        "_position",
+        "_segment",
+        "_timestamp",
+        "pieces",
+    )
+
+    def __init__(self, log: CommitLog, segment: Segment, position: int, timestamp: int) -> None:
+        """Begins at the log's end; made by ``CommitLog.begin``."""
+        self._log = log
+        self._timestamp = timestamp
+        self._groups: list[tuple[Segment, int, list[Buffer]]] = []
+        self._marks_failure = False
+        self._start(segment, position)
+
+    def _start(self, segment: Segment, position: int) -> None:
+        self._segment = segment
+        self._position = position
+        self._limit = segment.end - MARKER_SIZE
+        self.pieces: list[Buffer] = []
+        self._groups.append((segment, position, self.pieces))
+
+    def place(self, size: int) -> int:
+        """The offset of the next record; it may be in the next segment.
+
+        Args:
+            size: Of the record, at most a segment less two markers.
+
+        Raises:
+            DiskFull: No room for the next segment; nothing was written.
+        """
+        position = self._position
+        if position + size > self._limit:
+            following = self._log.next_segment(self._segment)
+            self.pieces.append(self._marker(MarkerKind.END, position, b""))
+            self._start(following, following.start)
+            position = self._position
+            assert position + size <= self._limit
+        self._position = position + size
+        return position
+
+    def mark(self, kind: MarkerKind, data: bytes = b"") -> None:
+        """Places a marker."""
+        position = self.place(MARKER_SIZE + len(data))
+        self.pieces.append(self._marker(kind, position, data))
+
+    def mark_failure(self) -> None:
+        """Places the marker that makes void what an earlier write left behind."""
+        self.mark(MarkerKind.VOID)
+        self._marks_failure = True
+
+    def write(self) -> None:
+        """Writes everything, or notes that what was written does not count.
+
+        Raises:
+            DiskFull: No room; may be tried again.
+            StorageError: The disk refused; may be tried again.
+        """
+        try:
+            for segment, position, pieces in self._groups:
+                if pieces:
+                    write_pieces(segment.fd, pieces, position - segment.start)
+        except OSError as error:
+            self._log.note_failed_write()
+            if not self._marks_failure:
+                self._log.write_void(self._timestamp)
+            raise storage_error(error, "the commit log cannot be written") from error
+        self._log.adopt(self._segment, self._position)
+
+    def _marker(self, kind: MarkerKind, position: int, data: bytes) -> bytes:
+        return encode_marker(
+            kind,
+            commitlog_offset=position,
+            epoch=self._log.epoch,
+            store_id=self._log.store_id,
+            store_timestamp=self._timestamp,
+            data=data,
+        )
+
+
+def _close(segment: Segment) -> None:
+    os.close(segment.fd)
+    segment.fd = -1
+
+
+def write_pieces(fd: int, pieces: Sequence[Buffer], file_position: int) -> None:
+    """Writes buffers one behind the other, all of them, in as few calls as possible.
+
+    Raises:
+        OSError: Some or all of it could not be written.
+    """
+    size = sum(map(len, pieces))
+    if len(pieces) > MOST_PIECES or size < JOIN_BELOW_BYTES * len(pieces):
+        pieces = [b"".join(pieces)]
+    done = os.pwritev(fd, pieces, file_position)
+    if done == size:
+        return
+    # Rare: a signal, or the disk is nearly full; the next call then says so.
+    rest = memoryview(b"".join(pieces))
+    while done < size:
+        count = os.pwrite(fd, rest[done:], file_position + done)
+        if count == 0:
+            raise OSError(errno.EIO, "the system wrote nothing")
+        done += count

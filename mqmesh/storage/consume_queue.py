@@ -1,0 +1,207 @@
+"""One consume queue: where in the log the messages of a message queue are.
+
+Layout of an entry, 20 bytes, little endian (the same table stands in
+``docs/storage-format.md``):
+
+======== ===== ==== ============================================================
+position bytes type meaning
+======== ===== ==== ============================================================
+0        8     u64  commitlog_offset of the message's batch, 2**64 - 1 for none
+8        4     u32  size of the batch in bytes, 0 for none
+12       8     u64  tag hash (``mqmesh.message.tag_hash``), 0 for no tag
+======== ===== ==== ============================================================
+
+The entry of queue offset n stands at byte 20 n of the queue. New entries stay in
+memory (the tail) until somebody writes them; files are read and written by
+``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here
+is synced before anybody is answered.
+"""
+
+import errno
+import os
+import struct
+from typing import Final
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.atomic_file import storage_error
+from mqmesh.storage.open_files import OpenFiles
+
+ENTRY: Final = struct.Struct("<QIQ")
+ENTRY_SIZE: Final = 20
+VOID_OFFSET: Final = (1 << 64) - 1
+VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
+"""Stands for a message whose batch was lost to damage."""
+
+_HASH_POSITION: Final = 12
+
+assert ENTRY.size == ENTRY_SIZE
+
+
+def entries_of(commitlog_offset: int, size: int, message_count: int, tag_hashes: bytes) -> bytes:
+    """The entries of one batch, made without a loop over its messages.
+
+    Args:
+        commitlog_offset: Where the batch begins.
+        size: Of the batch.
+        message_count: Messages in it.
+        tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
+
+    Returns:
+        Layout: consume queue entries.
+    """
+    if len(tag_hashes) <= 8:
+        shared = int.from_bytes(tag_hashes, "little")
+        return ENTRY.pack(commitlog_offset, size, shared) * message_count
+    entries = bytearray(ENTRY.pack(commitlog_offset, size, 0) * message_count)
+    for lane in range(8):
+        entries[_HASH_POSITION + lane :: ENTRY_SIZE] = tag_hashes[lane::8]
+    return bytes(entries)
+
+
+def hashes_of(entries: bytes) -> memoryview:
+    """The tag hashes of entries, as a sequence of numbers.
+
+    Returns:
+        A memoryview of format ``Q``.
+    """
+    packed = bytearray(len(entries) // ENTRY_SIZE * 8)
+    for lane in range(8):
+        packed[lane::8] = entries[_HASH_POSITION + lane :: ENTRY_SIZE]
+    return memoryview(packed).cast("Q")
+
+
+class ConsumeQueue:
+    """Entries of one message queue.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        directory: Of its files.
+        first: Queue offset of the first message.
+        written: Entries before it are in files, the others in the tail.
+        end: Queue offset of the next message.
+        visible: What consumers may see ends here.
+    """
+
+    __slots__ = (
+        "_file_entries",
+        "directory",
+        "end",
+        "first",
+        "queue_id",
+        "tail",
+        "topic",
+        "visible",
+        "written",
+    )
+
+    def __init__(
+        self, topic: str, queue_id: int, directory: str, *, first: int, end: int, file_entries: int
+    ) -> None:
+        """Takes up a queue whose entries are all in files.
+
+        Args:
+            topic: Physical topic.
+            queue_id: From 0.
+            directory: Of its files; made when the first is.
+            first: Queue offset of the first message.
+            end: Of the next one.
+            file_entries: Entries in one file.
+        """
+        self.topic = topic
+        self.queue_id = queue_id
+        self.directory = directory
+        self.first = first
+        self.written = end
+        self.end = end
+        self.visible = end
+        self.tail = bytearray()
+        self._file_entries = file_entries
+
+    def rewind(self, queue_offset: int) -> None:
+        """Has the entries from an offset on written anew; the tail is empty."""
+        assert not self.tail
+        self.first = min(self.first, queue_offset)
+        self.written = self.end = self.visible = min(self.end, queue_offset)
+
+    def read(self, files: OpenFiles, start: int, stop: int) -> bytes:
+        """Entries from one queue offset to another, at most to ``end``.
+
+        Raises:
+            CorruptRecord: A file is missing or too short.
+            StorageError: The disk refuses to read.
+        """
+        assert self.first <= start <= stop <= self.end
+        written = self.written
+        if start >= written:
+            return bytes(self.tail[(start - written) * ENTRY_SIZE : (stop - written) * ENTRY_SIZE])
+        parts = []
+        while start < min(stop, written):
+            number, index = divmod(start, self._file_entries)
+            count = min(stop, written, (number + 1) * self._file_entries) - start
+            parts.append(self._read_file(files, number, index, count))
+            start += count
+        if stop > written:
+            parts.append(bytes(self.tail[: (stop - written) * ENTRY_SIZE]))
+        return b"".join(parts)
+
+    def _read_file(self, files: OpenFiles, number: int, index: int, count: int) -> bytes:
+        path = self.file_path(number)
+        size = count * ENTRY_SIZE
+        try:
+            data = os.pread(files.get(path, flags=os.O_RDWR), size, index * ENTRY_SIZE)
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise storage_error(error, f"{path} cannot be read") from error
+        if len(data) != size:
+            raise CorruptRecord(f"{path} lacks entries {index} to {index + count}")
+        return data
+
+    def write_tail(self, files: OpenFiles, changed: set[str]) -> None:
+        """Writes the tail to the files.
+
+        Args:
+            files: Descriptors of consume queue files.
+            changed: Gets the paths that have to be synced: the files, and the directories
+                that have new names in them.
+
+        Raises:
+            DiskFull: No room; what was not written stays in memory.
+            StorageError: The disk refuses; what was not written stays in memory.
+        """
+        tail, self.tail = self.tail, bytearray()
+        done = 0
+        try:
+            while done < len(tail):
+                number, index = divmod(self.written, self._file_entries)
+                count = min((len(tail) - done) // ENTRY_SIZE, self._file_entries - index)
+                path = self.file_path(number)
+                with memoryview(tail)[done : done + count * ENTRY_SIZE] as data:
+                    fd = self._open_to_write(files, path, changed)
+                    if os.pwrite(fd, data, index * ENTRY_SIZE) != len(data):
+                        raise OSError(errno.ENOSPC, "only a part could be written")
+                self.written += count
+                done += count * ENTRY_SIZE
+        except OSError as error:
+            self.tail = tail[done:]
+            what = f"the consume queue {self.directory} cannot be written"
+            raise storage_error(error, what) from error
+
+    def _open_to_write(self, files: OpenFiles, path: str, changed: set[str]) -> int:
+        changed.add(path)
+        try:
+            return files.get(path, flags=os.O_RDWR)
+        except FileNotFoundError:
+            parent = os.path.dirname(self.directory)
+            os.makedirs(self.directory, exist_ok=True)
+            changed.update((self.directory, parent, os.path.dirname(parent)))
+            return files.get(path, flags=os.O_RDWR | os.O_CREAT)
+
+    def file_path(self, number: int) -> str:
+        """Path of the file with a number, from 0."""
+        return f"{self.directory}/{number * self._file_entries * ENTRY_SIZE:020d}"
+
+    def file_number(self, queue_offset: int) -> int:
+        """Number of the file that an entry stands in."""
+        return queue_offset // self._file_entries

@@ -1,0 +1,266 @@
+"""All consume queues of a store: found by topic and queue id, written bit by bit.
+
+Work here grows with the queues that got messages lately, never with the number
+of all queues. Names of topics never become paths: a topic's directory is named
+by a hash of its name.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, entries_of
+from mqmesh.storage.open_files import OpenFiles
+
+LARGE_TAIL_BYTES: Final = 256 * 1024
+"""A tail of this size is written at the next tick: writing many at once would take long."""
+
+
+MOST_VOID_ENTRIES: Final = 1_000_000
+"""Made at once, to bound memory."""
+
+
+class ConsumeQueues:
+    """The queues and their unwritten tails.
+
+    Attributes:
+        by_topic: Queues by topic and queue id.
+        unwritten_bytes: Entries that are in memory only.
+        changed: Paths written to since somebody took the set to sync them.
+    """
+
+    def __init__(
+        self, root: Path, files: OpenFiles, *, file_entries: int, most_unwritten_bytes: int
+    ) -> None:
+        """Starts with no queue.
+
+        Args:
+            root: Directory of all consume queues; it exists.
+            files: Descriptors of their files.
+            file_entries: Entries in one file.
+            most_unwritten_bytes: Bound of their memory.
+        """
+        self._root = root
+        self._files = files
+        self._file_entries = file_entries
+        self._most_unwritten_bytes = most_unwritten_bytes
+        self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
+        self.unwritten_bytes = 0
+        self.changed: set[str] = set()
+        # In the order in which their tails began.
+        self._dirty: dict[ConsumeQueue, None] = {}
+        self._large: list[ConsumeQueue] = []
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        for queues in self.by_topic.values():
+            yield from queues.values()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_topic.values()))
+
+    @property
+    def full(self) -> bool:
+        """True when no more entries may be added before some are written."""
+        return self.unwritten_bytes >= self._most_unwritten_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """True when ticks should write tails."""
+        return self.unwritten_bytes * 2 >= self._most_unwritten_bytes
+
+    @property
+    def dirty_count(self) -> int:
+        """Queues with a tail."""
+        return len(self._dirty)
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, or None."""
+        queues = self.by_topic.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def add(self, topic: str, queue_id: int, *, first: int = 0, end: int = 0) -> ConsumeQueue:
+        """Takes up a queue that is not there yet; its entries, if any, are in files."""
+        queues = self.by_topic.setdefault(topic, {})
+        assert queue_id not in queues
+        queue = ConsumeQueue(
+            topic,
+            queue_id,
+            f"{self.topic_directory(topic)}/{queue_id}",
+            first=first,
+            end=end,
+            file_entries=self._file_entries,
+        )
+        queues[queue_id] = queue
+        return queue
+
+    def append(
+        self,
+        queue: ConsumeQueue,
+        commitlog_offset: int,
+        size: int,
+        message_count: int,
+        tag_hashes: bytes,
+    ) -> None:
+        """Adds the entries of a batch to a queue's tail and moves its end."""
+        tail = queue.tail
+        before = len(tail)
+        if not before:
+            self._dirty[queue] = None
+        tail += entries_of(commitlog_offset, size, message_count, tag_hashes)
+        queue.end += message_count
+        self.unwritten_bytes += message_count * ENTRY_SIZE
+        if before < LARGE_TAIL_BYTES <= len(tail):
+            self._large.append(queue)
+
+    def skip_to(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Fills a queue with void entries up to an offset: their messages are lost."""
+        while queue.end < queue_offset:
+            count = min(queue_offset - queue.end, MOST_VOID_ENTRIES)
+            self.append(queue, VOID_OFFSET, 0, count, b"")
+            if queue.end < queue_offset:
+                self.write(queue)
+
+    def clear(self) -> None:
+        """Forgets all queues; their files stay."""
+        self.by_topic.clear()
+        self._dirty.clear()
+        self._large.clear()
+        self.unwritten_bytes = 0
+
+    def write(self, queue: ConsumeQueue) -> None:
+        """Writes one queue's tail.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: The disk refuses.
+        """
+        before = len(queue.tail)
+        try:
+            queue.write_tail(self._files, self.changed)
+        finally:
+            self.unwritten_bytes -= before - len(queue.tail)
+        self._dirty.pop(queue, None)
+
+    def write_large(self) -> None:
+        """Writes the tails that have become large.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: The disk refuses.
+        """
+        while self._large:
+            self.write(self._large[-1])
+            self._large.pop()
+
+    def write_oldest(self, most: int) -> bool:
+        """Writes the oldest tails.
+
+        Args:
+            most: How many.
+
+        Returns:
+            True when the tails take less than half of what they may.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: The disk refuses.
+        """
+        for queue in list(self._take_oldest(most)):
+            self.write(queue)
+        return not self.crowded
+
+    def _take_oldest(self, most: int) -> Iterator[ConsumeQueue]:
+        for _, queue in zip(range(most), self._dirty, strict=False):
+            yield queue
+
+    def drop_topic(self, topic: str) -> str | None:
+        """Forgets a topic's queues.
+
+        Returns:
+            A directory that nobody uses any more and that is to be removed, or None.
+
+        Raises:
+            OSError: The directory cannot be renamed.
+        """
+        for queue in self.by_topic.pop(topic, {}).values():
+            self.unwritten_bytes -= len(queue.tail)
+            self._dirty.pop(queue, None)
+            if queue in self._large:
+                self._large.remove(queue)
+            queue.tail = bytearray()
+        directory = self.topic_directory(topic)
+        self._files.close_under(directory)
+        number = 1
+        while os.path.exists(aside := f"{directory}.deleted-{number}"):
+            number += 1
+        try:
+            os.rename(directory, aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
+    def topic_directory(self, topic: str) -> str:
+        """Directory of a topic's queues."""
+        return f"{self._root}/{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
+
+    def lost(self) -> ConsumeQueue | None:
+        """A queue whose files lack written entries, None if there is none.
+
+        Only sizes are looked at. Costs one ``stat`` a queue.
+        """
+        for queue in self:
+            if queue.written == queue.first:
+                continue
+            last = queue.written - 1
+            size = (last % self._file_entries + 1) * ENTRY_SIZE
+            try:
+                if os.stat(queue.file_path(queue.file_number(last))).st_size < size:
+                    return queue
+            except FileNotFoundError:
+                return queue
+            for number in range(queue.file_number(queue.first), queue.file_number(last)):
+                if not os.path.exists(queue.file_path(number)):
+                    return queue
+        return None
+
+    def trim(self) -> int:
+        """Removes what no queue knows of: entries behind the ends, other directories.
+
+        For after a crash: files may be ahead of what the log still holds. All tails are
+        written before.
+
+        Returns:
+            Bytes removed.
+        """
+        assert not self._dirty
+        known = {queue.directory: queue for queue in self}
+        removed = 0
+        for topic in os.scandir(self._root):
+            if not any(True for _ in os.scandir(topic.path)):
+                continue
+            for directory in list(os.scandir(topic.path)):
+                queue = known.get(directory.path)
+                if queue is None:
+                    self._files.close_under(directory.path)
+                    shutil.rmtree(directory.path)
+                else:
+                    removed += self._trim_queue(queue)
+        return removed
+
+    def _trim_queue(self, queue: ConsumeQueue) -> int:
+        removed = 0
+        for file in list(os.scandir(queue.directory)):
+            keep = max(0, queue.end * ENTRY_SIZE - int(file.name))
+            size = file.stat().st_size
+            if size <= keep:
+                continue
+            removed += size - keep
+            if keep:
+                os.truncate(file.path, keep)
+            else:
+                self._files.close_under(queue.directory)
+                os.unlink(file.path)
+        return removed

@@ -1,0 +1,116 @@
+"""The flush thread: makes the commit log durable, and says how far it is.
+
+``os.fdatasync`` lets go of the GIL, so the event loop goes on meanwhile, and
+what it writes while one sync runs is covered by the next: group commit.
+A failed sync is final. The system has thrown the pages away, and a second call
+might report success; so the thread ends, and the store stops.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.storage.interface import Wake
+
+log = logging.getLogger(__name__)
+
+Sync = Callable[[int], None]
+"""Makes a descriptor's data durable; tests put a failing one in the place of the system's."""
+
+SYSTEM_SYNC: Final[Sync] = os.fdatasync
+
+
+class Flusher:
+    """One thread that syncs when asked, or at most an interval after a write.
+
+    Attributes:
+        durable_offset: Everything before it is on disk. Written by the thread only.
+        error: Why the thread has ended, None while it works.
+        flushes: Rounds of syncs done.
+    """
+
+    def __init__(
+        self, *, durable_offset: int, at_once: bool, interval_ms: int, wake: Wake, sync: Sync
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            durable_offset: What is on disk already.
+            at_once: Sync after every write, instead of after the interval.
+            interval_ms: Longest wait between a write and its sync.
+            wake: Called on the thread after every round and after a failure.
+            sync: ``SYSTEM_SYNC``.
+        """
+        self.durable_offset = durable_offset
+        self.error: OSError | None = None
+        self.flushes = 0
+        self._at_once = at_once
+        self._interval = interval_ms / 1000
+        self._wake = wake
+        self._sync = sync
+        self._condition = threading.Condition()
+        # Guarded by the condition:
+        self._end = durable_offset
+        self._fds: list[int] = []
+        self._idle = False
+        self._urgent = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="mqmesh-flush", daemon=True)
+        self._thread.start()
+
+    def written(self, end: int, fds: list[int], *, urgent: bool = False) -> None:
+        """Tells how far the log is written.
+
+        Args:
+            end: To here.
+            fds: Descriptors with bytes that are not yet durable; open until they are.
+            urgent: Do not wait for the interval.
+        """
+        with self._condition:
+            self._end = end
+            self._fds = fds
+            if urgent:
+                self._urgent = True
+            if urgent or self._idle:
+                self._condition.notify()
+
+    def close(self) -> None:
+        """Syncs what is left, then ends the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            end, fds = work
+            try:
+                for fd in fds:
+                    self._sync(fd)
+            except OSError as error:
+                log.critical("a sync of the commit log failed, the store stops: %s", error)
+                self.error = error
+                self._wake()
+                return
+            self.durable_offset = end
+            self.flushes += 1
+            self._wake()
+
+    def _next(self) -> tuple[int, list[int]] | None:
+        """Waits until there is something to sync; None when the thread shall end."""
+        with self._condition:
+            while self._end == self.durable_offset:
+                if self._closing:
+                    return None
+                self._idle = True
+                self._condition.wait()
+                self._idle = False
+            if not self._at_once:
+                self._condition.wait_for(self._hurry, self._interval)
+            self._urgent = False
+            return self._end, self._fds
+
+    def _hurry(self) -> bool:
+        return self._urgent or self._closing

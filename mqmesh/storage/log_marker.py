@@ -1,0 +1,119 @@
+"""Markers: the records of the commit log that are no batches.
+
+Layout, little endian (the same table stands in ``docs/storage-format.md``):
+
+======== ===== ====== ==========================================================
+position bytes type   meaning
+======== ===== ====== ==========================================================
+0        4     bytes  magic, ``MQM1``
+4        4     u32    crc: CRC-32 of byte 8 to the end
+8        8     u64    commitlog_offset: where the marker begins in the log
+16       4     u32    total_size: marker and data
+20       2     u16    kind, see ``MarkerKind``
+22       2     bytes  reserved, 0
+24       4     u32    epoch
+28       4     u32    store_id
+32       8     i64    store_timestamp, ms
+40       …     data   depends on the kind
+======== ===== ====== ==========================================================
+"""
+
+import enum
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.record_batch import Buffer
+
+MARKER_MAGIC: Final = b"MQM1"
+MARKER_SIZE: Final = 40
+"""Of a marker without data; every segment keeps room for one at its end."""
+MAX_MARKER_DATA: Final = 4096
+
+_MARKER = struct.Struct("<4sIQIH2sIIq")
+_CRC_START: Final = 8
+
+assert _MARKER.size == MARKER_SIZE
+
+
+class MarkerKind(enum.IntEnum):
+    """What a marker says. On disk: never renumbered."""
+
+    END = 1
+    """The log goes on in the next segment."""
+    VOID = 2
+    """A tail was cut off here; whatever older epochs left behind is void."""
+    TOPIC_DELETED = 3
+    """All queues of the topic in the data (UTF-8) were deleted here."""
+
+
+class Marker(msgspec.Struct, frozen=True, gc=False):
+    """A marker that passed its checks."""
+
+    commitlog_offset: int
+    total_size: int
+    kind: MarkerKind
+    epoch: int
+    store_id: int
+    store_timestamp: int
+    data: bytes
+
+
+def encode_marker(
+    kind: MarkerKind,
+    *,
+    commitlog_offset: int,
+    epoch: int,
+    store_id: int,
+    store_timestamp: int,
+    data: bytes = b"",
+) -> bytes:
+    """Writes a marker.
+
+    Returns:
+        Layout: marker, ``MARKER_SIZE + len(data)`` bytes.
+    """
+    assert len(data) <= MAX_MARKER_DATA
+    size = MARKER_SIZE + len(data)
+    fields = _MARKER.pack(
+        MARKER_MAGIC,
+        0,
+        commitlog_offset,
+        size,
+        kind,
+        b"\0\0",
+        epoch,
+        store_id,
+        store_timestamp,
+    )
+    checked = fields[_CRC_START:] + data
+    return MARKER_MAGIC + zlib.crc32(checked).to_bytes(4, "little") + checked
+
+
+def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
+    """Reads and checks a marker.
+
+    Raises:
+        CorruptRecord: No good marker begins there.
+    """
+    if len(buffer) - position < MARKER_SIZE:
+        raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
+    magic, crc, offset, size, kind, _, epoch, store_id, timestamp = _MARKER.unpack_from(
+        buffer, position
+    )
+    if magic != MARKER_MAGIC:
+        raise CorruptRecord(f"no marker here: magic {magic!r}")
+    if not MARKER_SIZE <= size <= min(MARKER_SIZE + MAX_MARKER_DATA, len(buffer) - position):
+        raise CorruptRecord(f"marker of impossible size {size}")
+    checked = bytes(memoryview(buffer)[position + _CRC_START : position + size])
+    if zlib.crc32(checked) != crc:
+        raise CorruptRecord(f"marker checksum is {zlib.crc32(checked):#010x}, not {crc:#010x}")
+    try:
+        known = MarkerKind(kind)
+    except ValueError:
+        raise CorruptRecord(f"marker of unknown kind {kind}") from None
+    data = checked[MARKER_SIZE - _CRC_START :]
+    return Marker(offset, size, known, epoch, store_id, timestamp, data)

@@ -1,0 +1,66 @@
+"""From a time to a place in a queue: a binary search over stored batches."""
+
+import struct
+from typing import Final
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.record_batch import MAGIC
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queue import ENTRY, VOID_OFFSET, ConsumeQueue
+from mqmesh.storage.open_files import OpenFiles
+
+# Magic, own offset, base queue offset, store timestamp, message count of a batch header.
+_TIMES: Final = struct.Struct("<4s4xQQq28xI")
+
+
+def find_offset_by_time(
+    queue: ConsumeQueue, files: OpenFiles, log: CommitLog, timestamp_ms: int
+) -> int:
+    """The first queue offset of the first batch stored at or after a time.
+
+    Args:
+        queue: The queue.
+        files: Descriptors of its files.
+        log: The log.
+        timestamp_ms: Wall-clock time.
+
+    Returns:
+        A queue offset; the end of what is visible if there is no such batch.
+
+    Raises:
+        CorruptRecord: The queue leads to a place where its batch is not.
+    """
+    low, high = queue.first, queue.visible
+    while low < high:
+        middle = (low + high) // 2
+        # Lost messages have no time: the next one that has decides for them.
+        probe = middle
+        while probe < high and _place(queue, files, probe) == VOID_OFFSET:
+            probe += 1
+        if probe == high:
+            high = middle
+            continue
+        base, stop, stored = _batch_times(log, _place(queue, files, probe))
+        if not base <= probe < stop:
+            raise CorruptRecord(
+                f"offset {probe} of queue {queue.queue_id} of {queue.topic!r} leads to a batch "
+                f"with offsets {base} to {stop}"
+            )
+        if stored >= timestamp_ms:
+            high = min(middle, base)
+        else:
+            low = stop
+    return max(low, queue.first)
+
+
+def _place(queue: ConsumeQueue, files: OpenFiles, queue_offset: int) -> int:
+    entry = queue.read(files, queue_offset, queue_offset + 1)
+    place: int = ENTRY.unpack(entry)[0]
+    return place
+
+
+def _batch_times(log: CommitLog, commitlog_offset: int) -> tuple[int, int, int]:
+    magic, offset, base, stored, count = _TIMES.unpack(log.read(commitlog_offset, _TIMES.size))
+    if magic != MAGIC or offset != commitlog_offset:
+        raise CorruptRecord(f"no batch begins at {commitlog_offset}")
+    return base, base + count, stored

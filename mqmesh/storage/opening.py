@@ -1,0 +1,282 @@
+"""Opens the files of a store and brings all of them to one state."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.storage.atomic_file import load_document, save_document, storage_error, sync_directory
+from mqmesh.storage.checkpoint import Checkpoint, CheckpointFile, read_boot_id
+from mqmesh.storage.checkpointer import Checkpointer, sync_paths
+from mqmesh.storage.chores import Chores
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queues import ConsumeQueues
+from mqmesh.storage.damage import DamageList
+from mqmesh.storage.flush import Flusher, Sync
+from mqmesh.storage.interface import FlushDiskType, OnProgress, StoreConfig, Wake
+from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.producer_states import ProducerStates
+from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
+from mqmesh.storage.recovery import Recovered, Recovery
+from mqmesh.storage.segments import Segments
+from mqmesh.storage.store_lock import StoreLock
+
+log = logging.getLogger(__name__)
+
+TAILS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a store is made of, ready for use."""
+
+    commitlog: CommitLog
+    queues: ConsumeQueues
+    states: ProducerStates
+    files: OpenFiles
+    flusher: Flusher
+    chores: Chores
+    checkpointer: Checkpointer
+    damage: DamageList
+    clock: Clock
+    recovered: Recovered
+    started_clean: bool
+    resources: contextlib.ExitStack
+    """Closes files and ends threads, last the lock."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What is opened before recovery."""
+
+    directory: Path
+    segments: Segments
+    queues: ConsumeQueues
+    states: ProducerStates
+    checkpoint_file: CheckpointFile
+    damage: DamageList
+    sync: Sync
+    boot_id: bytes
+
+    @property
+    def table_path(self) -> Path:
+        return self.directory / "queue-table"
+
+
+def open_parts(
+    directory: Path,
+    config: StoreConfig,
+    *,
+    clock: Clock,
+    wake: Wake,
+    on_progress: OnProgress,
+    sync: Sync,
+) -> Parts:
+    """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
+
+    Raises:
+        StoreLocked: Another process has the store open.
+        StorageError: It cannot be opened.
+    """
+    with contextlib.ExitStack() as resources:
+        try:
+            return _open(directory, config, clock, wake, on_progress, sync, resources)
+        except OSError as error:
+            raise storage_error(error, f"the store {directory} cannot be opened") from error
+
+
+def _open(
+    directory: Path,
+    config: StoreConfig,
+    clock: Clock,
+    wake: Wake,
+    on_progress: OnProgress,
+    sync: Sync,
+    resources: contextlib.ExitStack,
+) -> Parts:
+    log_directory, queue_directory = directory / "commitlog", directory / "consumequeue"
+    log_directory.mkdir(parents=True, exist_ok=True)
+    queue_directory.mkdir(exist_ok=True)
+    resources.callback(StoreLock(directory).release)
+    sync_directory(directory)
+    sync_directory(directory.parent)
+    chores = Chores("mqmesh-chores")
+    resources.callback(chores.close)
+    files = OpenFiles(config.max_open_files)
+    resources.callback(files.close)
+    before = _Files(
+        directory,
+        Segments(
+            log_directory,
+            segment_size=config.mapped_file_size_commit_log,
+            reserve_bytes=config.disk_reserve_bytes,
+            chores=chores,
+        ),
+        ConsumeQueues(
+            queue_directory,
+            files,
+            file_entries=config.mapped_file_size_consume_queue,
+            most_unwritten_bytes=config.consume_queue_tail_bytes,
+        ),
+        ProducerStates(config.max_producer_states),
+        CheckpointFile(directory / "checkpoint", sync=sync),
+        DamageList(directory / "damaged-ranges"),
+        sync,
+        read_boot_id(),
+    )
+    resources.callback(before.checkpoint_file.close)
+    checkpoint = before.checkpoint_file.load()
+    recovered = _recover(before, checkpoint, clock, on_progress)
+    started_clean = checkpoint is None or checkpoint.clean
+    commitlog = CommitLog(
+        before.segments,
+        files,
+        end=recovered.end,
+        epoch=recovered.epoch,
+        store_id=recovered.store_id,
+    )
+    resources.callback(commitlog.close)
+    flusher = Flusher(
+        durable_offset=recovered.end,
+        at_once=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        interval_ms=config.flush_interval_commitlog_ms,
+        wake=wake,
+        sync=sync,
+    )
+    resources.callback(flusher.close)
+    checkpointer = Checkpointer(
+        table_path=before.table_path,
+        file=before.checkpoint_file,
+        commitlog=commitlog,
+        queues=before.queues,
+        states=before.states,
+        flusher=flusher,
+        chores=chores,
+        sync=sync,
+        interval_ms=config.checkpoint_interval_ms,
+        boot_id=before.boot_id,
+        dispatched_through=_dispatched_through(checkpoint, recovered),
+        queues_synced_through=recovered.queues_synced_through,
+    )
+    _settle(before, checkpointer, recovered, started_clean)
+    return Parts(
+        commitlog,
+        before.queues,
+        before.states,
+        files,
+        flusher,
+        chores,
+        checkpointer,
+        before.damage,
+        clock,
+        recovered,
+        started_clean,
+        resources.pop_all(),
+    )
+
+
+def _dispatched_through(checkpoint: Checkpoint | None, recovered: Recovered) -> int:
+    return 0 if checkpoint is None else min(checkpoint.dispatched_through, recovered.end)
+
+
+def _recover(
+    before: _Files, checkpoint: Checkpoint | None, clock: Clock, on_progress: OnProgress
+) -> Recovered:
+    table = _load_table(before.table_path)
+
+    def save_progress(position: int, epoch: int) -> None:
+        _save_progress(before, position, epoch, recovery.store_id)
+
+    recovery = Recovery(
+        segments=before.segments,
+        queues=before.queues,
+        states=before.states,
+        damage=before.damage,
+        checkpoint=checkpoint,
+        same_boot=checkpoint is not None and checkpoint.boot_id == before.boot_id,
+        clock=clock,
+        on_progress=on_progress,
+        save_progress=save_progress,
+    )
+    recovered = recovery.run(table)
+    before.damage.save()
+    synced = 0 if checkpoint is None else checkpoint.synced_through
+    _sync_segments(before, synced, recovered.end)
+    return recovered
+
+
+def _load_table(path: Path) -> QueueTable | None:
+    try:
+        document = load_document(path)
+        return None if document is None else decode_table(document)
+    except CorruptRecord as error:
+        # The log knows all that is in it.
+        log.error("the queue table is lost, the whole log is read instead: %s", error)
+        return None
+
+
+def _save_progress(before: _Files, position: int, epoch: int, store_id: int) -> None:
+    """Saves the state of a recovery that has much to read, so that the next need not repeat it."""
+    _write_tails(before.queues)
+    _sync_segments(before, 0, position)
+    changed, before.queues.changed = before.queues.changed, set()
+    sync_paths(sorted(changed), before.sync)
+    table = encode_table(Head(position, epoch), before.queues, before.states.dump())
+    save_document(before.table_path, b"".join(table))
+    newest = before.checkpoint_file.newest
+    before.checkpoint_file.save(
+        Checkpoint(
+            store_id=store_id,
+            epoch=max(epoch, newest.epoch if newest else 1),
+            synced_through=max(position, newest.synced_through if newest else 0),
+            dispatched_through=position,
+            queues_synced_through=position,
+            clean=False,
+            boot_id=before.boot_id,
+        )
+    )
+
+
+def _settle(
+    before: _Files, checkpointer: Checkpointer, recovered: Recovered, started_clean: bool
+) -> None:
+    """Makes what recovery found the state on disk."""
+    if started_clean and not recovered.read_bytes and not recovered.cut_bytes:
+        checkpointer.note_start()
+        return
+    try:
+        _write_tails(before.queues)
+        trimmed = before.queues.trim()
+        if trimmed:
+            log.warning("%d bytes of consume queues were ahead of the log and are cut", trimmed)
+        checkpointer.save_now()
+    except DiskFull as error:
+        log.error("the store opens without saving what recovery found: %s", error)
+        checkpointer.note_start()
+
+
+def _write_tails(queues: ConsumeQueues) -> None:
+    while queues.dirty_count:
+        queues.write_oldest(TAILS_AT_ONCE)
+
+
+def _sync_segments(before: _Files, start: int, end: int) -> None:
+    """Makes the log durable between two offsets."""
+    for segment in _between(before.segments, start, end):
+        fd = os.open(segment, os.O_RDONLY)
+        try:
+            before.sync(fd)
+        except OSError as error:
+            raise StorageError(f"{segment} cannot be synced: {error}") from error
+        finally:
+            os.close(fd)
+
+
+def _between(segments: Segments, start: int, end: int) -> Iterator[str]:
+    for segment in segments:
+        if segment.start < end and start < segment.end:
+            yield segment.path

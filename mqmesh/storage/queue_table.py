@@ -1,0 +1,124 @@
+"""The queue table: every queue's bounds and the producers' last batches, as a document.
+
+It saves a start from looking at every consume queue file and from reading the
+whole log. It is made bit by bit while batches come in, so its rows are from
+different moments, all of them at or behind ``through``. That does no harm:
+reading the log again from ``through`` skips what a row knows already.
+
+Layout of the document: frames, each a u32 length, little endian, and so many
+bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.consume_queue import ConsumeQueue
+from mqmesh.storage.producer_states import Key, StoredBatch
+
+ROWS_PER_FRAME: Final = 256
+_LENGTH = struct.Struct("<I")
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """What the table is about. Array positions are on disk and never change.
+
+    Attributes:
+        through: Commit-log offset; the table covers everything before it.
+        epoch: Of the log at that place.
+    """
+
+    through: int
+    epoch: int
+
+
+class QueueRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Bounds of one queue; entries before ``end`` are in its files."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+
+
+class Rows(msgspec.Struct, array_like=True, frozen=True):
+    """A piece of the table."""
+
+    queues: list[QueueRow] = []
+    producers: list[tuple[Key, list[StoredBatch]]] = []
+
+
+class QueueTable(msgspec.Struct, frozen=True):
+    """A table that was read."""
+
+    head: Head
+    queues: list[QueueRow]
+    producers: list[tuple[Key, list[StoredBatch]]]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(Head)
+_rows_decoder = msgspec.msgpack.Decoder(Rows)
+
+
+def encode_table(
+    head: Head,
+    queues: Iterable[ConsumeQueue],
+    producers: Iterable[tuple[Key, list[StoredBatch]]],
+) -> Iterator[bytes]:
+    """Makes a table frame by frame, so that the caller may do other things in between.
+
+    Args:
+        head: What it is about.
+        queues: All queues; each with everything before ``through`` in its files.
+        producers: From ``ProducerStates.dump``.
+    """
+    yield _frame(_encoder.encode(head))
+    queues = iter(queues)
+    while some := list(islice(queues, ROWS_PER_FRAME)):
+        rows = [QueueRow(q.topic, q.queue_id, q.first, q.written) for q in some if q.written]
+        yield _frame(_encoder.encode(Rows(queues=rows)))
+    producers = iter(producers)
+    while windows := list(islice(producers, ROWS_PER_FRAME)):
+        yield _frame(_encoder.encode(Rows(producers=windows)))
+
+
+def decode_table(document: bytes) -> QueueTable:
+    """Reads a table.
+
+    Raises:
+        CorruptRecord: It is none.
+    """
+    frames = _frames(document)
+    try:
+        head = _head_decoder.decode(next(frames))
+        table = QueueTable(head, [], [])
+        for frame in frames:
+            rows = _rows_decoder.decode(frame)
+            table.queues.extend(rows.queues)
+            table.producers.extend(rows.producers)
+    except (msgspec.MsgspecError, StopIteration) as error:
+        raise CorruptRecord(f"the queue table cannot be decoded: {error}") from error
+    return table
+
+
+def _frame(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _frames(document: bytes) -> Iterator[memoryview]:
+    view = memoryview(document)
+    position = 0
+    while position < len(view):
+        if position + _LENGTH.size > len(view):
+            raise CorruptRecord("the queue table ends inside a length")
+        (size,) = _LENGTH.unpack_from(view, position)
+        position += _LENGTH.size
+        if position + size > len(view):
+            raise CorruptRecord("the queue table ends inside a frame")
+        yield view[position : position + size]
+        position += size

@@ -1,0 +1,420 @@
+"""CommitLogStore: puts the parts together; the default backend.
+
+Files of a store's directory, all described in ``docs/storage-format.md``::
+
+    lock                one process at a time
+    checkpoint          how far everything is, two slots
+    queue-table         bounds of all queues, last batches of producers
+    damaged-ranges      what is lost, if anything is
+    commitlog/          the segments: the truth
+    consumequeue/       derived from it
+"""
+
+import logging
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange, StorageError, StoreClosed
+from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
+    HEADER_SIZE,
+    Attributes,
+    check_stored,
+    read_header,
+    stamp,
+)
+from mqmesh.storage.batch_finder import find_batches, read_batches
+from mqmesh.storage.checkpointer import Checkpointer
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queue import ConsumeQueue
+from mqmesh.storage.consume_queues import ConsumeQueues
+from mqmesh.storage.flush import SYSTEM_SYNC, Flusher, Sync
+from mqmesh.storage.interface import (
+    BatchToPut,
+    FlushDiskType,
+    GetResult,
+    GetStatus,
+    MessageStore,
+    OnProgress,
+    PutResult,
+    PutStatus,
+    StoreConfig,
+    StoreStats,
+    Wake,
+)
+from mqmesh.storage.log_marker import MarkerKind
+from mqmesh.storage.offset_by_time import find_offset_by_time
+from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.opening import Parts, open_parts
+from mqmesh.storage.producer_states import ProducerStates, StoredBatch
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+log = logging.getLogger(__name__)
+
+TAILS_AT_ONCE = 32
+"""Consume queues written in one slice."""
+
+
+class CommitLogStore(MessageStore):
+    """A commit log, consume queues that point into it, and the threads that sync them."""
+
+    def __init__(self, parts: Parts, config: StoreConfig) -> None:
+        """Takes over parts that were brought to one state; see ``open``."""
+        self._parts = parts
+        self._config = config
+        self._log: CommitLog = parts.commitlog
+        self._queues: ConsumeQueues = parts.queues
+        self._states: ProducerStates = parts.states
+        self._files: OpenFiles = parts.files
+        self._flusher: Flusher = parts.flusher
+        self._checkpointer: Checkpointer = parts.checkpointer
+        self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
+        self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._put_batches = 0
+        self._put_messages = 0
+        self._duplicates = 0
+        self._failure: str | None = None
+        self._tails_stuck = False
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        wake: Wake,
+        on_progress: OnProgress,
+        sync: Sync = SYSTEM_SYNC,
+    ) -> "CommitLogStore":
+        """Opens a store, recovering it first if it was not closed in order.
+
+        Args:
+            directory: Where its files are; made if need be.
+            config: Settings.
+            clock: Source of time, for labels.
+            wake: Called from the flush thread when ``durable_offset`` has moved or the
+                store has stopped; must not raise.
+            on_progress: Called now and then while recovery goes on.
+            sync: Makes a descriptor's data durable; tests pass one that fails.
+
+        Raises:
+            StoreLocked: Another process has it open.
+            StorageError: It cannot be opened.
+        """
+        parts = open_parts(
+            directory, config, clock=clock, wake=wake, on_progress=on_progress, sync=sync
+        )
+        return cls(parts, config)
+
+    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+        """See ``MessageStore.put``."""
+        self._check_writable()
+        if self._queues.full:
+            self._queues.write_oldest(TAILS_AT_ONCE)
+        start = self._log.end
+        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]] = []
+        try:
+            results = self._place(batches, store_timestamp, placed)
+        except StorageError:
+            self._states.forget_from(
+                ((b.topic, b.queue_id, b.header.producer_id) for b, _, _ in placed), start
+            )
+            raise
+        for batch, queue, result in placed:
+            header = batch.header
+            self._queues.append(
+                queue,
+                result.commitlog_offset,
+                header.total_size,
+                header.message_count,
+                batch.tag_hashes,
+            )
+            self._put_messages += header.message_count
+            if self._sync_flush:
+                self._unseen.append((result.end_offset, queue, queue.end))
+            else:
+                queue.visible = queue.end
+        if placed:
+            self._put_batches += len(placed)
+            self._tell_flusher()
+        return results
+
+    def _place(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]],
+    ) -> list[PutResult]:
+        """Gives batches their offsets and writes them; ``placed`` gets those that are new."""
+        commitlog, states = self._log, self._states
+        epoch, store_id = commitlog.epoch, commitlog.store_id
+        append = commitlog.begin(store_timestamp)
+        ends: dict[ConsumeQueue, int] = {}
+        results = []
+        for batch in batches:
+            header, topic, queue_id = batch.header, batch.topic, batch.queue_id
+            assert queue_id == header.queue_id
+            size, count = header.total_size, header.message_count
+            if size > self._config.max_batch_bytes:
+                results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
+                continue
+            if not header.attributes & Attributes.REDELIVERED:
+                twin = states.find(topic, queue_id, header)
+                if twin is not None:
+                    self._duplicates += 1
+                    results.append(_duplicate(twin))
+                    continue
+            queue = self._queues.find(topic, queue_id) or self._queues.add(topic, queue_id)
+            base = ends.get(queue)
+            if base is None:
+                base = queue.end
+            ends[queue] = base + count
+            position = append.place(size)
+            append.pieces += (
+                stamp(
+                    header,
+                    commitlog_offset=position,
+                    base_queue_offset=base,
+                    store_timestamp=store_timestamp,
+                    epoch=epoch,
+                    store_id=store_id,
+                ),
+                memoryview(batch.data)[BROKER_PART_SIZE:],
+            )
+            base_offset, start = QueueOffset(base), CommitLogOffset(position)
+            end = CommitLogOffset(position + size)
+            result = PutResult(PutStatus.PUT_OK, base_offset, start, end, store_timestamp)
+            states.note(
+                topic,
+                queue_id,
+                header.producer_id,
+                StoredBatch(header.first_sequence, count, base_offset, start, end, store_timestamp),
+            )
+            placed.append((batch, queue, result))
+            results.append(result)
+        if placed:
+            append.write()
+        return results
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> GetResult:
+        """See ``MessageStore.get``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        first, end = (0, 0) if queue is None else (queue.first, queue.visible)
+        bounds = QueueOffset(first), QueueOffset(end)
+        if queue_offset < first:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, bounds[0], *bounds)
+        if queue_offset > end:
+            return GetResult(GetStatus.OFFSET_OVERFLOW, bounds[1], *bounds)
+        if queue is None or queue_offset == end:
+            return GetResult(GetStatus.NO_NEW_MESSAGE, bounds[1], *bounds)
+        runs, following = find_batches(
+            queue, self._files, queue_offset, end, max_bytes=max_bytes, tag_hashes=tag_hashes
+        )
+        if not runs:
+            return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
+        data, good = read_batches(self._log, queue_id, runs)
+        if good < len(runs):
+            if not good:
+                raise CorruptRecord(
+                    f"offset {runs[0].start} of queue {queue_id} of {topic!r} leads to "
+                    f"{runs[0].commitlog_offset} in the log, where its batch is not"
+                )
+            following = runs[good].start
+            del runs[good:]
+        count = sum(run.stop - run.start for run in runs)
+        return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """See ``MessageStore.queue_bounds``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueOffset(0), QueueOffset(0)
+        return QueueOffset(queue.first), QueueOffset(queue.visible)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
+        """See ``MessageStore.offset_by_time``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueOffset(0)
+        return QueueOffset(find_offset_by_time(queue, self._files, self._log, timestamp_ms))
+
+    def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
+        """See ``MessageStore.read_at``."""
+        self._check_open()
+        end = self._flusher.durable_offset if self._sync_flush else self._log.end
+        if not self._log.start <= commitlog_offset < end:
+            raise OffsetOutOfRange(f"{commitlog_offset} is not between {self._log.start} and {end}")
+        try:
+            header = read_header(self._log.read(commitlog_offset, HEADER_SIZE))
+            data = self._log.read(commitlog_offset, header.total_size)
+            header = check_stored(data)
+        except CorruptBatch as error:
+            raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
+        if header.commitlog_offset != commitlog_offset or header.store_id != self._log.store_id:
+            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
+        return data
+
+    def queues(self, topic: str) -> list[int]:
+        """See ``MessageStore.queues``."""
+        self._check_open()
+        queues = self._queues.by_topic.get(topic, {})
+        return sorted(queue_id for queue_id, queue in queues.items() if queue.end)
+
+    def topics(self) -> list[str]:
+        """See ``MessageStore.topics``."""
+        self._check_open()
+        return [
+            topic
+            for topic, queues in self._queues.by_topic.items()
+            if any(queue.end for queue in queues.values())
+        ]
+
+    def delete_topic(self, topic: str) -> None:
+        """See ``MessageStore.delete_topic``."""
+        self._check_writable()
+        if topic not in self._queues.by_topic:
+            return
+        append = self._log.begin(self._parts.clock.wall_ms())
+        append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
+        append.write()
+        self._tell_flusher()
+        self._states.forget_topic(topic)
+        unused = self._queues.drop_topic(topic)
+        if unused is not None:
+            self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
+
+    def durable_offset(self) -> CommitLogOffset:
+        """See ``MessageStore.durable_offset``."""
+        self._check_open()
+        return CommitLogOffset(self._flusher.durable_offset)
+
+    def tick(self, now_ms: int) -> bool:
+        """See ``MessageStore.tick``."""
+        self._check_writable()
+        self._see()
+        self._log.prepare_ahead()
+        more = self._write_tails()
+        try:
+            return self._checkpointer.tick(now_ms) or more
+        except StorageError as error:
+            self._failure = str(error)
+            log.critical("the store stops: %s", error)
+            raise StoreClosed(self._failure) from error
+
+    def _write_tails(self) -> bool:
+        """Writes some consume queues if they hold much in memory; True if there is more."""
+        try:
+            self._queues.write_large()
+            more = self._queues.crowded and not self._queues.write_oldest(TAILS_AT_ONCE)
+        except StorageError as error:
+            if not self._tails_stuck:
+                log.error("consume queues stay in memory: %s", error)
+            self._tails_stuck = True
+            return False
+        self._tails_stuck = False
+        return more
+
+    def stats(self) -> StoreStats:
+        """See ``MessageStore.stats``."""
+        self._check_open()
+        segments = self._log.segments
+        recovered = self._parts.recovered
+        return StoreStats(
+            backend="commitlog",
+            disk_bytes=segments.disk_bytes,
+            segments=len(segments),
+            min_commitlog_offset=self._log.start,
+            max_commitlog_offset=self._log.end,
+            durable_offset=self._flusher.durable_offset,
+            topics=len(self._queues.by_topic),
+            queues=len(self._queues),
+            put_batches=self._put_batches,
+            put_messages=self._put_messages,
+            duplicates=self._duplicates,
+            unwritten_queue_bytes=self._queues.unwritten_bytes,
+            flushes=self._flusher.flushes,
+            flush_errors=int(self._flusher.error is not None or self._failure is not None),
+            epoch=self._log.epoch,
+            store_id=self._log.store_id,
+            started_clean=self._parts.started_clean,
+            recovered_bytes=recovered.read_bytes,
+            cut_bytes=recovered.cut_bytes,
+            damaged=self._parts.damage.ranges,
+            writable=self._stopped_by() is None,
+        )
+
+    def close(self) -> None:
+        """See ``MessageStore.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flusher.close()
+        self._parts.chores.close()
+        if self._stopped_by() is None:
+            try:
+                self._checkpointer.close()
+            except StorageError as error:
+                log.error("the store was not closed in order, the next start recovers: %s", error)
+        self._parts.resources.close()
+
+    def _see(self) -> None:
+        """Lets consumers see what has become durable."""
+        unseen = self._unseen
+        if unseen:
+            durable = self._flusher.durable_offset
+            while unseen and unseen[0][0] <= durable:
+                _, queue, end = unseen.popleft()
+                queue.visible = end
+
+    def _tell_flusher(self) -> None:
+        flusher, commitlog = self._flusher, self._log
+        flusher.written(commitlog.end, commitlog.unsynced_fds(flusher.durable_offset))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        reason = self._stopped_by()
+        if reason is not None:
+            raise StoreClosed(f"the store has stopped: {reason}")
+
+    def _stopped_by(self) -> str | None:
+        error = self._flusher.error
+        return self._failure if error is None else f"the commit log cannot be synced: {error}"
+
+
+def _refused(status: PutStatus, store_timestamp: TimestampMs) -> PutResult:
+    nowhere = CommitLogOffset(-1)
+    return PutResult(status, QueueOffset(-1), nowhere, nowhere, store_timestamp)
+
+
+def _duplicate(twin: StoredBatch) -> PutResult:
+    return PutResult(
+        PutStatus.DUPLICATE,
+        twin.base_queue_offset,
+        twin.commitlog_offset,
+        twin.end_offset,
+        twin.store_timestamp,
+    )
