@@ -172,7 +172,8 @@ class Crew:
 
     def client(self, task: Task) -> Child:
         """Starts a program that uses mqmesh."""
-        return self._start(task.kind, "mqmesh.bench.clients", task)
+        module = "consumers" if task.kind.startswith("drain") else "producers"
+        return self._start(task.kind, f"mqmesh.bench.{module}", task)
 
     def role(self, role: str, settings: Sequence[str]) -> tuple[Child, str]:
         """Starts a role of mqmesh as users start it.

@@ -1,25 +1,21 @@
-"""The programs of a benchmark that use mqmesh, as a user would write them.
+"""The programs of a benchmark that send through mqmesh, as a user would write them.
 
-Run as ``python -m mqmesh.bench.clients TASK``.
+Run as ``python -m mqmesh.bench.producers TASK``.
 """
 
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from mqmesh.bench.workload import (
-    GROUP,
     TOPIC,
     WARM_UP_SENDS,
     Report,
-    SequenceCheck,
     Stopwatch,
     Task,
-    age_us,
     hand_in,
     make_bodies,
     read_task,
@@ -27,18 +23,15 @@ from mqmesh.bench.workload import (
     stamp_body,
     wait_go,
 )
-from mqmesh.message import Message, StoredMessage
+from mqmesh.message import Message
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import ConsumeFromWhere, ConsumeResult, PushConsumer
 from mqmesh.sdk.send_result import SendFuture
 
 FUTURES_A_CHUNK: Final = 10_000
 CHUNKS_UNCHECKED: Final = 5
 OUTCOME_TIMEOUT_S: Final = 60.0
-LISTENER_MESSAGES: Final = 1_024
-"""Most messages that a listener gets in one call."""
 
 
 def produce_batches(task: Task) -> Report:
@@ -153,70 +146,6 @@ def produce_paced(task: Task) -> Report:
         return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
 
 
-def drain(task: Task) -> Report:
-    """A push consumer with a listener, until it has every message."""
-    return _consume(task, take_ages=False)
-
-
-def drain_paced(task: Task) -> Report:
-    """The same, and how old each message was."""
-    return _consume(task, take_ages=True)
-
-
-def _consume(task: Task, *, take_ages: bool) -> Report:
-    seen = SequenceCheck()
-    latencies_us: list[float] = []
-    lock = threading.Lock()
-    warm, done = threading.Event(), threading.Event()
-    total = task.ready_count + task.message_count
-    watch: Stopwatch | None = None
-    last: Report | None = None
-    broken: list[str] = []
-
-    def listen(messages: Sequence[StoredMessage]) -> ConsumeResult:
-        nonlocal watch, last
-        with lock:
-            if watch is None and seen.count >= task.ready_count:
-                watch = Stopwatch()
-            try:
-                seen.add_messages(messages)
-            except ValueError as error:
-                broken.append(str(error))
-            if take_ages and watch is not None:
-                latencies_us.extend([age_us(message.body) for message in messages])
-            if seen.count >= task.ready_count:
-                warm.set()
-            if seen.count >= total and watch is not None and last is None:
-                last = watch.report(seen.count - task.ready_count)
-                done.set()
-        return ConsumeResult.SUCCESS
-
-    consumer = PushConsumer(
-        GROUP,
-        namesrv_addr=task.address,
-        client=ClientOptions(use_ipc=task.use_ipc),
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-        consume_message_batch_max_size=LISTENER_MESSAGES,
-    )
-    consumer.subscribe(TOPIC, "*", listen)
-    if task.ready_count == 0:
-        wait_go()
-        consumer.start()
-    else:
-        # It must hold its queues before the producer begins.
-        consumer.start()
-        if not warm.wait(OUTCOME_TIMEOUT_S):
-            sys.exit("the messages of the warm-up did not come")
-        wait_go()
-    done.wait()
-    with lock:
-        assert last is not None
-        last.latencies_us = latencies_us[-task.message_count :]
-        last.faults = broken + seen.faults(total)
-    consumer.close()
-    return last
-
-
 def warm_up(task: Task) -> Report:
     """A message into each queue, so that a waiting consumer can tell that it has them all."""
     body = make_bodies(1, task.body_bytes)[0]
@@ -261,8 +190,6 @@ PROGRAMS: Final = {
     "produce_singles_threads": produce_singles_threads,
     "send_sync": send_sync,
     "produce_paced": produce_paced,
-    "drain": drain,
-    "drain_paced": drain_paced,
     "warm_up": warm_up,
 }
 
