@@ -1,0 +1,40 @@
+"""A producer and a consumer in one asyncio program. Needs a running ``mqmesh up``."""
+
+import asyncio
+
+from mqmesh import ConsumeFromWhere, Message
+from mqmesh.aio import Producer, PushConsumer
+
+TOPIC = "ticks"
+COUNT = 1_000
+
+
+async def send() -> None:
+    """Sends all ticks side by side; they share batches by themselves."""
+    async with Producer("ticks-producer") as producer:
+        results = await asyncio.gather(
+            *(producer.send(Message(TOPIC, f"tick {number}".encode())) for number in range(COUNT))
+        )
+    print(f"sent {len(results):,} ticks")
+
+
+async def receive() -> None:
+    """Receives as many ticks; a message counts as consumed when the next one is asked for."""
+    consumer = PushConsumer("ticks-group", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe(TOPIC)
+    count = 0
+    async with consumer:
+        async for _message in consumer:
+            count += 1
+            if count == COUNT:
+                break
+    print(f"received {count:,} ticks")
+
+
+async def main() -> None:
+    """Sends and receives at the same time."""
+    await asyncio.wait_for(asyncio.gather(send(), receive()), 30)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
