@@ -1,18 +1,15 @@
 """Settings of a broker. Names are RocketMQ's in snake case; the defaults stand here only."""
 
-import ipaddress
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.units import KIB, MIB
-
-LOOPBACK_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
-WILDCARDS: Final = frozenset({"0.0.0.0", "::", "[::]", "*"})
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
@@ -125,24 +122,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"broker_id = {self.broker_id}: only masters (broker_id = 0) can be run"
             )
-        if not self.allow_insecure_bind and not is_loopback(self.listen_host):
-            raise ConfigError(
-                f"listen_host = {self.listen_host!r} can be reached from other machines, and "
-                "this broker neither encrypts nor asks who a client is; listen at 127.0.0.1, "
-                "or set allow_insecure_bind = true where everybody may do everything"
-            )
-        if self.listen_host in WILDCARDS and not self.advertised_host:
-            raise ConfigError(
-                f"listen_host = {self.listen_host!r} is no address that clients can connect "
-                "to; set advertised_host to the one they shall use"
-            )
-
-
-def is_loopback(host: str) -> bool:
-    """True when only this machine can reach a listener at this host."""
-    if host in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+        check_listen(
+            "broker",
+            self.listen_host,
+            self.advertised_host,
+            allow_insecure_bind=self.allow_insecure_bind,
+        )

@@ -1,1 +1,1 @@
-"""One module per family of requests; each handler is `(context, request, now_ms) -> response`."""
+"""One module per family of requests; each handler is `(context, request) -> reply`."""

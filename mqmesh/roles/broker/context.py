@@ -1,0 +1,96 @@
+"""What a handler may use."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
+from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.storage.interface import MessageStore
+
+OnSaved = Callable[[StorageError | None], None]
+"""Told when what was to be saved is on disk, or why it is not."""
+
+_NOTHING: Final = memoryview(b"")
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How a handler that answers later, or speaks first, reaches a peer.
+
+    Attributes:
+        reply: Answers a request.
+        fail: Answers a request with an error.
+        notify: Sends a peer a oneway command: routing id, code, encoded header.
+    """
+
+    reply: Callable[[Request, Reply], None]
+    fail: Callable[[Request, Exception], None]
+    notify: Callable[[bytes, int, bytes], None]
+
+
+class Keeper(msgspec.Struct, frozen=True):
+    """How a handler has tables saved; both return at once.
+
+    Attributes:
+        save_topics: The topic table changed: save it, tell the name servers, then call back.
+        save_offsets: Save the consumer offsets without waiting for their turn.
+    """
+
+    save_topics: Callable[[OnSaved | None], None]
+    save_offsets: Callable[[], None]
+
+
+class BrokerContext(msgspec.Struct, frozen=True):
+    """The parts of a running broker. Handlers change them only through their methods.
+
+    Attributes:
+        config: Settings.
+        clock: Source of time.
+        instance_id: Random number of this life of the process.
+        store: Messages.
+        topics: Topic table.
+        offsets: Consumer offsets.
+        groups: Clients and consumer groups.
+        holds: Pulls that wait.
+        stage: Sends of this tick, and those that wait for the disk.
+        stats: Counters.
+        wire: Ways to peers.
+        keeper: Ways to have tables saved.
+        process_figures: Figures that only the server knows: connections, memory, …
+    """
+
+    config: BrokerConfig
+    clock: Clock
+    instance_id: int
+    store: MessageStore
+    topics: TopicTable
+    offsets: ConsumerOffsets
+    groups: ConsumerGroups
+    holds: PullHold
+    stage: SendStage
+    stats: BrokerStats
+    wire: Wire
+    keeper: Keeper
+    process_figures: Callable[[], dict[str, str]]
+
+
+def without_frame(request: Request) -> Request:
+    """The request for a later answer: it does not keep the frame's memory alive."""
+    command = request.command
+    return Request(
+        request.peer, Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
+    )
+
+
+def store_stopped(error: StoreClosed) -> BrokerNotAvailable:
+    """What clients are told when the store does not write any more."""
+    return BrokerNotAvailable(f"this broker does not write any more: {error}")

@@ -1,0 +1,56 @@
+"""Which handler serves which request. Read this first.
+
+A handler is a function ``(context, request) -> Reply | None`` in ``handlers/``;
+None means that it answers later, through ``context.wire``. What it raises is
+turned into a response code in one place, the command server, by the one table in
+``protocol/codes.py``. PING is served by ``server.py``, also while there is no
+context yet.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.handlers import admin, membership, offsets, pull, send
+
+Handler = Callable[[Request], Reply | None]
+
+HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | None]]] = {
+    RequestCode.SEND_MESSAGE: send.send_message,
+    RequestCode.PULL_MESSAGE: pull.pull_message,
+    RequestCode.QUERY_CONSUMER_OFFSET: offsets.query_consumer_offset,
+    RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update_consumer_offset,
+    RequestCode.QUERY_QUEUE_BOUNDS: offsets.query_queue_bounds,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search_offset_by_timestamp,
+    RequestCode.HEART_BEAT: membership.heart_beat,
+    RequestCode.UNREGISTER_CLIENT: membership.unregister_client,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: membership.get_consumer_list,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,
+    RequestCode.GET_TOPIC_CONFIG: admin.get_topic_config,
+    RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+    RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
+    RequestCode.GET_BROKER_RUNTIME_INFO: admin.get_broker_runtime_info,
+    RequestCode.VIEW_MESSAGE: admin.view_message,
+}
+
+
+def bind_handlers(context: BrokerContext) -> dict[int, Handler]:
+    """The handlers of a running broker."""
+    return {int(code): partial(handler, context) for code, handler in HANDLERS.items()}
+
+
+def refuse_all(reason: str) -> dict[int, Handler]:
+    """Handlers of a broker that cannot serve, because it is not ready or going away.
+
+    Args:
+        reason: What clients are told.
+    """
+
+    def refuse(request: Request) -> Reply | None:
+        raise BrokerNotAvailable(reason)
+
+    return {int(code): refuse for code in HANDLERS}

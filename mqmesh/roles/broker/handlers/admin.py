@@ -1,0 +1,132 @@
+"""Topics, statistics, and single messages, for administrators."""
+
+from mqmesh.errors import StorageError
+from mqmesh.protocol.admin import (
+    GetTopicConfigRequest,
+    QueueStats,
+    RuntimeInfo,
+    TopicConfigs,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.pulling import ViewMessageRequest
+from mqmesh.protocol.route import DeleteTopicRequest
+from mqmesh.record_batch import read_header
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.handlers.pull import fail_pulls_of
+from mqmesh.roles.broker.handlers.send import finish_sends
+from mqmesh.roles.broker.topics import Topic
+from mqmesh.storage.interface import GetStatus
+from mqmesh.units import CommitLogOffset, TimestampMs
+
+
+def update_and_create_topic(context: BrokerContext, request: Request) -> Reply | None:
+    """Creates or changes a topic; answered once that is on disk."""
+    wanted = decode_header(UpdateTopicRequest, request.command.header)
+    before = context.topics.version
+    topic = context.topics.update(
+        wanted.config,
+        context.clock.wall_ms(),
+        must_exist=wanted.must_exist,
+        must_be_new=wanted.must_be_new,
+    )
+    reply = reply_with(topic.config)
+    if context.topics.version == before:
+        return reply
+    _reply_when_saved(context, request, reply)
+    return None
+
+
+def get_topic_config(context: BrokerContext, request: Request) -> Reply:
+    """One topic, or all."""
+    query = decode_header(GetTopicConfigRequest, request.command.header)
+    if query.topic:
+        return reply_with(TopicConfigs([context.topics.require(query.topic).config]))
+    return reply_with(TopicConfigs(context.topics.configs()))
+
+
+def delete_topic(context: BrokerContext, request: Request) -> Reply | None:
+    """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
+    name = decode_header(DeleteTopicRequest, request.command.header).topic
+    # What was sent before goes first, or it would be stored into a topic that is not there.
+    finish_sends(context)
+    context.topics.check_deletable(name)
+    context.store.delete_topic(name)
+    context.topics.delete(name, context.clock.wall_ms())
+    if context.offsets.remove_topic(name):
+        context.keeper.save_offsets()
+    fail_pulls_of(context, name)
+    _reply_when_saved(context, request, EMPTY_REPLY)
+    return None
+
+
+def get_topic_stats(context: BrokerContext, request: Request) -> Reply:
+    """Where each queue of a topic begins and ends, and when it got its last message."""
+    name = decode_header(TopicStatsRequest, request.command.header).topic
+    topic = context.topics.require(name)
+    queues = []
+    for queue_id in range(topic.queue_count):
+        low, high = context.store.queue_bounds(name, queue_id)
+        updated = _last_update(context, topic, queue_id, high) if high > low else 0
+        queues.append(QueueStats(queue_id, low, high, updated))
+    return reply_with(TopicStats(name, queues))
+
+
+def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
+    """Figures about the broker, by name."""
+    version = context.topics.version
+    figures = {
+        "cluster_name": context.config.cluster_name,
+        "broker_name": context.config.broker_name,
+        "broker_id": str(context.config.broker_id),
+        "instance_id": str(context.instance_id),
+        "topics": str(len(context.topics)),
+        "topic_data_version": f"{version.timestamp_ms}.{version.counter}",
+        "clients": str(context.groups.client_count),
+        "consumer_groups": str(context.groups.group_count),
+        "consumer_offsets": str(len(context.offsets)),
+        "held_pulls": str(len(context.holds)),
+        "sync_flush_waits": str(context.stage.waiting_count),
+    }
+    total = context.stats.total
+    for name in total.__struct_fields__:
+        figures[f"{name}_total"] = str(getattr(total, name))
+    for name in ("put_messages", "put_bytes", "get_messages", "get_bytes", "send_requests"):
+        figures[f"{name}_per_s"] = f"{context.stats.rate(name):.1f}"
+    store = context.store.stats()
+    for name in store.__struct_fields__:
+        value = getattr(store, name)
+        figures[f"store_{name}"] = str(len(value)) if name == "damaged" else str(value)
+    figures.update(context.process_figures())
+    return reply_with(RuntimeInfo(figures))
+
+
+def view_message(context: BrokerContext, request: Request) -> Reply:
+    """The stored batch at a log offset."""
+    query = decode_header(ViewMessageRequest, request.command.header)
+    return Reply(body=(context.store.read_at(CommitLogOffset(query.commitlog_offset)),))
+
+
+def _reply_when_saved(context: BrokerContext, request: Request, reply: Reply) -> None:
+    asked = without_frame(request)
+
+    def on_saved(error: StorageError | None) -> None:
+        if error is None:
+            context.wire.reply(asked, reply)
+        else:
+            context.wire.fail(asked, error)
+
+    context.keeper.save_topics(on_saved)
+
+
+def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) -> TimestampMs:
+    known = topic.last_update.get(queue_id)
+    if known is None:
+        # Nothing came since the broker was started: the last batch knows.
+        last = context.store.get(topic.config.topic, queue_id, end - 1, max_bytes=1)
+        if last.status is not GetStatus.FOUND:
+            return TimestampMs(0)
+        known = topic.last_update[queue_id] = read_header(last.data[-1]).store_timestamp
+    return known

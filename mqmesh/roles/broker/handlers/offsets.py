@@ -1,0 +1,92 @@
+"""Queue offsets: where queues begin and end, and how far groups have come."""
+
+from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.pulling import (
+    ConsumerOffsets,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    QueueBoundsRequest,
+    QueueBoundsResponse,
+    QueueOffsetEntry,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+)
+from mqmesh.roles.broker.consumer_groups import check_client_group
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.units import QueueOffset, TimestampMs
+
+
+def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
+    """Where a group stands in some queues; -1 where it never committed."""
+    query = decode_header(QueryConsumerOffsetRequest, request.command.header)
+    check_client_group(query.group)
+    offsets = context.offsets
+    return reply_with(
+        ConsumerOffsets(
+            [
+                QueueOffsetEntry(
+                    one.topic, one.queue_id, offsets.query(query.group, one.topic, one.queue_id)
+                )
+                for one in query.queues
+            ]
+        )
+    )
+
+
+def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
+    """Commits offsets of a group. What is legal is committed, also beside what is not.
+
+    Raises:
+        MQMeshError: The first refusal, if any.
+    """
+    update = decode_header(UpdateConsumerOffsetRequest, request.command.header)
+    check_client_group(update.group)
+    refusal: MQMeshError | None = None
+    for one in update.queues:
+        try:
+            _check_commit(context, one)
+            context.offsets.commit(
+                update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)
+            )
+        except MQMeshError as error:
+            refusal = refusal or error
+        else:
+            context.stats.total.offset_commits += 1
+    if refusal is not None:
+        raise refusal
+    return EMPTY_REPLY
+
+
+def query_queue_bounds(context: BrokerContext, request: Request) -> Reply:
+    """Where a queue begins and ends."""
+    query = decode_header(QueueBoundsRequest, request.command.header)
+    _check_queue(context, query.topic, query.queue_id)
+    return reply_with(QueueBoundsResponse(*context.store.queue_bounds(query.topic, query.queue_id)))
+
+
+def search_offset_by_timestamp(context: BrokerContext, request: Request) -> Reply:
+    """The first message of a queue that was stored at or after a time."""
+    query = decode_header(SearchOffsetRequest, request.command.header)
+    _check_queue(context, query.topic, query.queue_id)
+    found = context.store.offset_by_time(
+        query.topic, query.queue_id, TimestampMs(query.timestamp_ms)
+    )
+    return reply_with(OffsetResponse(found))
+
+
+def _check_queue(context: BrokerContext, name: str, queue_id: int) -> None:
+    # Without regard to permissions: committing and looking must go on while a topic drains.
+    queue_count = context.topics.require(name).queue_count
+    if queue_id >= queue_count:
+        raise MessageIllegal(f"topic {name!r} has {queue_count} queues, there is no {queue_id}")
+
+
+def _check_commit(context: BrokerContext, one: QueueOffsetEntry) -> None:
+    _check_queue(context, one.topic, one.queue_id)
+    end = context.store.queue_bounds(one.topic, one.queue_id)[1]
+    if not 0 <= one.queue_offset <= end:
+        raise OffsetIllegal(
+            f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "
+            f"within 0 and the queue's end, {end}"
+        )

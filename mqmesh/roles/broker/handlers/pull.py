@@ -1,0 +1,108 @@
+"""PULL_MESSAGE: whole batches from a queue, or a place to wait for them."""
+
+from mqmesh.errors import MQMeshError, SystemBusy, TopicNotFound
+from mqmesh.protocol.command import Reply, Request, decode_header, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.roles.broker.consumer_groups import check_expression
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.pull_hold import HeldPull
+from mqmesh.storage.interface import GetResult, GetStatus
+
+_FOUND = int(PullStatus.FOUND)
+_NO_NEW_MSG = int(PullStatus.NO_NEW_MSG)
+_NO_MATCHED_MSG = int(PullStatus.NO_MATCHED_MSG)
+_OFFSET_ILLEGAL = int(PullStatus.OFFSET_ILLEGAL)
+
+
+def pull_message(context: BrokerContext, request: Request) -> Reply | None:
+    """Answers with messages at once, or holds the pull until there are some."""
+    context.stats.total.pull_requests += 1
+    pull = decode_header(PullRequest, request.command.header)
+    result = _get(context, pull, pull.queue_offset)
+    wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
+    if not wait_ms or not _is_waiting(result):
+        return _reply(pull, result)
+    deadline_ms = context.clock.monotonic_ms() + wait_ms
+    held = HeldPull(without_frame(request), pull, result.next_queue_offset, deadline_ms)
+    try:
+        context.holds.hold(held)
+    except SystemBusy:
+        context.stats.total.busy_refusals += 1
+        raise
+    context.stats.total.pulls_held += 1
+    return None
+
+
+def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
+    """Messages came into a queue: answers those who wait at it, as far as they want them."""
+    for held in context.holds.release(topic, queue_id):
+        try:
+            result = _get(context, held.pull, held.queue_offset)
+            if _is_waiting(result):
+                held.queue_offset = result.next_queue_offset
+                context.holds.hold(held)
+            else:
+                context.wire.reply(held.request, _reply(held.pull, result))
+        except MQMeshError as error:
+            context.wire.fail(held.request, error)
+
+
+def answer_expired_pulls(context: BrokerContext, now_ms: int) -> None:
+    """Answers pulls whose time is over; there may be something after all."""
+    for held in context.holds.tick(now_ms):
+        try:
+            result = _get(context, held.pull, held.queue_offset)
+            context.wire.reply(held.request, _reply(held.pull, result))
+        except MQMeshError as error:
+            context.wire.fail(held.request, error)
+
+
+def fail_pulls_of(context: BrokerContext, topic: str) -> None:
+    """A topic was deleted: tells those who wait at its queues."""
+    for held in context.holds.release_topic(topic):
+        context.wire.fail(held.request, TopicNotFound(f"topic {topic!r} was deleted"))
+
+
+def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetResult:
+    topic = context.topics.get(pull.topic)
+    if topic is None or pull.queue_id >= topic.readable_queues:
+        topic = context.topics.require_readable(pull.topic, pull.queue_id)
+    hashes = check_expression(pull.expression, pull.expression_type)
+    result = context.store.get(
+        pull.topic, pull.queue_id, queue_offset, max_bytes=pull.max_bytes, tag_hashes=hashes
+    )
+    if result.status is GetStatus.FOUND:
+        size = sum(map(len, result.data))
+        topic.get_messages += result.message_count
+        topic.get_bytes += size
+        total = context.stats.total
+        total.get_messages += result.message_count
+        total.get_bytes += size
+    return result
+
+
+def _is_waiting(result: GetResult) -> bool:
+    """True when the consumer stands at the end of the queue."""
+    if result.status is GetStatus.NO_NEW_MESSAGE:
+        return True
+    return (
+        result.status is GetStatus.NO_MATCHED_MESSAGE
+        and result.next_queue_offset >= result.max_queue_offset
+    )
+
+
+def _reply(pull: PullRequest, result: GetResult) -> Reply:
+    next_queue_offset = result.next_queue_offset
+    if result.status is GetStatus.FOUND:
+        status = _FOUND
+    elif result.status is GetStatus.NO_NEW_MESSAGE:
+        # While it was held, messages may have been passed over that the filter does not want.
+        status = _NO_NEW_MSG if next_queue_offset == pull.queue_offset else _NO_MATCHED_MSG
+    elif result.status is GetStatus.NO_MATCHED_MESSAGE:
+        status = _NO_MATCHED_MSG
+    else:
+        status = _OFFSET_ILLEGAL
+    header = PullResponse(
+        status, next_queue_offset, result.min_queue_offset, result.max_queue_offset
+    )
+    return Reply(encode_header(header), result.data)

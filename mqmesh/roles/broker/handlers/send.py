@@ -1,0 +1,248 @@
+"""SEND_MESSAGE: check each batch, write all batches of a tick at once, answer.
+
+A batch that fails its checks gets an outcome of its own; the others of the
+request go on. Nothing is answered before the store has it, and with
+``SYNC_FLUSH`` not before the disk has it, or the time for that is over.
+"""
+
+from typing import Final
+
+from mqmesh.errors import (
+    CorruptBatch,
+    InvalidArgument,
+    MessageIllegal,
+    MQMeshError,
+    StorageError,
+    StoreClosed,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.message import (
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
+    MAX_PROPERTIES_BYTES,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    MAX_TOPIC_LENGTH,
+)
+from mqmesh.protocol.codes import code_of
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
+from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header, read_meta
+from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
+from mqmesh.roles.broker.handlers.pull import wake_pulls
+from mqmesh.roles.broker.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
+from mqmesh.roles.broker.topics import Topic
+from mqmesh.storage.interface import BatchToPut, FlushDiskType, PutResult, PutStatus
+from mqmesh.units import KIB, MAX_OFFSET
+
+MESSAGE_OVERHEAD_BYTES: Final = 4 * (
+    MAX_TOPIC_LENGTH + MAX_TAG_LENGTH + MAX_KEYS * (MAX_KEY_LENGTH + 3) + MAX_SHARDING_KEY_LENGTH
+) + (2 * MAX_PROPERTIES_BYTES + 1 * KIB)
+"""More than a legal message can have beside its body; characters may take four bytes."""
+
+_REFUSED_ATTRIBUTES: Final = int(
+    ~(Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED) & 0xFFFF
+)
+
+
+def send_message(context: BrokerContext, request: Request) -> Reply | None:
+    """Stages the batches of a request; the answer comes with the end of the tick."""
+    command = request.command
+    _, batch_count = decode_send(command.header)
+    stage = context.stage
+    context.stats.total.send_requests += 1
+    if stage.waiting_count >= context.config.max_sync_flush_waits:
+        context.stats.total.busy_refusals += 1
+        raise SystemBusy(
+            f"{stage.waiting_count} sends wait for the disk, no more may (max_sync_flush_waits)",
+            retry_after_ms=context.config.busy_retry_after_ms,
+        )
+    outcomes: list[BatchOutcome | None] = []
+    for header, data, error in _split(command.body, batch_count):
+        outcomes.append(
+            _admit(context, header, data) if error is None else _refusal(context, error)
+        )
+    stage.sends.append(OpenSend(request, outcomes))
+    stage.staged_bytes += len(command.body)
+    if stage.staged_bytes >= context.config.max_staged_bytes:
+        finish_sends(context)
+    return None
+
+
+def finish_sends(context: BrokerContext) -> None:
+    """Writes what is staged, and answers or lets wait; the end of each tick."""
+    if not context.stage.sends:
+        return
+    batches, sends = context.stage.take()
+    try:
+        results = context.store.put(batches, context.clock.wall_ms()) if batches else []
+    except StorageError as error:
+        context.stats.total.put_refused += len(batches)
+        refused = store_stopped(error) if isinstance(error, StoreClosed) else error
+        fill_in_refusal(sends, _outcome_of(refused))
+        for send in sends:
+            _answer(context, send)
+        return
+    fill_in(sends, results)
+    # With ASYNC_FLUSH nobody waits for the disk: everything counts as if it were there.
+    sync = context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    durable_offset = context.store.durable_offset() if sync else MAX_OFFSET
+    arrived = _account(context, batches, results, durable_offset)
+    for send in sends:
+        if send.end_offset > durable_offset:
+            _wait(context, send)
+        else:
+            _answer(context, send)
+    for key in arrived:
+        wake_pulls(context, *key)
+
+
+def answer_durable(context: BrokerContext) -> None:
+    """The log was synced further: answers the sends that waited for it, and wakes pulls."""
+    durable_offset = context.store.durable_offset()
+    for send in context.stage.durable(durable_offset):
+        _answer(context, send)
+    for key in context.stage.arrivals(durable_offset):
+        if key in context.holds.queues:
+            wake_pulls(context, *key)
+
+
+def answer_expired(context: BrokerContext, now_ms: int) -> None:
+    """Answers sends that waited too long for the disk with FLUSH_DISK_TIMEOUT."""
+    for send in context.stage.expire(now_ms):
+        context.stats.total.flush_disk_timeouts += 1
+        _answer(context, send)
+
+
+def _split(
+    body: memoryview, batch_count: int
+) -> list[tuple[BatchHeader, memoryview, CorruptBatch | None]]:
+    """Takes a body apart; a batch whose bytes were changed comes with its error.
+
+    Raises:
+        CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
+    """
+    found: list[tuple[BatchHeader, memoryview, CorruptBatch | None]] = []
+    position, end = 0, len(body)
+    while position < end:
+        failure = None
+        try:
+            header = check_batch(body, position)
+        except CorruptBatch as error:
+            failure = error
+            header = read_header(body, position)
+            if position + header.total_size > end:
+                raise
+        start = position
+        position += header.total_size
+        found.append((header, body[start:position], failure))
+    if len(found) != batch_count:
+        raise CorruptBatch(f"{len(found)} batches in a request that announced {batch_count}")
+    return found
+
+
+def _admit(context: BrokerContext, header: BatchHeader, data: memoryview) -> BatchOutcome | None:
+    try:
+        meta = read_meta(data, header)
+        name = meta.topic
+        topic = context.topics.get(name) or _create(context, name, header.queue_id)
+        if header.queue_id >= topic.writable_queues:
+            context.topics.require_writable(name, header.queue_id)
+        if header.attributes & _REFUSED_ATTRIBUTES:
+            raise MessageIllegal(
+                f"attributes {header.attributes:#x}: this broker takes no half, delayed or "
+                "filtered batches from clients"
+            )
+        limit = context.config.max_message_size
+        if header.raw_size > header.message_count * (limit + MESSAGE_OVERHEAD_BYTES):
+            raise MessageIllegal(
+                f"{header.message_count} messages of {header.raw_size} bytes together; a body "
+                f"may have {limit} (max_message_size)"
+            )
+    except MQMeshError as error:
+        return _refusal(context, error)
+    context.stage.batches.append(BatchToPut(name, header.queue_id, header, data, meta.tag_hashes))
+    return None
+
+
+def _create(context: BrokerContext, name: str, queue_id: int) -> Topic:
+    config = context.config
+    if not config.auto_create_topic_enable:
+        raise TopicNotFound(
+            f"topic {name[:300]!r} does not exist, and this broker does not create topics by "
+            "itself (auto_create_topic_enable)"
+        )
+    if queue_id >= config.default_topic_queue_nums:
+        raise InvalidArgument(
+            f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
+            f"default_topic_queue_nums = {config.default_topic_queue_nums}"
+        )
+    topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
+    context.keeper.save_topics(None)
+    return topic
+
+
+def _account(
+    context: BrokerContext,
+    batches: list[BatchToPut],
+    results: list[PutResult],
+    durable_offset: int,
+) -> dict[QueueKey, None]:
+    """Counts what was stored; returns the queues that somebody waits at and can see it."""
+    arrived: dict[QueueKey, None] = {}
+    total = context.stats.total
+    waited_for = context.holds.queues
+    for batch, result in zip(batches, results, strict=True):
+        if result.status is not PutStatus.PUT_OK:
+            if result.status is PutStatus.DUPLICATE:
+                total.put_duplicates += 1
+            else:
+                total.put_refused += 1
+            continue
+        name, queue_id, count = batch.topic, batch.queue_id, batch.header.message_count
+        size = batch.header.total_size
+        total.put_batches += 1
+        total.put_messages += count
+        total.put_bytes += size
+        topic = context.topics.get(name)
+        if topic is not None:
+            topic.put_messages += count
+            topic.put_bytes += size
+            topic.last_update[queue_id] = result.store_timestamp
+        if result.end_offset > durable_offset:
+            context.stage.note_arrival((name, queue_id), result.end_offset)
+        elif waited_for and (name, queue_id) in waited_for:
+            arrived[name, queue_id] = None
+    return arrived
+
+
+def _wait(context: BrokerContext, send: OpenSend) -> None:
+    if send.request.command.flags & ONEWAY:
+        return
+    send.request = without_frame(send.request)
+    send.deadline_ms = context.clock.monotonic_ms() + context.config.sync_flush_timeout_ms
+    context.stage.wait(send)
+
+
+def _answer(context: BrokerContext, send: OpenSend) -> None:
+    if send.request.command.flags & ONEWAY:
+        return
+    outcomes = [outcome for outcome in send.outcomes if outcome is not None]
+    assert len(outcomes) == len(send.outcomes)
+    header, remarks = encode_outcomes(outcomes)
+    context.wire.reply(send.request, Reply(header, (remarks,) if remarks else ()))
+
+
+def _refusal(context: BrokerContext, error: MQMeshError) -> BatchOutcome:
+    context.stats.total.put_refused += 1
+    return _outcome_of(error)
+
+
+def _outcome_of(error: MQMeshError) -> BatchOutcome:
+    return BatchOutcome(
+        getattr(error, "code", None) or code_of(error),
+        int(SendStatus.SEND_OK),
+        getattr(error, "retry_after_ms", 0),
+        remark=str(error)[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
+    )

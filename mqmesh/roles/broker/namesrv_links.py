@@ -1,0 +1,204 @@
+"""The broker's words with its name servers; when to speak is ``registration``'s decision."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from mqmesh.clock import Clock
+from mqmesh.errors import MQMeshError
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    Perm,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    UnregisterBrokerRequest,
+)
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.registration import Registration, RegistrationPlan
+
+REGISTER_TIMEOUT_MS: Final = 3_000
+GOODBYE_MS: Final = 500
+"""How long a stop waits for name servers, and for the disk."""
+
+_log = logging.getLogger(__name__)
+
+
+class NamesrvClient(Protocol):
+    """What is needed of a connection; ``mqmesh.transport.client.CommandClient`` has it."""
+
+    connected: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome yet."""
+
+    def request(
+        self,
+        code: int,
+        on_done: Callable[[Command | MQMeshError], None],
+        *,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Sends a request; its outcome comes to ``on_done``."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+Connect = Callable[[str, Callable[[bool], None]], NamesrvClient]
+
+
+class NamesrvLinks:
+    """The broker's connections to its name servers; ``RegistrationPlan`` decides when to speak.
+
+    Args:
+        config: Settings of the broker.
+        address: Where the broker listens.
+        instance_id: Random number of this life of the process.
+        connect: Makes a connection to ``host:port`` that tells when it stands and breaks.
+        clock: Source of time.
+        call_soon: Makes the loop call in its next turn.
+
+    Attributes:
+        wiped_write_perm: A name server said that an administrator drains this broker.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        address: BrokerAddress,
+        instance_id: int,
+        *,
+        connect: Connect,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._instance_id = instance_id
+        self._connect = connect
+        self._clock = clock
+        self._call_soon = call_soon
+        self._plan = RegistrationPlan(len(config.namesrv_addr), config.register_broker_interval_ms)
+        self._clients: list[NamesrvClient] = []
+        self._broker: BrokerContext | None = None
+        self._perm = Perm.READ_WRITE.value
+        self._tick_planned = False
+        self.wiped_write_perm = False
+
+    @property
+    def registered_count(self) -> int:
+        """Name servers that know this broker's topics."""
+        return self._plan.registered_count
+
+    @property
+    def in_flight(self) -> int:
+        """Requests to name servers without an outcome yet."""
+        return sum(client.in_flight for client in self._clients if client.connected)
+
+    def connect(self, broker: BrokerContext) -> None:
+        """Connects to every name server, for as long as the broker lives.
+
+        Raises:
+            ConfigError: One of the addresses is none.
+        """
+        self._broker = broker
+        for index, address in enumerate(self._config.namesrv_addr):
+            self._clients.append(self._connect(address, partial(self._on_connection, index)))
+
+    def tick(self) -> None:
+        """Sends the registrations that are due."""
+        self._tick_planned = False
+        if self._broker is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        for registration in self._plan.tick(self._broker.topics.version, now_ms):
+            self._register(self._broker, registration)
+
+    def topics_changed(self) -> None:
+        """Registers soon; many changes in one turn of the loop travel together."""
+        if not self._tick_planned:
+            self._tick_planned = True
+            self._call_soon(self.tick)
+
+    def withdraw_write_perm(self) -> None:
+        """This broker only reads from now on."""
+        self._perm = Perm.READ.value
+        self._plan.announce(self._clock.monotonic_ms())
+        self.tick()
+
+    def unregister(self) -> None:
+        """Tells the name servers that this broker goes, so that no client waits for it."""
+        self._broker = None
+        config = self._config
+        header = encode_header(
+            UnregisterBrokerRequest(
+                config.cluster_name, config.broker_name, config.broker_id, self._instance_id
+            )
+        )
+        for client in self._clients:
+            if client.connected:
+                client.request(
+                    RequestCode.UNREGISTER_BROKER, _ignore, header=header, timeout_ms=GOODBYE_MS
+                )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._broker = None
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def _register(self, broker: BrokerContext, registration: Registration) -> None:
+        config = self._config
+        request = RegisterBrokerRequest(
+            config.cluster_name,
+            config.broker_name,
+            config.broker_id,
+            self._address,
+            broker.topics.version,
+            broker.topics.configs() if registration.with_topics else None,
+            self._perm,
+            self._instance_id,
+        )
+        try:
+            self._clients[registration.server].request(
+                RequestCode.REGISTER_BROKER,
+                partial(self._on_answer, registration.server),
+                header=encode_header(request),
+                timeout_ms=REGISTER_TIMEOUT_MS,
+            )
+        except MQMeshError as error:
+            self._on_answer(registration.server, error)
+
+    def _on_answer(self, server: int, answer: Command | MQMeshError) -> None:
+        now_ms = self._clock.monotonic_ms()
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            response = decode_header(RegisterBrokerResponse, answer.header)
+        except MQMeshError as error:
+            _log.warning("name server %s: %s", self._config.namesrv_addr[server], error)
+            self._plan.on_failure(server, now_ms)
+            return
+        self.wiped_write_perm = response.wiped_write_perm
+        self._plan.on_answer(server, response, now_ms)
+        self.tick()
+
+    def _on_connection(self, server: int, connected: bool) -> None:
+        self._plan.on_connection(server, connected, self._clock.monotonic_ms())
+        _log.info(
+            "name server %s is %s",
+            self._config.namesrv_addr[server],
+            "connected" if connected else "gone",
+        )
+        self.tick()
+
+
+def _ignore(outcome: Command | MQMeshError) -> None:
+    """Whoever leaves does not wait for an answer's content."""

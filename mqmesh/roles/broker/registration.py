@@ -1,0 +1,128 @@
+"""When to register with which name server, and with how much.
+
+Pure: it is told of connections, answers, changes and the time, and says whom to
+send a registration. A heartbeat carries the version of the topic table only;
+the table itself goes to a name server that has another version.
+"""
+
+import enum
+from typing import Final
+
+import msgspec
+
+from mqmesh.protocol.route import DataVersion, RegisterBrokerResponse
+
+CHANGE_INTERVAL_MS: Final = 100
+"""Changes of the topic table within so long travel together."""
+RETRY_MS: Final = 1_000
+"""After a registration failed though the connection stands."""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """Effect: register with a name server.
+
+    Attributes:
+        server: Index of the name server.
+        with_topics: Send the whole topic table along.
+    """
+
+    server: int
+    with_topics: bool
+
+
+class ServerState(enum.Enum):
+    """What is going on with one name server."""
+
+    DISCONNECTED = "DISCONNECTED"
+    IDLE = "IDLE"
+    ASKED = "ASKED"
+    """A registration is on its way; its answer or failure will come."""
+
+
+class _Server(msgspec.Struct):
+    state: ServerState = ServerState.DISCONNECTED
+    known_version: DataVersion | None = None
+    sent_version: DataVersion | None = None
+    needs_topics: bool = False
+    due_ms: int = 0
+    last_full_ms: int | None = None
+
+
+class RegistrationPlan:
+    """The registrations of one broker.
+
+    Args:
+        servers: Number of name servers.
+        interval_ms: Heartbeat.
+    """
+
+    def __init__(self, servers: int, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._servers = [_Server() for _ in range(servers)]
+
+    @property
+    def registered_count(self) -> int:
+        """Name servers that are connected and know this broker's topic table."""
+        return sum(
+            one.state is not ServerState.DISCONNECTED and one.known_version is not None
+            for one in self._servers
+        )
+
+    def on_connection(self, server: int, connected: bool, now_ms: int) -> None:
+        """A connection was made, or broke. The server behind a new one may be a new one."""
+        one = self._servers[server]
+        one.state = ServerState.IDLE if connected else ServerState.DISCONNECTED
+        one.known_version = None
+        one.needs_topics = False
+        one.due_ms = now_ms
+
+    def on_answer(self, server: int, answer: RegisterBrokerResponse, now_ms: int) -> None:
+        """A name server answered."""
+        one = self._servers[server]
+        if one.state is not ServerState.ASKED:
+            return  # of a connection that broke meanwhile
+        one.state = ServerState.IDLE
+        one.known_version = None if answer.need_topics else one.sent_version
+        if not answer.need_topics:
+            one.due_ms = now_ms + self._interval_ms
+        else:
+            # Asked again for what it just got, it has a fault; that must not become a storm.
+            one.due_ms = now_ms + (RETRY_MS if one.needs_topics else 0)
+        one.needs_topics = answer.need_topics
+
+    def on_failure(self, server: int, now_ms: int) -> None:
+        """A registration was refused or not answered."""
+        one = self._servers[server]
+        if one.state is ServerState.ASKED:
+            one.state = ServerState.IDLE
+            one.due_ms = now_ms + RETRY_MS
+
+    def announce(self, now_ms: int) -> None:
+        """Something else than the topics changed: register with all as soon as possible."""
+        for one in self._servers:
+            one.due_ms = now_ms
+
+    def tick(self, version: DataVersion, now_ms: int) -> list[Registration]:
+        """Whom to register with now.
+
+        Args:
+            version: Of the topic table now.
+            now_ms: Monotonic clock.
+        """
+        found = []
+        for index, one in enumerate(self._servers):
+            if one.state is not ServerState.IDLE:
+                continue
+            changed = one.known_version is not None and one.known_version != version
+            with_topics = one.needs_topics or changed
+            if with_topics and one.last_full_ms is not None and changed:
+                if now_ms - one.last_full_ms < CHANGE_INTERVAL_MS:
+                    continue
+            if not changed and now_ms < one.due_ms:
+                continue
+            one.state = ServerState.ASKED
+            one.sent_version = version
+            if with_topics:
+                one.last_full_ms = now_ms
+            found.append(Registration(index, with_topics))
+        return found

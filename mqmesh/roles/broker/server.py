@@ -1,0 +1,396 @@
+"""The broker's process: sockets, timers, files and a helper thread around its parts."""
+
+import importlib.metadata
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import BrokerNotAvailable, ConfigError, StorageError, StoreClosed
+from mqmesh.host import host_id, socket_path
+from mqmesh.hosts import bindable
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.route import (
+    BrokerAddress,
+)
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
+from mqmesh.roles.broker.handlers.membership import send_notices
+from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
+from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
+from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.roles.document_saver import DocumentSaver, OnSaved
+from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.backends import open_store
+from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.server import CommandServer, Handler
+from mqmesh.transport.sockets import Context, zmq_endpoint
+
+TICK_MS: Final = 100
+"""Deadlines are looked at, and the store's chores done, so often."""
+PROGRESS_TICK_MS: Final = 20
+"""PING is answered so often while the store recovers."""
+
+CONFIG_DIRECTORY: Final = "config"
+TOPICS_FILE: Final = "topics.json"
+OFFSETS_FILE: Final = "consumer_offsets.json"
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerServer:
+    """The master of a broker group.
+
+    Args:
+        config: Settings.
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        context: Context,
+        loop: EventLoop,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._zmq = context
+        self._loop = loop
+        self._clock = clock or loop.clock
+        self._version = importlib.metadata.version("mqmesh")
+        self._instance_id = secrets.randbits(63)
+        self._root = Path(config.store_path_root_dir)
+        self._state = "starting"
+        self._started_ms = 0
+        self._pumped_ms = 0
+        self._wake_planned = False
+        self._store_failed = False
+        self._handlers: dict[int, Handler] = {}
+        self._server: CommandServer | None = None
+        self._store: MessageStore | None = None
+        self._broker: BrokerContext | None = None
+        self._links: NamesrvLinks | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._topics_saver: DocumentSaver | None = None
+        self._offsets_saver: DocumentSaver | None = None
+        self._saved_changes = 0
+        self._timers: list[Timer] = []
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Listens, opens the store, and registers with the name servers.
+
+        While the store recovers, PING is answered and everything else refused.
+
+        Returns:
+            The TCP endpoint.
+
+        Raises:
+            ConfigError: A setting cannot be used.
+            OSError: The port is taken, or a directory cannot be used.
+            StoreLocked: Another process has the store open.
+            StorageError: The store or a table cannot be opened.
+        """
+        config = self._config
+        self._handlers |= refuse_all(f"broker {config.broker_name} is starting")
+        self._handlers[RequestCode.PING] = self._ping
+        self._server = CommandServer(self._zmq, self._loop, self._handlers, self._on_disconnect)
+        endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
+        self._state = "recovering"
+        self._store = open_store(
+            config.storage.backend,
+            self._root,
+            config.storage,
+            clock=self._clock,
+            wake=self._wake,
+            on_progress=self._on_progress,
+        )
+        broker = self._broker = self._build(self._store)
+        address = self._address(endpoint.rpartition(":")[2])
+        self._links = NamesrvLinks(
+            config,
+            address,
+            self._instance_id,
+            connect=self._connect,
+            clock=self._clock,
+            call_soon=partial(self._loop.call_later, 0),
+        )
+        self._handlers |= bind_handlers(broker)
+        self._loop.at_tick_end(self._on_tick_end)
+        self._timers = [
+            self._loop.call_every(TICK_MS, self._on_tick),
+            self._loop.call_every(SAMPLE_MS, self._on_sample),
+            self._loop.call_every(config.flush_consumer_offset_interval_ms, self._on_save),
+        ]
+        self._started_ms = self._clock.monotonic_ms()
+        self._state = "running"
+        self._links.connect(broker)
+        if config.allow_insecure_bind:
+            _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
+        return endpoint
+
+    def stop(self) -> None:
+        """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
+        self._state = "stopping"
+        self._handlers |= refuse_all(f"broker {self._config.broker_name} is stopping")
+        self._handlers[RequestCode.PING] = self._ping
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        try:
+            if self._broker is not None:
+                self._say_goodbye(self._broker)
+        finally:
+            self._broker = None
+            self._close()
+
+    def _say_goodbye(self, broker: BrokerContext) -> None:
+        finish_sends(broker)
+        leaving = BrokerNotAvailable(f"broker {self._config.broker_name} is stopping")
+        for held in broker.holds.release_all():
+            broker.wire.fail(held.request, leaving)
+        links = self._links
+        if links is not None:
+            links.unregister()
+        until_ms = self._clock.monotonic_ms() + GOODBYE_MS
+        while broker.stage.waiting_count or (links is not None and links.in_flight):
+            now_ms = self._clock.monotonic_ms()
+            if now_ms >= until_ms:
+                break
+            self._loop.tick(min(until_ms - now_ms, 20))
+            answer_durable(broker)
+        answer_expired(broker, until_ms + self._config.sync_flush_timeout_ms)
+
+    def _close(self) -> None:
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+        for saver in (self._topics_saver, self._offsets_saver):
+            try:
+                if saver is not None:
+                    saver.close()
+            except StorageError as error:
+                _log.error("what changed last is lost: %s", error)
+        self._topics_saver = self._offsets_saver = None
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    # ---- Building --------------------------------------------------------------------
+
+    def _build(self, store: MessageStore) -> BrokerContext:
+        config, server = self._config, self._server
+        assert server is not None
+        retry_after_ms = config.busy_retry_after_ms
+        topics = TopicTable(config.max_topics, retry_after_ms)
+        offsets = ConsumerOffsets(config.max_consumer_offsets, retry_after_ms)
+        # A store that forgets everything must not meet offsets that remember it.
+        if config.storage.backend != "memory":
+            self._load(store, topics, offsets)
+        return BrokerContext(
+            config=config,
+            clock=self._clock,
+            instance_id=self._instance_id,
+            store=store,
+            topics=topics,
+            offsets=offsets,
+            groups=ConsumerGroups(
+                grace_ms=config.client_lost_grace_ms,
+                expiry_ms=config.client_channel_expired_timeout_ms,
+                most_clients=config.max_clients,
+                first_generation=self._clock.wall_ms(),
+                busy_retry_after_ms=retry_after_ms,
+            ),
+            holds=PullHold(config.max_held_pulls, retry_after_ms),
+            stage=SendStage(),
+            stats=BrokerStats(),
+            wire=Wire(server.reply, server.fail, server.notify),
+            keeper=Keeper(self._save_topics, self._save_offsets),
+            process_figures=self._figures,
+        )
+
+    def _load(self, store: MessageStore, topics: TopicTable, offsets: ConsumerOffsets) -> None:
+        directory = self._root / CONFIG_DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        self._executor = ThreadPoolExecutor(1, "save")
+        call_soon = self._loop.call_soon_threadsafe
+        topics_path, offsets_path = directory / TOPICS_FILE, directory / OFFSETS_FILE
+        document = load_document(topics_path)
+        if document is not None:
+            topics.load(document)
+        document = load_document(offsets_path)
+        if document is not None:
+            offsets.load(document)
+        self._topics_saver = DocumentSaver(topics_path, topics.dump, self._executor, call_soon)
+        self._offsets_saver = DocumentSaver(offsets_path, offsets.dump, self._executor, call_soon)
+        # A crash may come between a topic's first message and the saving of the table.
+        found = [(name, max(store.queues(name), default=0)) for name in store.topics()]
+        adopted = topics.adopt(found, self._config.default_topic_queue_nums, self._clock.wall_ms())
+        if adopted:
+            _log.warning("%d topics of the store were missing in the topic table", adopted)
+            self._topics_saver.save()
+
+    def _address(self, port: str) -> BrokerAddress:
+        host = self._config.advertised_host or bindable(self._config.listen_host)
+        return BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
+
+    def _connect(self, address: str, on_connection: Callable[[bool], None]) -> CommandClient:
+        return CommandClient(
+            self._zmq, self._loop, zmq_endpoint(address), on_connection=on_connection
+        )
+
+    def _bind_ipc(self) -> str:
+        # Only now that the store is ours: binding takes the path from whoever has it.
+        if not self._config.enable_ipc:
+            return ""
+        assert self._server is not None
+        try:
+            path = socket_path(self._root)
+            if path is None:
+                _log.warning("no local socket: the temporary directory's path is too long")
+                return ""
+            self._server.bind(f"ipc://{path}")
+        except (ConfigError, OSError) as error:
+            _log.warning("no local socket, clients use TCP: %s", error)
+            return ""
+        return str(path)
+
+    # ---- Events ----------------------------------------------------------------------
+
+    def _ping(self, request: Request) -> Reply:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms if self._started_ms else 0
+        name = self._config.broker_name
+        return reply_with(
+            RoleInfo("broker", name, self._version, os.getpid(), self._state, uptime_ms)
+        )
+
+    def _on_progress(self, progress: RecoveryProgress) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._pumped_ms >= PROGRESS_TICK_MS:
+            self._pumped_ms = now_ms
+            self._loop.tick(0)
+
+    def _on_disconnect(self, peer: bytes) -> None:
+        if self._broker is not None:
+            self._broker.holds.release_peer(peer)
+            self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
+
+    def _on_tick_end(self) -> None:
+        if self._broker is not None:
+            finish_sends(self._broker)
+            send_notices(self._broker)
+
+    def _on_tick(self) -> None:
+        broker = self._broker
+        if broker is None:
+            return
+        now_ms = self._clock.monotonic_ms()
+        answer_expired_pulls(broker, now_ms)
+        answer_expired(broker, now_ms)
+        broker.groups.tick(now_ms)
+        if self._links is not None:
+            self._links.tick()
+        self._do_chores()
+
+    def _do_chores(self) -> None:
+        if self._store is None or self._store_failed:
+            return
+        try:
+            more = self._store.tick(self._clock.monotonic_ms())
+        except StoreClosed as error:
+            self._store_failed = True
+            _log.critical("the store has stopped, this broker only reads now: %s", error)
+            if self._links is not None:
+                self._links.withdraw_write_perm()
+            return
+        if more:
+            self._loop.call_later(0, self._do_chores)
+
+    def _on_sample(self) -> None:
+        if self._broker is not None:
+            self._broker.stats.sample(self._clock.monotonic_ms())
+
+    def _on_save(self) -> None:
+        if self._broker is None or self._offsets_saver is None or self._topics_saver is None:
+            return
+        self._topics_saver.save_if_failed()
+        if self._broker.offsets.changes != self._saved_changes:
+            self._save_offsets()
+
+    def _wake(self) -> None:
+        # Comes from the store's thread, after each sync.
+        if not self._wake_planned:
+            self._wake_planned = True
+            self._loop.call_soon_threadsafe(self._on_durable)
+
+    def _on_durable(self) -> None:
+        self._wake_planned = False
+        sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        if sync and self._broker is not None:
+            answer_durable(self._broker)
+
+    # ---- What handlers may want --------------------------------------------------------
+
+    def _save_topics(self, on_saved: OnSaved | None) -> None:
+        if self._topics_saver is not None:
+            self._topics_saver.save(on_saved)
+        elif on_saved is not None:
+            self._loop.call_later(0, partial(on_saved, None))
+        if self._links is not None:
+            self._links.topics_changed()
+
+    def _save_offsets(self) -> None:
+        if self._broker is not None and self._offsets_saver is not None:
+            self._saved_changes = self._broker.offsets.changes
+            self._offsets_saver.save()
+
+    def _figures(self) -> dict[str, str]:
+        server, links = self._server, self._links
+        assert server is not None
+        assert links is not None
+        return {
+            "state": self._state,
+            "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
+            "pid": str(os.getpid()),
+            "rss_bytes": str(_rss_bytes()),
+            "connections": str(server.peer_count),
+            "requests_total": str(server.requests),
+            "malformed_frames_total": str(server.malformed_frames),
+            "dropped_replies_total": str(server.dropped_replies),
+            "callback_failures_total": str(self._loop.callback_failures),
+            "namesrvs_registered": str(links.registered_count),
+            "wiped_write_perm": str(links.wiped_write_perm).lower(),
+        }
+
+
+def _rss_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0  # not Linux
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,72 @@
+"""What a broker counts, and the rates of the last seconds."""
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+SAMPLE_MS: Final = 1_000
+WINDOW_SAMPLES: Final = 10
+"""Rates are those of so many of the last samples."""
+
+
+class Counters(msgspec.Struct):
+    """Totals since the broker was started.
+
+    Attributes:
+        send_requests: SEND_MESSAGE requests.
+        put_batches: Batches stored.
+        put_messages: Messages in them.
+        put_bytes: Their size in the log.
+        put_duplicates: Batches that had been stored before.
+        put_refused: Batches that were refused.
+        pull_requests: PULL_MESSAGE requests.
+        pulls_held: Pulls that waited for a message.
+        get_bytes: Bytes of batches handed out.
+        get_messages: Messages handed out.
+        flush_disk_timeouts: Answers that said FLUSH_DISK_TIMEOUT.
+        busy_refusals: Requests and batches refused with SYSTEM_BUSY.
+        offset_commits: Offsets committed.
+    """
+
+    send_requests: int = 0
+    put_batches: int = 0
+    put_messages: int = 0
+    put_bytes: int = 0
+    put_duplicates: int = 0
+    put_refused: int = 0
+    pull_requests: int = 0
+    pulls_held: int = 0
+    get_bytes: int = 0
+    get_messages: int = 0
+    flush_disk_timeouts: int = 0
+    busy_refusals: int = 0
+    offset_commits: int = 0
+
+
+class BrokerStats:
+    """Totals, and how quickly they grew of late.
+
+    Attributes:
+        total: The totals; handlers add to them.
+    """
+
+    def __init__(self) -> None:
+        self.total = Counters()
+        self._samples: deque[tuple[int, Counters]] = deque(maxlen=WINDOW_SAMPLES + 1)
+
+    def sample(self, now_ms: int) -> None:
+        """Notes the totals; to be called each ``SAMPLE_MS``.
+
+        Args:
+            now_ms: Monotonic clock.
+        """
+        self._samples.append((now_ms, msgspec.structs.replace(self.total)))
+
+    def rate(self, name: str) -> float:
+        """How much one of the totals grew per second, over the last samples."""
+        if len(self._samples) < 2:
+            return 0.0
+        (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
+        grown: int = getattr(last, name) - getattr(first, name)
+        return grown * 1_000 / max(last_ms - first_ms, 1)

@@ -1,0 +1,104 @@
+"""Keeps a document on disk up to date without making an event loop wait for the disk."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
+
+from mqmesh.errors import StorageError
+from mqmesh.storage.atomic_file import save_document
+
+OnSaved = Callable[[StorageError | None], None]
+"""Told when what was to be saved is on disk, or why it is not."""
+
+_log = logging.getLogger(__name__)
+
+
+class DocumentSaver:
+    """Saves one document in a helper thread: one write at a time, always the latest form.
+
+    Changes that come while a write is under way share the next one.
+
+    Args:
+        path: The document's file; its directory exists.
+        dump: Makes the document; called in the loop's thread.
+        executor: Where the write, which waits for the disk, is done.
+        call_soon: The loop's way to be called from another thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dump: Callable[[], bytes],
+        executor: Executor,
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._path = path
+        self._dump = dump
+        self._executor = executor
+        self._call_soon = call_soon
+        self._waiting: list[OnSaved] = []
+        self._told: list[OnSaved] = []
+        self._dirty = False
+        self._planned = False
+        self._writing: Future[None] | None = None
+
+    def save(self, on_saved: OnSaved | None = None) -> None:
+        """Saves the document as it is now or becomes before the write begins.
+
+        Args:
+            on_saved: Called in the loop's thread, never before this returns.
+        """
+        self._dirty = True
+        if on_saved is not None:
+            self._waiting.append(on_saved)
+        if self._writing is None and not self._planned:
+            self._planned = True
+            self._call_soon(self._begin)
+
+    def save_if_failed(self) -> None:
+        """Tries again what could not be saved before."""
+        if self._dirty and self._writing is None:
+            self._begin()
+
+    def close(self) -> None:
+        """Saves what is not saved yet, waiting for the disk.
+
+        Raises:
+            StorageError: It could not be saved.
+        """
+        if self._writing is not None:
+            self._done(self._writing, self._told)
+        if self._dirty:
+            waiting, self._waiting, self._dirty = self._waiting, [], False
+            save_document(self._path, self._dump())
+            for on_saved in waiting:
+                on_saved(None)
+
+    def _begin(self) -> None:
+        self._planned = False
+        if self._writing is not None or not self._dirty:
+            return
+        self._dirty = False
+        self._told, self._waiting = self._waiting, []
+        writing = self._executor.submit(save_document, self._path, self._dump())
+        self._writing = writing
+        writing.add_done_callback(
+            lambda future: self._call_soon(partial(self._done, future, self._told))
+        )
+
+    def _done(self, writing: Future[None], told: list[OnSaved]) -> None:
+        if self._writing is not writing:
+            return  # close() waited for it already
+        error = writing.exception()
+        self._writing = None
+        if error is not None:
+            _log.error("%s could not be saved: %s", self._path, error)
+            self._dirty = True
+            if not isinstance(error, StorageError):
+                error = StorageError(f"{self._path} could not be saved: {error!r}")
+        for on_saved in told:
+            on_saved(error)
+        if self._waiting or (self._dirty and error is None):
+            self._begin()
