@@ -222,7 +222,7 @@ class CommandServer:
             remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
             getattr(error, "retry_after_ms", 0),
         )
-        code = getattr(error, "code", None) or code_of(error)
+        code = vars(error).get("code") or code_of(error)
         frame = encode_frame(code, opaque, header=encode_header(header), flags=RESPONSE)
         self._send(peer, frame)
 
