@@ -1,5 +1,6 @@
 """The two sides of every row: one run of the limit, one run of mqmesh, in fresh processes."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +9,11 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.bench.processes import BenchError, Child, Crew, Usage
+from mqmesh.bench.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
 from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
-from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import decode_header, encode_header
-from mqmesh.protocol.pulling import QueueBoundsRequest, QueueBoundsResponse
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.errors import NoRoute
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.units import MIB
 
 OVERHEAD_BYTES: Final = 32
@@ -147,19 +146,18 @@ class Cluster:
     """A name server and a broker, started as users start them."""
 
     def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
-        self._load = load
         _, self.namesrv = crew.role("namesrv", ["listen_port=0"])
         ipc = conditions.transport == "ipc"
         settings = [
             f'namesrv_addr=["{self.namesrv}"]',
             "listen_port=0",
             f"store_path_root_dir={crew.folder}/broker",
-            f"default_topic_queue_nums={load.queues}",
             f"enable_ipc={str(ipc).lower()}",
         ]
         if load.sync_flush:
             settings.append("storage.flush_disk_type=SYNC_FLUSH")
-        self.child, self.broker = crew.role("broker", settings)
+        self.child, _ = crew.role("broker", settings)
+        self._create_topic(load.queues)
         self.idle = self.child.usage()
 
     def check_stored(self, expected_count: int) -> None:
@@ -168,20 +166,30 @@ class Cluster:
         Raises:
             BenchError: Not so many messages.
         """
-        context = sockets.new_context()
-        channel = BlockingChannel(context, f"tcp://{self.broker}")
-        stored = 0
-        for queue_id in range(self._load.queues):
-            header = encode_header(QueueBoundsRequest(TOPIC, queue_id))
-            answer = channel.request(
-                RequestCode.QUERY_QUEUE_BOUNDS, header=header, timeout_ms=5_000
-            )
-            bounds = decode_header(QueueBoundsResponse, answer.header)
-            stored += bounds.max_queue_offset - bounds.min_queue_offset
-        channel.close()
-        context.term()
+        with AdminClient(self.namesrv) as admin:
+            stats = admin.topic_stats(TOPIC).values()
+        stored = sum(
+            queue.max_queue_offset - queue.min_queue_offset
+            for topic in stats
+            for queue in topic.queues
+        )
         if stored != expected_count:
             raise BenchError(f"the broker holds {stored} messages instead of {expected_count}")
+
+    def _create_topic(self, queues: int) -> None:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        topic = TopicConfig(TOPIC, queues, queues)
+        with AdminClient(self.namesrv) as admin:
+            while True:
+                try:
+                    admin.put_topic(topic)
+                except NoRoute:
+                    # The broker serves before the name server has heard of it.
+                    if time.monotonic() > deadline_s:
+                        raise
+                    time.sleep(0.02)
+                else:
+                    return
 
     def memory(self, sample: Sample) -> Sample:
         """Adds the broker's memory to a sample."""
