@@ -37,6 +37,7 @@ from mqmesh.storage.segments import Segment, Segments
 from mqmesh.units import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
+ZEROS: Final = bytes(WINDOW_BYTES)
 _VERSION_POSITION: Final = 56
 _OFFSET_POSITION: Final = 8
 
@@ -194,7 +195,8 @@ class LogScanner:
             except OSError:
                 continue
             try:
-                ranges = _data_ranges(fd, low - segment.start, high - segment.start)
+                # All of them before the first is read: reading ahead makes data of holes.
+                ranges = list(_data_ranges(fd, low - segment.start, high - segment.start))
                 for position, range_end in ranges:
                     while position < range_end:
                         piece = os.pread(fd, min(WINDOW_BYTES, range_end - position), position)

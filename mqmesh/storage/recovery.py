@@ -27,7 +27,7 @@ from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.damage import DamageList
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.log_marker import MARKER_SIZE, Marker, MarkerKind, encode_marker
-from mqmesh.storage.log_scan import LogScanner, Record
+from mqmesh.storage.log_scan import ZEROS, LogScanner, Record
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
 from mqmesh.storage.queue_table import QueueTable
 from mqmesh.storage.segments import Segment, Segments
@@ -287,9 +287,8 @@ class Recovery:
         """
         last = 0
         for start, piece in self._scanner.pieces(end, EVERYTHING):
-            used = len(piece.rstrip(b"\0"))
-            if used:
-                last = start + used
+            if piece != ZEROS[: len(piece)]:
+                last = start + len(piece.rstrip(b"\0"))
         if last <= end:
             return 0
         segment = self._segments.find(end)
