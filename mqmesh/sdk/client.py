@@ -263,6 +263,11 @@ class ClientEngine:
         except MQMeshError as error:
             self.loop.call_later(0, lambda error=error: on_done(error))  # type: ignore[misc]
 
+    def is_connected(self, broker_name: str) -> bool:
+        """True while the connection to a broker stands."""
+        client = self._brokers.get(broker_name)
+        return client is not None and client.connected
+
     def is_unreachable(self, broker_name: str) -> bool:
         """True when the connection to a broker broke or could not be made."""
         client = self._brokers.get(broker_name)

@@ -35,13 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the messages of one queue go.
+    """Where the messages of one queue go."""
 
-    Attributes:
-        next_offset: Queue offset to pull next.
-    """
-
-    next_offset: int
+    @property
+    def next_offset(self) -> int:
+        """Queue offset to pull next."""
 
     def has_room(self) -> bool:
         """True when more may be pulled."""

@@ -1,0 +1,523 @@
+"""What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from mqmesh.errors import GroupNotFound, MQMeshError, RemoteProtocolError, TopicNotFound
+from mqmesh.filtering.tags import parse_tags
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    ConsumerIdsChanged,
+    ConsumerList,
+    ConsumerListRequest,
+    HeartbeatRequest,
+    MessageModel,
+    Subscription,
+)
+from mqmesh.protocol.route import TopicRoute
+from mqmesh.sdk.client import ClientEngine
+from mqmesh.sdk.consumer_options import ConsumerOptions
+from mqmesh.sdk.offset_store import REQUEST_TIMEOUT_MS, BrokerOffsets, OffsetStore
+from mqmesh.sdk.options import ClientOptions
+from mqmesh.sdk.pull_loop import PullCounters, PullLoop, Sink
+from mqmesh.sdk.rebalance import AllocateStrategy
+from mqmesh.sdk.start_positions import Position, StartPositions
+from mqmesh.transport.client import OnDone
+from mqmesh.version import VERSION
+
+HANDOVER_MS: Final = 100
+"""A new owner waits so long before it asks for offsets, for the former one to commit."""
+SECOND_COMMIT_MS: Final = 50
+"""What was with a listener when its queue was given away may still be committed then."""
+REJOIN_MS: Final = 1_500
+"""After a broker came back, its other clients have so long to come back too."""
+START_COMMIT_MS: Final = 5
+LOCATE_RETRY_MS: Final = 20
+RETRY_MS: Final = 200
+RETRY_MAX_MS: Final = 1_000
+CLOSE_COMMIT_MS: Final = 500
+
+_log = logging.getLogger(__name__)
+
+
+class QueueSink(Sink, Protocol):
+    """Where the messages of an assigned queue go."""
+
+    def commit_offset(self) -> int:
+        """All before this queue offset need not come again."""
+
+    def drop(self) -> None:
+        """The queue was given away."""
+
+
+S = TypeVar("S", bound=QueueSink)
+
+
+class Assigned(msgspec.Struct, Generic[S], eq=False):
+    """A queue that this consumer was given.
+
+    Attributes:
+        queue: Which.
+        sink: Where its messages go; None until it is known where to begin.
+        loop: Its pulls.
+        tries: To find out where to begin.
+        reported: That they fail.
+    """
+
+    queue: MessageQueue
+    sink: S | None = None
+    loop: PullLoop | None = None
+    tries: int = 0
+    reported: bool = False
+
+
+class ConsumerEngine(Generic[S]):
+    """A member of a consumer group. Methods are for the engine's thread, unless they say so.
+
+    Args:
+        group: Consumer group.
+        client: Settings of the connection.
+        options: Settings of the consumer.
+        strategy: Divides queues among members.
+        make_sink: Makes the place for the messages of a queue that begins at an offset.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        client: ClientOptions,
+        options: ConsumerOptions,
+        strategy: AllocateStrategy,
+        make_sink: Callable[[MessageQueue, int], S],
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.counters = PullCounters()
+        self.assigned: dict[MessageQueue, Assigned[S]] = {}
+        self.settled = threading.Event()
+        self.client = ClientEngine(
+            client,
+            heartbeat=self._heartbeat,
+            on_routes=self._routes_changed,
+            on_command=self._take_command,
+            on_broker=self._broker_changed,
+        )
+        self.offsets: OffsetStore = BrokerOffsets(group, self.client.client_id, self)
+        self.positions = StartPositions(
+            self.offsets, self, options.consume_from_where, options.consume_timestamp_ms
+        )
+        self._strategy = strategy
+        self._make_sink = make_sink
+        self._subscriptions: dict[str, Subscription] = {}
+        self._manual = False
+        self._unsettled: set[str] = set()
+        self._met_brokers: set[str] = set()
+        self._quiet_until_ms = 0
+        self._planned_ms: int | None = None
+        self._round = 0
+        self._starts: list[MessageQueue] = []
+        self._closing = False
+
+    # ---- Life; from other threads -----------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the engine, and waits until the first queues can be pulled.
+
+        It does not wait for ever: a broker that is down is waited for in the background.
+        """
+        self.positions.started_at_ms = self.client.loop.clock.wall_ms()
+        self.client.start()
+        self.client.post(self._begin)
+        if not self.settled.wait(self.options.start_timeout_ms / 1_000):
+            _log.warning(
+                "group %s: not all queues are known after %d ms; going on in the background",
+                self.group,
+                self.options.start_timeout_ms,
+            )
+            self.client.post(self._settle)
+
+    def close(self, stop_work: Callable[[], object]) -> None:
+        """Ends pulling, waits for the work to stop, commits and leaves the group.
+
+        Args:
+            stop_work: Waits for what is being worked on.
+        """
+        if self.client.closed:
+            return
+        try:
+            self.client.post(self._stop_pulling)
+            stop_work()
+            self.client.call(self._commit_last, CLOSE_COMMIT_MS)
+        except MQMeshError as error:
+            _log.warning("group %s: the last offsets were not committed: %s", self.group, error)
+        self.client.close()
+
+    # ---- Network, for the parts below --------------------------------------------------
+
+    def request(
+        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
+        self.client.request(broker_name, code, on_done, header=header, timeout_ms=timeout_ms)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """Calls once, not before ``delay_ms``."""
+        self.client.loop.call_later(delay_ms, callback)
+
+    # ---- Subscriptions and queues -------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str) -> None:
+        """Takes part in a topic; from any thread before ``start``."""
+        subscription = Subscription(topic, expression)
+        if self._subscriptions.get(topic) == subscription:
+            return
+        self._give_up([queue for queue in self.assigned if queue.topic == topic])
+        self._subscriptions[topic] = subscription
+        if not self.settled.is_set():
+            self._unsettled.add(topic)
+        if self.positions.started_at_ms:
+            self._follow(topic)
+            self.client.heartbeat_now()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more."""
+        if self._subscriptions.pop(topic, None) is not None:
+            self._give_up([queue for queue in self.assigned if queue.topic == topic])
+            self._note_settled(topic)
+            self.client.heartbeat_now()
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Takes just these queues, whoever else is in the group; from any thread before start."""
+        self._manual = True
+        wanted = dict.fromkeys(queues)
+        self._give_up([queue for queue in self.assigned if queue not in wanted])
+        new = [queue for queue in wanted if queue not in self.assigned]
+        for topic in {queue.topic for queue in new}:
+            self._subscriptions.setdefault(topic, Subscription(topic))
+            if not self.settled.is_set():
+                self._unsettled.add(topic)
+            if self.positions.started_at_ms:
+                self._follow(topic)
+        self._take(new, 0)
+
+    def sinks(self) -> dict[MessageQueue, S]:
+        """What is pulled at present, and where it goes."""
+        return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
+
+    # ---- Offsets ------------------------------------------------------------------------
+
+    def commit_soon(self) -> None:
+        """Commits, and reports if that fails."""
+        self.commit(self._reachable(), self._report_commit)
+
+    def commit(
+        self, queues: Iterable[MessageQueue], on_done: Callable[[MQMeshError | None], None]
+    ) -> None:
+        """Commits what is done in queues of this consumer."""
+        offsets = {}
+        for queue in queues:
+            one = self.assigned.get(queue)
+            if one is not None and one.sink is not None:
+                offsets[queue] = one.sink.commit_offset()
+        self.offsets.commit(offsets, on_done)
+
+    def _reachable(self) -> list[MessageQueue]:
+        return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
+
+    def _report_commit(self, error: MQMeshError | None) -> None:
+        if error is not None and not self.client.closed:
+            _log.warning("group %s: offsets were not committed: %s", self.group, error)
+
+    def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
+        self.commit(self._reachable(), lambda error: on_done(True if error is None else error))
+
+    def _stop_pulling(self) -> None:
+        self._closing = True
+        for one in self.assigned.values():
+            if one.loop is not None:
+                one.loop.drop()
+
+    # ---- Events -------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        loop, options = self.client.loop, self.options
+        loop.call_every(options.rebalance_interval_ms, self.rebalance_soon)
+        loop.call_every(options.persist_consumer_offset_interval_ms, self.commit_soon)
+        if not self._unsettled:
+            self._settle()
+        for topic in list(self._subscriptions):
+            self._follow(topic)
+
+    def _follow(self, topic: str) -> None:
+        def found(route: TopicRoute | MQMeshError) -> None:
+            if isinstance(route, TopicNotFound):
+                # Everything that comes into this topic comes after us.
+                self.positions.note_queues(topic, ())
+                self._note_settled(topic)
+            elif isinstance(route, TopicRoute):
+                self._routes_changed({topic})
+
+        self.client.find_route(topic, found)
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        consumers = []
+        if self._subscriptions and not self._manual:
+            consumers = [
+                ConsumerData(
+                    self.group,
+                    self.options.message_model,
+                    self.options.consume_from_where,
+                    list(self._subscriptions.values()),
+                )
+            ]
+        return HeartbeatRequest(self.client.client_id, consumers=consumers, version=VERSION)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        routes = self.client.routes
+        for topic in topics & self._subscriptions.keys():
+            self.positions.note_queues(topic, routes.subscribe_queues(topic))
+            for broker_name in routes.brokers_of(topic):
+                try:
+                    # All of them must know that we are there, whoever has our queues.
+                    self.client.broker(broker_name)
+                except MQMeshError as error:
+                    _log.info("broker %s cannot be reached: %s", broker_name, error)
+        self.rebalance_soon()
+
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if not up:
+            return
+        if broker_name in self._met_brokers:
+            # Its list of members is not complete again before the others came back.
+            self._quiet_until_ms = self.client.loop.clock.monotonic_ms() + REJOIN_MS
+            self.commit_soon()
+        self._met_brokers.add(broker_name)
+        self.rebalance_soon()
+
+    def _take_command(self, broker_name: str, command: Command) -> None:
+        if command.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            return
+        try:
+            notice = decode_header(ConsumerIdsChanged, command.header)
+        except RemoteProtocolError as error:
+            _log.warning("broker %s: %s", broker_name, error)
+            return
+        if notice.group == self.group:
+            self.rebalance_soon()
+
+    # ---- Rebalance ----------------------------------------------------------------------
+
+    def rebalance_soon(self, delay_ms: int = 0) -> None:
+        """Divides the queues anew in a moment; many calls make one rebalance."""
+        now_ms = self.client.loop.clock.monotonic_ms()
+        due_ms = max(now_ms + delay_ms, self._quiet_until_ms)
+        if self._planned_ms is not None and self._planned_ms <= due_ms:
+            return
+        self._planned_ms = due_ms
+
+        def run() -> None:
+            if self._planned_ms != due_ms:
+                return
+            self._planned_ms = None
+            if self._quiet_until_ms > due_ms:
+                self.rebalance_soon()
+            else:
+                self._rebalance()
+
+        self.call_later(due_ms - now_ms, run)
+
+    def _rebalance(self) -> None:
+        if self._closing or self._manual:
+            return
+        self._round += 1
+        for topic in self._subscriptions:
+            if self.options.message_model == MessageModel.BROADCASTING:
+                self._apply(topic, list(self.client.routes.subscribe_queues(topic)), 0)
+                continue
+            # The same for all members, so that all see the same list.
+            connected = filter(self.client.is_connected, self.client.routes.brokers_of(topic))
+            broker_name = min(connected, default=None)
+            if broker_name is not None:
+                self._ask_members(topic, broker_name)
+
+    def _ask_members(self, topic: str, broker_name: str) -> None:
+        current = self._round
+
+        def done(answer: Command | MQMeshError) -> None:
+            if current != self._round or self._closing or topic not in self._subscriptions:
+                return
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                self._divide(topic, decode_header(ConsumerList, answer.header))
+            except GroupNotFound:
+                self._introduce()
+            except MQMeshError as error:
+                _log.warning("group %s: who the members are is unknown: %s", self.group, error)
+                self.rebalance_soon(RETRY_MAX_MS)
+
+        self.request(
+            broker_name,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            done,
+            header=encode_header(ConsumerListRequest(self.group)),
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+    def _introduce(self) -> None:
+        # The broker does not know us (yet): what we have stays ours until it does.
+        self.client.heartbeat_now()
+        self.rebalance_soon(RETRY_MS)
+
+    def _divide(self, topic: str, members: ConsumerList) -> None:
+        own_id, client_ids = self.client.client_id, sorted(members.client_ids)
+        if own_id not in client_ids:
+            self._introduce()
+            return
+        queues = self.client.routes.subscribe_queues(topic)
+        mine: list[MessageQueue] = []
+        if queues:
+            try:
+                mine = self._strategy.allocate(self.group, own_id, queues, client_ids)
+            except Exception:
+                _log.exception("group %s: the allocation strategy failed", self.group)
+                return
+        self.offsets.generation = members.generation
+        self._apply(topic, mine, HANDOVER_MS if len(client_ids) > 1 else 0)
+
+    def _apply(self, topic: str, mine: list[MessageQueue], handover_ms: int) -> None:
+        wanted = set(mine)
+        # A broker that is away takes its queues out of the route, but gives them to nobody.
+        present = set(self.client.routes.brokers_of(topic))
+        lost = [
+            queue
+            for queue in self.assigned
+            if queue.topic == topic and queue not in wanted and queue.broker_name in present
+        ]
+        new = [queue for queue in mine if queue not in self.assigned]
+        if lost or new:
+            _log.info(
+                "group %s, topic %s: %d queues (%d new, %d given up)",
+                self.group,
+                topic,
+                len(mine),
+                len(new),
+                len(lost),
+            )
+        self._give_up(lost)
+        self._take(new, handover_ms)
+        self._check_settled(topic)
+
+    def _give_up(self, queues: list[MessageQueue]) -> None:
+        gone = {}
+        for queue in queues:
+            one = self.assigned.pop(queue)
+            if one.loop is not None:
+                one.loop.drop()
+            if one.sink is not None:
+                one.sink.drop()
+                gone[queue] = one.sink
+        if not gone:
+            return
+
+        def commit(on_done: Callable[[MQMeshError | None], None]) -> None:
+            # Not those that came back meanwhile.
+            offsets = {q: s.commit_offset() for q, s in gone.items() if q not in self.assigned}
+            self.offsets.commit(offsets, on_done)
+
+        def forget() -> None:
+            commit(self._report_commit)
+            for queue in gone:
+                if queue not in self.assigned:
+                    self.offsets.forget(queue)
+
+        commit(self._report_commit)
+        self.call_later(SECOND_COMMIT_MS, forget)
+
+    def _take(self, queues: list[MessageQueue], delay_ms: int) -> None:
+        by_broker: dict[str, list[MessageQueue]] = defaultdict(list)
+        for queue in queues:
+            self.assigned[queue] = Assigned(queue)
+            by_broker[queue.broker_name].append(queue)
+        for broker_name, some in by_broker.items():
+            self.call_later(delay_ms, self._locator(broker_name, some))
+
+    def _locator(self, broker_name: str, queues: list[MessageQueue]) -> Callable[[], None]:
+        states = {queue: self.assigned[queue] for queue in queues}
+
+        def located(queue: MessageQueue, found: Position | MQMeshError) -> None:
+            state = states[queue]
+            if self.assigned.get(queue) is not state or self._closing:
+                return
+            if isinstance(found, Position):
+                self._begin_queue(state, found)
+                return
+            delay_ms = min(LOCATE_RETRY_MS << min(state.tries, 10), RETRY_MAX_MS)
+            if delay_ms == RETRY_MAX_MS and not state.reported:
+                state.reported = True
+                _log.warning("%s: where to begin is unknown; asking again: %s", queue, found)
+            state.tries += 1
+            self.call_later(delay_ms, self._locator(broker_name, [queue]))
+
+        def locate() -> None:
+            wanted = [q for q, state in states.items() if self.assigned.get(q) is state]
+            if wanted and not self._closing:
+                self.positions.locate(broker_name, wanted, located)
+
+        return locate
+
+    def _begin_queue(self, state: Assigned[S], position: Position) -> None:
+        queue = state.queue
+        state.sink = self._make_sink(queue, position.queue_offset)
+        expression = self._subscriptions[queue.topic].expression
+        address = self.client.routes.address(queue.broker_name)
+        state.loop = PullLoop(
+            queue,
+            self.group,
+            state.sink,
+            self,
+            self.options.pull_settings(),
+            self.counters,
+            expression=expression,
+            tags=parse_tags(expression),
+            store_host=address.tcp if address is not None else "",
+        )
+        state.loop.resume()
+        if not position.committed:
+            self._commit_start(queue)
+        self._check_settled(queue.topic)
+
+    def _commit_start(self, queue: MessageQueue) -> None:
+        # A broker's queues are located one after the other, and committed together.
+        self._starts.append(queue)
+        if len(self._starts) > 1:
+            return
+
+        def commit() -> None:
+            starts, self._starts = self._starts, []
+            self.commit(starts, self._report_commit)
+
+        self.call_later(START_COMMIT_MS, commit)
+
+    # ---- Settling -----------------------------------------------------------------------
+
+    def _check_settled(self, topic: str) -> None:
+        if all(one.sink is not None for q, one in self.assigned.items() if q.topic == topic):
+            self._note_settled(topic)
+
+    def _note_settled(self, topic: str) -> None:
+        self._unsettled.discard(topic)
+        if not self._unsettled:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.positions.settled = True
+        self.settled.set()

@@ -1,0 +1,116 @@
+"""How consumers behave."""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
+from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
+from mqmesh.sdk.options import Ms
+from mqmesh.sdk.process_queue import FlowLimits
+from mqmesh.sdk.pull_loop import PullSettings
+from mqmesh.units import MAX_OFFSET, MIB
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_T = TypeVar("_T")
+
+
+class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How every consumer behaves.
+
+    Attributes:
+        message_model: CLUSTERING: one member of the group gets each message. BROADCASTING:
+            every member gets every message, and offsets stay in a file of its own.
+        consume_from_where: Where the group begins in queues without a committed offset.
+        consume_timestamp_ms: For ``TIMESTAMP``, ms since 1970.
+        rebalance_interval_ms: Members and queues are looked at again after this, as the
+            safety net below the brokers' notices.
+        persist_consumer_offset_interval_ms: Between commits.
+        pull_max_bytes: Of one answer, 1 to 16 MiB; at least one batch comes, whatever its size.
+        broker_suspend_max_time_ms: How long a pull that finds nothing waits at the broker.
+        pull_timeout_ms: How long its answer may take beyond that.
+        pull_threshold_for_queue: Messages held of a queue before pulling pauses.
+        pull_threshold_size_for_queue: The same in MiB.
+        start_timeout_ms: How long ``start`` waits for the first queues.
+        offsets_dir: Folder of offset files, for BROADCASTING.
+    """
+
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
+    consume_timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    rebalance_interval_ms: Ms = 20_000
+    persist_consumer_offset_interval_ms: Ms = 5_000
+    pull_max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = MIB
+    broker_suspend_max_time_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 15_000
+    pull_timeout_ms: Ms = 10_000
+    pull_threshold_for_queue: Count = 1_000
+    pull_threshold_size_for_queue: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 100
+    start_timeout_ms: Ms = 3_000
+    offsets_dir: str = "~/.mqmesh/offsets"
+
+    def pull_settings(self) -> PullSettings:
+        """How queues are pulled."""
+        return PullSettings(
+            max_bytes=self.pull_max_bytes,
+            suspend_ms=self.broker_suspend_max_time_ms,
+            timeout_ms=self.pull_timeout_ms,
+        )
+
+
+class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a push consumer behaves.
+
+    Attributes:
+        consume_thread_count: Most threads that call the listener, started as needed.
+        consume_message_batch_max_size: Most messages that one call gets.
+        consume_concurrently_max_span: Queue offsets between the first message not yet
+            handled and the last one held, before pulling pauses.
+        consume_timeout_ms: A message that is with the listener for longer is reported.
+        close_timeout_ms: How long ``close`` waits for listeners that run.
+    """
+
+    consume_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
+    consume_message_batch_max_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 1
+    consume_concurrently_max_span: Count = 2_000
+    consume_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] = 900_000
+    close_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
+
+    def flow_limits(self) -> FlowLimits:
+        """When a queue is not pulled any further."""
+        return FlowLimits(
+            messages=self.pull_threshold_for_queue,
+            size_bytes=self.pull_threshold_size_for_queue * MIB,
+            span=self.consume_concurrently_max_span,
+        )
+
+
+class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a pull consumer behaves.
+
+    Attributes:
+        auto_commit: Commit by itself what earlier polls returned, each
+            ``persist_consumer_offset_interval_ms`` and on close.
+        pull_batch_size: Most messages that a poll returns, unless it says otherwise.
+        request_timeout_ms: For calls that ask a broker.
+    """
+
+    auto_commit: bool = True
+    pull_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 32
+    request_timeout_ms: Ms = 3_000
+
+
+def consumer_options(kind: type[_T], values: dict[str, Any]) -> _T:
+    """Makes options of keyword arguments.
+
+    Args:
+        kind: Which options.
+        values: Fields by name.
+
+    Raises:
+        InvalidArgument: An unknown name, or a value out of bounds.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"consumer option: {error}") from error

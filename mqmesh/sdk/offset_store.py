@@ -1,0 +1,154 @@
+"""Where a consumer's offsets are kept: at the brokers, for a group that shares its messages."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.pulling import (
+    MAX_OFFSETS_PER_REQUEST,
+    ConsumerOffsets,
+    QueryConsumerOffsetRequest,
+    QueueOffsetEntry,
+    UpdateConsumerOffsetRequest,
+)
+from mqmesh.sdk.pull_loop import Network
+
+REQUEST_TIMEOUT_MS: Final = 3_000
+
+OnFetched = Callable[[dict[MessageQueue, int] | MQMeshError], None]
+OnCommitted = Callable[[MQMeshError | None], None]
+
+_log = logging.getLogger(__name__)
+
+
+class OffsetStore(Protocol):
+    """Keeps the offsets of a group; used in the client's own thread."""
+
+    generation: int
+
+    def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        """Looks up committed offsets.
+
+        Args:
+            broker_name: Broker group that all the queues are on.
+            queues: What to look up.
+            on_done: Told the offset of each queue, -1 where none was ever committed.
+        """
+
+    def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
+        """Commits offsets that differ from what was committed last.
+
+        Args:
+            offsets: By queue, the next offset to read.
+            on_done: Told once, when all is committed, or the first error.
+        """
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue was given away: what was committed last is not known any more."""
+
+
+class BrokerOffsets:
+    """Offsets kept by the brokers.
+
+    Args:
+        group: Consumer group.
+        client_id: This member.
+        network: The client's engine.
+
+    Attributes:
+        generation: Of the members' list that the queues were divided by; commits carry it.
+    """
+
+    def __init__(self, group: str, client_id: str, network: Network) -> None:
+        self.generation = 0
+        self._group = group
+        self._client_id = client_id
+        self._network = network
+        self._committed: dict[MessageQueue, int] = {}
+
+    def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues)))
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                on_done(answer)
+                return
+            try:
+                found = decode_header(ConsumerOffsets, answer.header).queues
+                if len(found) != len(queues):
+                    raise RemoteProtocolError(f"{len(found)} offsets for {len(queues)} queues")
+            except RemoteProtocolError as error:
+                on_done(error)
+                return
+            offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
+            self._committed.update({q: at for q, at in offsets.items() if at >= 0})
+            on_done(offsets)
+
+        self._network.request(
+            broker_name,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            done,
+            header=header,
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+    def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
+        by_broker: dict[str, list[MessageQueue]] = defaultdict(list)
+        for queue, offset in offsets.items():
+            if self._committed.get(queue) != offset:
+                by_broker[queue.broker_name].append(queue)
+        requests = [
+            (broker_name, queues[start : start + MAX_OFFSETS_PER_REQUEST])
+            for broker_name, queues in by_broker.items()
+            for start in range(0, len(queues), MAX_OFFSETS_PER_REQUEST)
+        ]
+        outcomes: list[MQMeshError | None] = []
+
+        def done(error: MQMeshError | None) -> None:
+            outcomes.append(error)
+            if len(outcomes) == len(requests):
+                on_done(next((one for one in outcomes if one is not None), None))
+
+        if not requests:
+            on_done(None)
+        for broker_name, queues in requests:
+            self._send(broker_name, {queue: offsets[queue] for queue in queues}, done)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._committed.pop(queue, None)
+
+    def _send(
+        self, broker_name: str, offsets: dict[MessageQueue, int], on_done: OnCommitted
+    ) -> None:
+        header = encode_header(
+            UpdateConsumerOffsetRequest(
+                self._group,
+                self._client_id,
+                [QueueOffsetEntry(q.topic, q.queue_id, at) for q, at in offsets.items()],
+                self.generation,
+            )
+        )
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                on_done(answer)
+            else:
+                self._committed.update(offsets)
+                on_done(None)
+
+        self._network.request(
+            broker_name,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            done,
+            header=header,
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+
+def _entries(queues: Iterable[MessageQueue]) -> list[QueueOffsetEntry]:
+    return [QueueOffsetEntry(queue.topic, queue.queue_id) for queue in queues]

@@ -1,0 +1,329 @@
+"""Consumes by calling a listener."""
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
+from mqmesh.filtering.tags import parse_tags
+from mqmesh.message import MessageQueue, StoredMessage, check_group, check_topic, is_system_topic
+from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
+from mqmesh.sdk.consume_result import Listener
+from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork
+from mqmesh.sdk.consumer_engine import ConsumerEngine
+from mqmesh.sdk.consumer_options import PushConsumerOptions, consumer_options
+from mqmesh.sdk.local_retry import LocalRetry
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.process_queue import ProcessQueue
+from mqmesh.sdk.pull_loop import PullCounters
+from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
+
+WATCH_INTERVAL_MS: Final = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class PushSink:
+    """The messages of one queue on their way through the listener.
+
+    Args:
+        start: Queue offset to begin at.
+        options: Settings of the consumer.
+        service: The workers.
+        make_work: Makes the queue's side of the work.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        options: PushConsumerOptions,
+        service: ConsumeService,
+        make_work: Callable[[], QueueWork],
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._make_work = make_work
+        self._process = ProcessQueue(start, options.flow_limits())
+        self._work = make_work()
+        self._stuck_at = -1
+        self._stuck_since_ms = 0
+        self._reported = False
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset to pull next."""
+        return self._process.next_offset
+
+    def has_room(self) -> bool:
+        """True when more may be pulled."""
+        return self._process.has_room()
+
+    def take(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> None:
+        """Takes what was pulled and has it consumed."""
+        span = self._process.add(messages, next_offset, size_bytes)
+        if span is not None:
+            self._service.submit(self._work, messages, span)
+
+    def move(self, offset: int) -> None:
+        """Goes on at another offset; what was held is given up."""
+        self._service.revoke(self._work)
+        self._work = self._make_work()
+        self._process = ProcessQueue(offset, self._options.flow_limits())
+
+    def commit_offset(self) -> int:
+        """All before this queue offset is done."""
+        return self._process.commit_offset()
+
+    def held(self) -> int:
+        """Messages that are not done."""
+        return self._process.held()[0]
+
+    def drop(self) -> None:
+        """Hands out nothing more."""
+        self._service.revoke(self._work)
+
+    def is_stuck(self, now_ms: int) -> bool:
+        """True once when the first message held has been there for ``consume_timeout_ms``."""
+        offset = self._process.commit_offset()
+        if offset != self._stuck_at or offset == self._process.next_offset:
+            self._stuck_at, self._stuck_since_ms, self._reported = offset, now_ms, False
+            return False
+        late = now_ms - self._stuck_since_ms >= self._options.consume_timeout_ms
+        first_time = late and not self._reported
+        self._reported = late
+        return first_time
+
+
+class PushConsumer:
+    """Calls a listener with the messages of its topics, on several threads.
+
+    The members of a group share the queues of a topic. A message is done when the listener
+    answers ``ConsumeResult.SUCCESS``; if it answers ``RECONSUME_LATER`` or raises, the message
+    comes again. After a crash some messages come again, so a listener must bear repeats::
+
+        def on_messages(messages):
+            for message in messages:
+                print(message.body)
+            return ConsumeResult.SUCCESS
+
+        with PushConsumer("audit") as consumer:
+            consumer.subscribe("orders", listener=on_messages)
+            ...
+
+    Args:
+        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_-]``.
+        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        strategy: Divides queues among members: ``average``, ``average_by_circle``,
+            ``consistent_hash``, ``machine_room``, or a strategy of ``mqmesh.sdk.rebalance``.
+        client: Settings of the connection; its ``namesrv_addr`` is replaced by the argument.
+        options: Fields of ``PushConsumerOptions``, by name.
+
+    Raises:
+        InvalidArgument: A name or an option is out of bounds.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: str = DEFAULT_NAMESRV,
+        strategy: AllocateStrategy | str = "average",
+        client: ClientOptions | None = None,
+        **options: Any,
+    ) -> None:
+        self.group = check_consumer_group(group)
+        self.options = consumer_options(PushConsumerOptions, options)
+        self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
+            self.group,
+            msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr),
+            self.options,
+            allocate_strategy(strategy),
+            self._make_sink,
+        )
+        self._retry = LocalRetry(self._call_later, self._submit)
+        self._service = ConsumeService(
+            f"mqmesh-{group}",
+            self.options.consume_thread_count,
+            self._call_later,
+            self._retry.on_failed,
+        )
+        self._listeners: dict[str, Listener] = {}
+        self._state = "new"
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, and waits until the first queues are there; further calls do nothing.
+
+        Messages sent after it has returned are seen, also by a new group. It returns without
+        queues if brokers cannot be reached within ``start_timeout_ms``, and goes on by itself.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed; make a new one")
+        if self._state == "new":
+            self._state = "running"
+            self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
+            self._engine.start()
+
+    def close(self) -> None:
+        """Waits for running listeners for a moment, commits and leaves; idempotent."""
+        if self._state == "closed":
+            return
+        running, self._state = self._state == "running", "closed"
+        timeout_s = self.options.close_timeout_ms / 1_000
+
+        def stop_work() -> None:
+            if not self._service.close(timeout_s):
+                _log.warning(
+                    "group %s: listeners still run after %s s; their messages will come again",
+                    self.group,
+                    timeout_s,
+                )
+
+        if running:
+            self._engine.close(stop_work)
+        else:
+            self._service.close(0)
+            self._engine.client.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- What to consume -------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: str = "*", *, listener: Listener) -> None:
+        """Takes part in a topic; before or after ``start``.
+
+        All members of a group must subscribe to the same topics with the same expressions.
+
+        Args:
+            topic: Topic; it need not exist yet.
+            expression: Tags joined by ``||``, or ``*`` for all messages.
+            listener: Called with 1 to ``consume_message_batch_max_size`` messages of one queue,
+                from several threads at once; must return a ``ConsumeResult``.
+
+        Raises:
+            InvalidArgument: The topic's name or the expression is illegal, or the listener
+                cannot be called.
+            ClientClosed: After ``close``.
+        """
+        check_topic(topic)
+        parse_tags(expression)
+        if not callable(listener):
+            raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
+
+        def subscribe() -> None:
+            self._listeners[topic] = listener
+            self._engine.subscribe(topic, expression)
+
+        self._do(subscribe)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        self._do(lambda: self._engine.unsubscribe(topic))
+
+    # ---- How it goes -----------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str:
+        """How brokers know this member."""
+        return self._engine.client.client_id
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that this member has at present, sorted."""
+        return sorted(self._engine.assigned.copy())
+
+    @property
+    def counters(self) -> PullCounters:
+        """What happened to the pulls so far."""
+        return self._engine.counters
+
+    @property
+    def failures(self) -> int:
+        """Calls of a listener that failed so far."""
+        return self._retry.failures
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed")
+        if self._state == "new":
+            action()
+        else:
+            self._engine.client.post(action)
+
+    def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
+        listener = self._listeners[queue.topic]
+        batch_size = self.options.consume_message_batch_max_size
+        portion_size = min(self.options.pull_threshold_for_queue, PORTION_MESSAGES)
+
+        def progress() -> None:
+            one = self._engine.assigned.get(queue)
+            if one is not None and one.loop is not None and one.loop.waiting_for_room:
+                self._call_soon(one.loop.resume)
+
+        return PushSink(
+            start,
+            self.options,
+            self._service,
+            lambda: QueueWork(listener, batch_size, progress, portion_size),
+        )
+
+    def _submit(self, *args: Any) -> None:
+        self._service.submit(*args)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        try:
+            self._engine.client.post(callback)
+        except MQMeshError:
+            _log.debug("group %s is closed", self.group)
+
+    def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        if self._engine.client.loop.in_loop_thread:
+            self._engine.call_later(delay_ms, callback)
+        else:
+            self._call_soon(lambda: self._engine.call_later(delay_ms, callback))
+
+    def _watch(self) -> None:
+        now_ms = self._engine.client.loop.clock.monotonic_ms()
+        for queue, sink in self._engine.sinks().items():
+            if sink.is_stuck(now_ms):
+                _log.warning(
+                    "%s: the message at offset %d is not done after %d ms (consume_timeout_ms)",
+                    queue,
+                    sink.commit_offset(),
+                    self.options.consume_timeout_ms,
+                )
+        self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
+
+
+def check_consumer_group(group: str) -> str:
+    """Returns the name of a consumer group if users may have it.
+
+    Raises:
+        InvalidArgument: Illegal, or reserved.
+    """
+    check_group(group)
+    if is_system_topic(group):
+        raise InvalidArgument(f"group {group!r} is reserved")
+    return group
