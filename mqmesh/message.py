@@ -262,7 +262,7 @@ def parse_message_id(text: str) -> tuple[int, int]:
     return int(text[:16], 16), int(text[16:], 16)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8192)
 def tag_hash(tag: str | None) -> int:
     """The 64-bit hash of a tag that consume queues carry. On disk: never changes.
 
@@ -336,6 +336,8 @@ def check_messages(
     if not isinstance(messages[0], Message):
         raise InvalidArgument(f"messages must be of class Message, not {_short(messages[0])}")
     topic = messages[0].topic
+    if type(topic) is not str:
+        raise InvalidArgument(f"topic must be a str, not {_short(topic)}")
     _check_sendable_topic(topic, allow_system)
     # One pass without a call per message. Defaults are told by identity, since 0 == False.
     empty, zero = _NO_KEYS, _ZERO
@@ -389,9 +391,8 @@ def is_plain(message: Message, max_message_size: int) -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def _check_sendable_topic(topic: str, allow_system: bool) -> None:
-    if type(topic) is not str:
-        raise InvalidArgument(f"topic must be a str, not {_short(topic)}")
     check_topic(topic)
     if not allow_system and is_system_topic(topic):
         raise InvalidArgument(f"topic {topic!r} is reserved; users may not send to it")

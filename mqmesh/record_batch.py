@@ -93,6 +93,7 @@ _PRODUCER_PART = struct.Struct("<IBBHIIIIIQQq")
 _U32 = struct.Struct("<I")
 _NO_BROKER_PART = MAGIC + bytes(BROKER_PART_SIZE - len(MAGIC))
 _RESERVED = bytes(6)
+_MIN_MESSAGE_BYTES = 5  # an array of a topic and a body: a store believes no more messages
 
 assert _HEADER.size == HEADER_SIZE
 assert _BROKER_PART.size == BROKER_PART_SIZE
@@ -345,6 +346,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         or header.raw_size > MAX_RAW_BYTES
         or header.total_size != HEADER_SIZE + header.meta_size + header.payload_size
         or not 0 < header.message_count <= MAX_MESSAGES
+        or header.raw_size < header.message_count * _MIN_MESSAGE_BYTES
         or header.codec > CODEC_ZSTD
         or (header.codec == CODEC_NONE and header.raw_size != header.payload_size)
     ):

@@ -337,7 +337,7 @@ def hostile_batches() -> dict[str, bytes]:
     few_keys = array(count) + (b"\x94" + head + b"\xc0\xdc\x00\x10" + b"\xa2ab" * 16) * count
     names = b"".join(b"\xa2%c%c\xa2vv" % (32 + n // 90, 32 + n % 90) for n in range(40))
     message = b"\x95" + head + b"\xc0\x90\xde\x00\x28" + names
-    fitting = (limit - 5) // len(message)
+    fitting = min((limit - 5) // len(message), count)
     many_properties = array(fitting) + message * fitting
     pairs = b"".join(msgspec.msgpack.encode(str(n)) + b"\xa0" for n in range(1_900_000))
     one_dict = b"\x91\x95" + head + b"\xc0\x90\xdf" + struct.pack(">I", 1_900_000) + pairs
@@ -394,9 +394,9 @@ def test_frame_that_lies_about_its_size_allocates_nothing_of_it() -> None:
 def test_meta_of_the_largest_size_is_read_in_bounded_memory() -> None:
     hashes = bytes(8 * MAX_MESSAGES)
     batch = join_batch(
-        b"\xdd\x00\x01\x00\x00",
+        array(MAX_MESSAGES) + bytes(5 * MAX_MESSAGES),
         BatchMeta("t", hashes),
-        raw_size=5,
+        raw_size=5 + 5 * MAX_MESSAGES,
         message_count=MAX_MESSAGES,
         queue_id=0,
         producer_id=0,

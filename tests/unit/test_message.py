@@ -18,6 +18,7 @@ from mqmesh.message import (
     check_topic,
     dlq_topic,
     format_message_id,
+    is_plain,
     is_system_topic,
     parse_message_id,
     retry_topic,
@@ -278,6 +279,33 @@ def test_subclasses_become_plain_messages() -> None:
         assert checked == Message("flights", b"body", "UA", ["k"], {"p": "v"}, 3)
     with pytest.raises(InvalidArgument, match="body is empty"):
         check(stored_message(body=b""))
+
+
+def test_short_way_is_only_for_messages_of_nothing_but_topic_and_body() -> None:
+    assert is_plain(message(), LIMIT)
+    assert is_plain(message(body=b"x" * LIMIT), LIMIT)
+    assert not is_plain(stored_message(), LIMIT)
+    assert not is_plain("message", LIMIT)  # type: ignore[arg-type]
+    strange: list[dict[str, Any]] = [
+        {"topic": None},
+        {"topic": Text("flights")},
+        {"body": b""},
+        {"body": "text"},
+        {"body": bytearray(b"b")},
+        {"body": b"x" * (LIMIT + 1)},
+        {"tag": "UA"},
+        {"keys": ["k"]},
+        {"keys": ""},
+        {"properties": {}},
+        {"flag": 1},
+        {"flag": False},
+        {"sharding_key": "s"},
+        {"delay_level": 1},
+        {"delay_level": None},
+        {"deliver_at_ms": 0.0},
+    ]
+    for fields in strange:
+        assert not is_plain(message(**fields), LIMIT), fields
 
 
 # --- a stored message

@@ -559,9 +559,17 @@ def test_payload_that_is_not_one_message_is_refused(payload: bytes) -> None:
 
 def test_header_that_lies_about_the_count_is_refused() -> None:
     batch = encode(*[Message("flights", b"b")] * 20)
-    for count in (1, 19, 21, MAX_MESSAGES):
+    for count in (1, 19, 21, 76):
         with pytest.raises(CorruptBatch, match=f"payload of 20 messages in a batch of {count}"):
             decode(forge(batch, 60, "I", count))
+
+
+def test_more_messages_than_bytes_for_them_are_refused_without_decoding() -> None:
+    batch = encode(*[Message("flights", b"b")] * 20)
+    most = read_header(batch).raw_size // 5
+    check_batch(forge(batch, 60, "I", most))
+    with pytest.raises(CorruptBatch, match="impossible"):
+        check_batch(forge(batch, 60, "I", most + 1))
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k", b"\xdd\x00\x00\x00\x01", b"\x81"])
