@@ -4,7 +4,13 @@ import secrets
 import time
 from typing import Any
 
-from mqmesh.errors import EndpointUnreachable, InvalidArgument, NoRoute, TopicNotFound
+from mqmesh.errors import (
+    EndpointUnreachable,
+    InvalidArgument,
+    NoRoute,
+    RequestTimeout,
+    TopicNotFound,
+)
 from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.fault_table import FaultTable
@@ -122,18 +128,19 @@ class PublishRoutes:
     def _find_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
         # A cluster that is starting or restarting has no route for a moment; a send may wait
         # for the route as long as for its broker.
-        while True:
-            left_ms = deadline_ms - self._engine.loop.clock.monotonic_ms()
-            queues, why = self._look(topic, max(left_ms, 1))
+        clock = self._engine.loop.clock
+        why: Exception = NoRoute(f"no route for topic {topic!r} within the time given")
+        while (left_ms := deadline_ms - clock.monotonic_ms()) > 0:
+            queues, problem = self._look(topic, left_ms)
             if queues:
                 return queues
-            if left_ms <= 0:
-                raise NoRoute(str(why)) from why
-            time.sleep(min(left_ms, POLL_MS) / 1_000)
+            if not isinstance(problem.__cause__, RequestTimeout):
+                why = problem  # says more than that the time is over
+            left_ms = deadline_ms - clock.monotonic_ms()
+            time.sleep(max(min(left_ms, POLL_MS), 0) / 1_000)
+        raise NoRoute(str(why)) from why
 
-    def _look(
-        self, topic: str, timeout_ms: int
-    ) -> tuple[tuple[MessageQueue, ...], Exception | None]:
+    def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], Exception]:
         try:
             self._engine.wait_route(topic, timeout_ms)
         except NoRoute as error:

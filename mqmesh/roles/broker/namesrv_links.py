@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
+from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import (
@@ -14,6 +15,7 @@ from mqmesh.protocol.route import (
     Perm,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+    TopicConfig,
     UnregisterBrokerRequest,
 )
 from mqmesh.roles.broker.config import BrokerConfig
@@ -162,7 +164,7 @@ class NamesrvLinks:
             config.broker_id,
             self._address,
             broker.topics.version,
-            broker.topics.configs() if registration.with_topics else None,
+            announced_topics(broker) if registration.with_topics else None,
             self._perm,
             self._instance_id,
         )
@@ -198,6 +200,19 @@ class NamesrvLinks:
             "connected" if connected else "gone",
         )
         self.tick()
+
+
+def announced_topics(broker: BrokerContext) -> list[TopicConfig]:
+    """The topic table as name servers get it.
+
+    A broker that creates topics by itself adds the pattern they are made by, so that
+    producers know where the first message of a new topic may go.
+    """
+    topics = broker.topics.configs()
+    if broker.config.auto_create_topic_enable:
+        queues = broker.config.default_topic_queue_nums
+        topics.append(TopicConfig(AUTO_CREATE_TOPIC, queues, queues))
+    return topics
 
 
 def _ignore(outcome: Command | MQMeshError) -> None:
