@@ -1,0 +1,188 @@
+"""Real processes for tests: a cluster on free ports that can be killed and started again."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+READY_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 10.0
+
+
+class RoleProcess:
+    """One role in its own process; it is running once this returns.
+
+    Args:
+        role: ``namesrv`` or ``broker``.
+        settings: Keys and values, as after ``--set``.
+        log_file: Where the process logs to.
+
+    Attributes:
+        endpoint: Where it listens, ``host:port``.
+        pid: Of the process.
+
+    Raises:
+        RuntimeError: It did not become ready; the text holds its last log lines.
+    """
+
+    def __init__(self, role: str, settings: Mapping[str, str], log_file: Path) -> None:
+        arguments = [sys.executable, "-m", "mqmesh.cli", role]
+        for key, value in settings.items():
+            arguments += ["--set", f"{key}={value}"]
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            )
+        self.pid = self._process.pid
+        line = self._first_line()
+        words = dict(word.partition("=")[::2] for word in line.split())
+        self.endpoint = words.get("endpoint", "").removeprefix("tcp://")
+        if not line.startswith("READY ") or not self.endpoint:
+            self.kill()
+            tail = log_file.read_text(errors="replace")[-2_000:]
+            raise RuntimeError(f"{role} did not become ready, it said {line!r}; its log:\n{tail}")
+
+    @property
+    def running(self) -> bool:
+        """True until the process has ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self._process.kill()
+        self._wait()
+
+    def stop(self) -> int:
+        """Asks it to end, and waits.
+
+        Returns:
+            Its exit code.
+        """
+        if self.running:
+            self._process.terminate()
+        return self._wait()
+
+    def suspend(self) -> None:
+        """Lets it hang until ``resume``."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Ends ``suspend``."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _wait(self) -> int:
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def _first_line(self) -> str:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        found = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in found and selector.select(max(deadline - time.monotonic(), 0)):
+                some = os.read(self._process.stdout.fileno(), 4_096)
+                if not some:
+                    break
+                found += some
+        return found.partition(b"\n")[0].decode(errors="replace")
+
+
+class ProcessCluster:
+    """Name servers and broker masters in processes of their own.
+
+    Args:
+        folder: For stores and logs; a short path, since it also holds Unix sockets.
+        namesrvs: How many name servers.
+        brokers: Names of the broker groups.
+        broker_settings: Settings of every broker.
+
+    Attributes:
+        namesrvs: The name servers' processes.
+        brokers: The brokers' processes, by name.
+        namesrv_addr: What clients are given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        namesrvs: int = 1,
+        brokers: tuple[str, ...] = ("broker-a",),
+        broker_settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.namesrvs: list[RoleProcess] = []
+        self.brokers: dict[str, RoleProcess] = {}
+        self._settings = dict(broker_settings or {})
+        self._addresses: dict[str, str] = {}
+        try:
+            for number in range(namesrvs):
+                self.namesrvs.append(self._namesrv(number, "0"))
+            self.namesrv_addr = ";".join(one.endpoint for one in self.namesrvs)
+            for name in brokers:
+                self.start_broker(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def start_broker(self, name: str = "broker-a") -> RoleProcess:
+        """Starts a broker, or starts it again at its old address with its old data."""
+        address = self._addresses.get(name)
+        quoted = ", ".join(f'"{one.endpoint}"' for one in self.namesrvs)
+        process = RoleProcess(
+            "broker",
+            {
+                "broker_name": name,
+                "listen_port": address.rpartition(":")[2] if address else "0",
+                "namesrv_addr": f"[{quoted}]",
+                "store_path_root_dir": str(self.folder / name),
+                "storage.mapped_file_size_commit_log": str(64 * 1024 * 1024),
+                **self._settings,
+            },
+            self.folder / f"{name}.log",
+        )
+        self._addresses[name] = process.endpoint
+        self.brokers[name] = process
+        return process
+
+    def restart_namesrv(self, number: int = 0) -> RoleProcess:
+        """Kills a name server and starts an empty one at its address."""
+        old = self.namesrvs[number]
+        old.kill()
+        self.namesrvs[number] = self._namesrv(number, old.endpoint.rpartition(":")[2])
+        return self.namesrvs[number]
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for process in (*self.brokers.values(), *self.namesrvs):
+            with contextlib.suppress(ProcessLookupError):
+                process.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _namesrv(self, number: int, port: str) -> RoleProcess:
+        settings = {"listen_port": port, "name": f"namesrv-{number}"}
+        return RoleProcess("namesrv", settings, self.folder / f"namesrv-{number}.log")
