@@ -40,6 +40,9 @@ class SendStatus(enum.IntEnum):
     SLAVE_NOT_AVAILABLE = 3
 
 
+_LAST_STATUS: Final = max(SendStatus)
+
+
 class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one batch.
 
@@ -124,6 +127,8 @@ def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
     if not header or len(header) % _ENTRY.size:
         raise RemoteProtocolError(f"a send response of {len(header)} bytes is no array of entries")
     entries: list[tuple[int, int, int, int, int, int]] = list(_ENTRY.iter_unpack(header))
+    if any(entry[1] > _LAST_STATUS for entry in entries):
+        raise RemoteProtocolError(f"an unknown send status in {entries[:8]}")
     if not len(body):
         return [BatchOutcome(*entry) for entry in entries]
     try:
