@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -35,6 +35,8 @@ def load_config(
     path: Path | None = None,
     table: str | None = None,
     overrides: Sequence[str] = (),
+    *,
+    fill: Callable[[dict[str, Any]], None] | None = None,
 ) -> _T:
     """Loads a configuration.
 
@@ -44,37 +46,36 @@ def load_config(
         table: Dotted name of the table in the file, None for the whole file.
         overrides: ``key=value`` each, with a dotted key; a later one wins. The value is TOML;
             what is none, and everything for a text field, is taken as it stands.
+        fill: Adds what follows from other settings; it gets data that fits the struct, and
+            sees what was said and what was not.
 
     Raises:
         ConfigError: One line that says what to mend.
     """
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
     data = {} if path is None else _select(read_toml(path), table, path)
-    source = "defaults" if path is None else str(path)
-    overridden: set[tuple[_Step, ...]] = set()
-    for override in overrides:
-        overridden.add(_apply(data, info, override))
-    return _convert(kind, info, data, source, overridden)
+    return _build(kind, data, "defaults" if path is None else str(path), overrides, fill)
 
 
-def parse_config(kind: type[_T], text: str, source: str, overrides: Sequence[str] = ()) -> _T:
+def parse_config(
+    kind: type[_T],
+    text: str,
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    fill: Callable[[dict[str, Any]], None] | None = None,
+) -> _T:
     """Loads a configuration from the text of a TOML file.
 
     Args:
         kind: Struct to fill.
         text: TOML.
         source: What to call it in an error.
-        overrides: As for ``load_config``.
+        overrides, fill: As for ``load_config``.
 
     Raises:
         ConfigError: One line that says what to mend.
     """
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    data = _parse(text, source)
-    overridden = {_apply(data, info, override) for override in overrides}
-    return _convert(kind, info, data, source, overridden)
+    return _build(kind, _parse(text, source), source, overrides, fill)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -140,6 +141,23 @@ def _select(data: dict[str, Any], table: str | None, path: Path) -> dict[str, An
         tables = ", ".join(name for name, value in data.items() if isinstance(value, dict))
         raise ConfigError(f"{path}: no table [{table}]; the file has {tables or 'no tables'}")
     return found
+
+
+def _build(
+    kind: type[_T],
+    data: dict[str, Any],
+    source: str,
+    overrides: Sequence[str],
+    fill: Callable[[dict[str, Any]], None] | None,
+) -> _T:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    overridden = {_apply(data, info, override) for override in overrides}
+    config = _convert(kind, info, data, source, overridden)
+    if fill is None:
+        return config
+    fill(data)
+    return _convert(kind, info, data, source, overridden)
 
 
 def _apply(data: dict[str, Any], info: inspect.StructType, override: str) -> tuple[_Step, ...]:

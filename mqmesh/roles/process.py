@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import ConfigError, MQMeshError, StoreLocked
+from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreLocked
 from mqmesh.logs import one_line
 
 PARENT_PIPE: Final = 0
@@ -166,10 +166,15 @@ def tell_failure(name: str, error: Exception) -> int:
         _log.error("%s failed", name, exc_info=error)
         reason = f"internal error: {type(error).__name__}: {error}"
     print(f"error: {name}: {one_line(reason)}", file=sys.stderr, flush=True)  # noqa: T201
-    wrong = isinstance(error, ConfigError | StoreLocked)
-    if wrong or (isinstance(error, OSError) and error.errno in _WRONG_SETTING):
-        return ExitCode.USAGE
-    return ExitCode.FAILED
+    return ExitCode.USAGE if _is_wrong_setting(error) else ExitCode.FAILED
+
+
+def _is_wrong_setting(error: Exception) -> bool:
+    if isinstance(error, ConfigError | StoreLocked):
+        return True
+    # A store tells in its own words of a folder that may not be written.
+    system = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(system, OSError) and system.errno in _WRONG_SETTING
 
 
 def _stop_on_signals(loop: Loop) -> None:

@@ -1,0 +1,190 @@
+"""`mqmesh up`, `mqmesh status`, `mqmesh down`: a whole cluster on this machine."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import MQMeshError
+from mqmesh.roles.process import ExitCode
+from mqmesh.roles.run_file import (
+    DataFolderLock,
+    RoleEntry,
+    end_orphans,
+    read_record,
+    remove_record,
+    stop_supervisor,
+    supervisor_pid,
+)
+from mqmesh.roles.supervisor import Supervisor
+from mqmesh.sdk.admin import AdminClient
+
+from .layout import check_ports, load_cluster, role_specs
+from .options import config_options, json_option
+from .render import LogStream, duration, print_json, print_table, state_text
+
+PING_TIMEOUT_MS: Final = 1_000
+PINGS_AT_ONCE: Final = 16
+DOWN_TIMEOUT_MS: Final = 10_000
+
+_data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Data folder of the cluster. [default: what the configuration says, or ./mqmesh-data]",
+)
+
+
+@click.command()
+@config_options
+@_data_dir_option
+@json_option
+def up(
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+) -> int:
+    """Start a cluster and keep it running until Ctrl-C.
+
+    Without a file: two name servers at 127.0.0.1:9876 and :9877, one broker at
+    127.0.0.1:10911, data in ./mqmesh-data. A process that dies is started again.
+
+    \b
+    Examples:
+      mqmesh up
+      mqmesh up -c conf/cluster.toml
+      mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
+    """
+    config = load_cluster(config_path, _with_data_dir(overrides, data_dir))
+    lock = DataFolderLock(config.folder)
+    try:
+        former = read_record(config.folder)
+        if former is not None:
+            end_orphans(former)
+        check_ports(config)
+        supervisor = Supervisor(
+            role_specs(config),
+            config.folder,
+            namesrv=config.namesrv_addr,
+            ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
+            say=LogStream(as_json=as_json).say,
+        )
+        code = supervisor.run()
+    finally:
+        lock.release()
+    if supervisor.failure:
+        print(f"error: {supervisor.failure}", file=sys.stderr)
+    return code
+
+
+@click.command()
+@config_options
+@_data_dir_option
+@json_option
+def status(
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+) -> int:
+    """Show the processes of a running cluster, asking each how it is.
+
+    Exit code 1 when something is down, or nothing is running.
+    """
+    folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
+    pid = supervisor_pid(folder)
+    record = read_record(folder) if pid else None
+    rows: list[dict[str, Any]] = []
+    if record is not None:
+        with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
+            rows = list(pool.map(_look_at, record.roles))
+    now_ms = SystemClock().wall_ms()
+    uptime_ms = max(now_ms - record.started_ms, 0) if record else 0
+    if as_json:
+        print_json(
+            {
+                "data_dir": str(folder),
+                "running": bool(pid),
+                "pid": pid,
+                "namesrv": record.namesrv if record else "",
+                "uptime_ms": uptime_ms,
+                "roles": rows,
+            }
+        )
+    elif not pid:
+        click.echo(f"no cluster is running on {folder}; `mqmesh up` starts one", err=True)
+    else:
+        namesrv = record.namesrv if record else "unknown"
+        click.echo(
+            f"cluster on {folder}: process {pid}, up {duration(uptime_ms)}, name servers {namesrv}"
+        )
+        print_table(
+            ("ROLE", "NAME", "PID", "STATE", "ENDPOINT", "UPTIME", "RESTARTS"),
+            [
+                (
+                    row["role"],
+                    row["name"],
+                    str(row["pid"] or "-"),
+                    state_text(row["state"]),
+                    row["endpoint"],
+                    duration(row["uptime_ms"]) if row["state"] == "running" else "-",
+                    row["restarts"],
+                )
+                for row in rows
+            ],
+        )
+    all_well = bool(rows) and all(row["state"] == "running" for row in rows)
+    return ExitCode.OK if all_well else ExitCode.FAILED
+
+
+@click.command()
+@config_options
+@_data_dir_option
+@json_option
+def down(
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+) -> int:
+    """Stop a running cluster, and wait until it has stopped.
+
+    Nothing running is no error. After a crash of `mqmesh up` itself it clears up.
+    """
+    folder = load_cluster(config_path, _with_data_dir(overrides, data_dir)).folder
+    record = read_record(folder)
+    stopped = stop_supervisor(folder, DOWN_TIMEOUT_MS)
+    orphans: list[str] = []
+    if record is not None and not supervisor_pid(folder):
+        orphans = end_orphans(record)
+        remove_record(folder)
+    if as_json:
+        print_json({"data_dir": str(folder), "stopped": stopped, "orphans": orphans})
+    elif stopped:
+        click.echo(f"the cluster on {folder} has stopped")
+    elif orphans:
+        click.echo(f"`mqmesh up` was gone; stopped what it left: {', '.join(orphans)}")
+    else:
+        click.echo(f"no cluster is running on {folder}")
+    return ExitCode.OK
+
+
+def _with_data_dir(overrides: tuple[str, ...], data_dir: Path | None) -> list[str]:
+    return [*overrides, *([f"data_dir={data_dir}"] if data_dir is not None else [])]
+
+
+def _look_at(entry: RoleEntry) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "role": entry.role,
+        "name": entry.name,
+        "pid": entry.pid,
+        "state": "down" if entry.state == "running" else entry.state,
+        "endpoint": entry.endpoint,
+        "uptime_ms": 0,
+        "restarts": entry.restarts,
+    }
+    if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
+        return row
+    try:
+        with AdminClient(timeout_ms=PING_TIMEOUT_MS) as admin:
+            info = admin.ping(entry.endpoint)
+    except MQMeshError:
+        return row
+    # Another process at the same place is not the one that we ask about.
+    if info.pid == entry.pid:
+        row.update(state=info.state, uptime_ms=info.uptime_ms)
+    return row

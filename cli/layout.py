@@ -1,0 +1,189 @@
+"""What a cluster file says: which roles there are, and the settings of each."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from mqmesh.config import dump_toml, load_config, parse_config
+from mqmesh.errors import ConfigError
+from mqmesh.hosts import bindable
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.supervisor import RoleSpec, python_argv
+
+from .options import DEFAULT_DATA_DIR
+
+MAX_ROLES: Final = 1_024
+BROKER_STAGE: Final = 0
+NAMESRV_STAGE: Final = 1
+"""Brokers are stopped before the name servers that they take leave of."""
+
+
+DEFAULT_CLUSTER: Final = """
+[[namesrv]]
+listen_port = 9876
+[[namesrv]]
+listen_port = 9877
+[[broker]]
+listen_port = 10911
+"""
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `mqmesh up`.
+
+    Attributes:
+        data_dir: Folder for everything that the cluster keeps: stores, logs, the run file.
+            One running cluster each.
+        namesrv: Name servers, each with the settings of a name server. Where they do not say
+            it, they are named ``namesrv-1``, ``namesrv-2``, … and keep their data in a
+            folder of that name below ``data_dir``.
+        broker: Brokers, each with the settings of a broker. Where they do not say it, they
+            register with the name servers of this file, and keep their data in a folder of
+            their name below ``data_dir``.
+    """
+
+    data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR
+    namesrv: Annotated[list[NamesrvConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
+    broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
+
+    @property
+    def folder(self) -> Path:
+        """The data folder."""
+        return Path(self.data_dir)
+
+    @property
+    def namesrv_addr(self) -> str:
+        """The name servers as clients write them."""
+        own = ";".join(map(_address_of, self.namesrv))
+        return own or ";".join(self.broker[0].namesrv_addr)
+
+
+def load_cluster(path: Path | None, overrides: Sequence[str] = ()) -> ClusterConfig:
+    """Loads a cluster file; without one, the default cluster.
+
+    Raises:
+        ConfigError: One line that says what to mend.
+    """
+    source = "default cluster" if path is None else str(path)
+    if path is None:
+        config = parse_config(ClusterConfig, DEFAULT_CLUSTER, source, overrides, fill=_fill)
+    else:
+        config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
+    names = [one.name for one in config.namesrv] + [one.broker_name for one in config.broker]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{source}: two roles are named {twice!r}; give each its own name")
+    if not names:
+        raise ConfigError(f"{source}: neither [[namesrv]] nor [[broker]]; there is nothing to run")
+    return config
+
+
+def role_specs(config: ClusterConfig) -> list[RoleSpec]:
+    """Writes each role's settings into a file, and makes the command line that uses it.
+
+    So a restart has the settings of the start, whatever became of the cluster file.
+
+    Raises:
+        ConfigError: The data folder cannot be written.
+    """
+    folder = config.folder / "run"
+    specs = [
+        RoleSpec(
+            role=role,
+            name=name,
+            argv=python_argv(role, "-c", str(_config_path(folder, name)), "--supervised"),
+            endpoint=endpoint,
+            stop_stage=stage,
+        )
+        for role, name, endpoint, stage, _ in _roles(config)
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for _, name, _, _, settings in _roles(config):
+            _config_path(folder, name).write_text(dump_toml(settings), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror or error}") from error
+    return specs
+
+
+def check_ports(config: ClusterConfig) -> None:
+    """Finds a port that is taken before anything is started.
+
+    Raises:
+        ConfigError: Names the role and the setting.
+    """
+    seen: dict[tuple[str, int], str] = {}
+    for name, key, host, port in _ports(config):
+        if not port:
+            continue
+        other = seen.setdefault((host, port), name)
+        if other != name:
+            raise ConfigError(
+                f"{name}: {host}:{port} is the address of {other}, too; change {key} of one of them"
+            )
+        problem = _bind_problem(host, port)
+        if problem:
+            raise ConfigError(f"{name}: cannot listen on {host}:{port}: {problem} (see {key})")
+
+
+def _fill(data: dict[str, Any]) -> None:
+    folder = Path(data.get("data_dir", DEFAULT_DATA_DIR)).absolute()
+    namesrvs = data.setdefault("namesrv", [])
+    for number, one in enumerate(namesrvs, start=1):
+        one.setdefault("name", f"namesrv-{number}")
+        one.setdefault("data_dir", str(folder / quote(one["name"], safe="")))
+    addresses = [_address_of(msgspec.convert(one, NamesrvConfig)) for one in namesrvs]
+    for one in data.setdefault("broker", []):
+        name = one.setdefault("broker_name", BrokerConfig().broker_name)
+        one.setdefault("store_path_root_dir", str(folder / quote(name, safe="")))
+        if addresses:
+            one.setdefault("namesrv_addr", addresses)
+
+
+def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
+    """Role, name, expected endpoint, stop stage and settings of each process."""
+    for namesrv in config.namesrv:
+        endpoint = f"tcp://{namesrv.listen_host}:{namesrv.listen_port}"
+        yield "namesrv", namesrv.name, endpoint, NAMESRV_STAGE, namesrv
+    for broker in config.broker:
+        endpoint = f"tcp://{broker.listen_host}:{broker.listen_port}"
+        yield "broker", broker.broker_name, endpoint, BROKER_STAGE, broker
+
+
+def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
+    """Name, key, host and port of everything that listens."""
+    for namesrv in config.namesrv:
+        yield namesrv.name, "listen_port", namesrv.listen_host, namesrv.listen_port
+        yield namesrv.name, "publish_port", namesrv.listen_host, namesrv.publish_port
+    for broker in config.broker:
+        yield broker.broker_name, "listen_port", broker.listen_host, broker.listen_port
+
+
+def _address_of(namesrv: NamesrvConfig) -> str:
+    return f"{namesrv.advertised_host or namesrv.listen_host}:{namesrv.listen_port}"
+
+
+def _config_path(folder: Path, name: str) -> Path:
+    return folder / f"{quote(name, safe='')}.toml"
+
+
+def _bind_problem(host: str, port: int) -> str:
+    """Why a port cannot be listened at; "" if it can, or if that cannot be told from here."""
+    host = {"*": "0.0.0.0"}.get(host, bindable(host)).strip("[]")
+    with suppress(socket.gaierror):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As ZeroMQ does it; without, the remains of old connections would be in the way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                probe.listen(1)
+            except OSError as error:
+                return error.strerror or str(error)
+    return ""

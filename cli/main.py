@@ -1,0 +1,153 @@
+"""The command `mqmesh`: finds the command, and turns what went wrong into a line and an exit code.
+
+Exit codes: 0 ok, 1 the operation failed, 2 wrong usage or configuration, 130 Ctrl-C.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.logs import one_line
+from mqmesh.roles.process import ExitCode
+from mqmesh.version import VERSION
+
+INTERRUPTED: Final = 130
+
+# Command -> module beside this one, and the name of the command in it. A module is loaded when
+# its command is called: a broker should not carry what draws tables.
+COMMANDS: Final = {
+    "up": ("cluster", "up"),
+    "status": ("cluster", "status"),
+    "down": ("cluster", "down"),
+    "topic": ("topic", "topic"),
+    "send": ("send", "send"),
+    "consume": ("consume", "consume"),
+    "namesrv": ("serve", "namesrv"),
+    "broker": ("serve", "broker"),
+    "bench": ("bench", "bench"),
+}
+
+EXAMPLES: Final = """
+\b
+Five minutes:
+  mqmesh up                                   a cluster on this machine
+  mqmesh topic create orders --queues 8       (in another terminal)
+  mqmesh send orders 'hello' --tag new --key 4711
+  mqmesh consume orders --from first
+  mqmesh status
+  mqmesh down
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are loaded when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; None if there is none."""
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module = importlib.import_module(f".{place[0]}", __package__)
+        command = getattr(module, place[1])
+        assert isinstance(command, click.Command)
+        return command
+
+
+class Options:
+    """What is said for all commands.
+
+    Attributes:
+        namesrv: ``host:port;host:port``, None where nothing was said.
+        as_json: Answer in JSON.
+        debug: Show tracebacks.
+    """
+
+    def __init__(self) -> None:
+        self.namesrv: str | None = None
+        self.as_json = False
+        self.debug = False
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXAMPLES,
+)
+@click.version_option(VERSION, "-V", "--version", prog_name="mqmesh")
+@click.option(
+    "--namesrv",
+    metavar="HOST:PORT;…",
+    help="Name servers. [default: 127.0.0.1:9876;127.0.0.1:9877]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+@click.pass_context
+def root(context: click.Context, namesrv: str | None, as_json: bool, debug: bool) -> None:
+    """A message queue for Python teams, on ZeroMQ."""
+    options = context.ensure_object(Options)
+    options.namesrv = namesrv
+    options.as_json = as_json
+    options.debug = debug
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: Without the program's name; None for those of the process.
+
+    Returns:
+        Exit code.
+    """
+    options = Options()
+    try:
+        result: Any = root.main(
+            None if arguments is None else list(arguments),
+            prog_name="mqmesh",
+            standalone_mode=False,
+            obj=options,
+        )
+        # What is left in the buffer may meet a closed pipe, too.
+        sys.stdout.flush()
+    except (KeyboardInterrupt, click.Abort):
+        _tell("interrupted")
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _tell_usage(error)
+    except ConfigError as error:
+        _tell(f"error: {error}")
+        return ExitCode.USAGE
+    except BrokenPipeError:
+        # Whoever read us has seen enough. The interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+    except (MQMeshError, OSError) as error:
+        _tell(f"error: {error}")
+        return ExitCode.FAILED
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        _tell(f"error: internal error: {type(error).__name__}: {error} (--debug shows where)")
+        return ExitCode.FAILED
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _tell(text: str) -> None:
+    print(one_line(text), file=sys.stderr)
+
+
+def _tell_usage(error: click.ClickException) -> int:
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+    advice = f" (`{command} --help` tells more)" if command else ""
+    _tell(f"error: {error.format_message()}{advice}")
+    return ExitCode.USAGE

@@ -1,0 +1,61 @@
+"""Options that several commands have, and what they come to."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from mqmesh.sdk.options import DEFAULT_NAMESRV
+
+from .main import Options
+
+DEFAULT_DATA_DIR: Final = "./mqmesh-data"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def json_option(function: _F) -> _F:
+    """Adds ``--json``; the command gets ``as_json``, also when the root was told so."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
+    @click.pass_context
+    @functools.wraps(function)
+    def command(context: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
+        options = context.ensure_object(Options)
+        return function(*args, as_json=as_json or options.as_json, **kwargs)
+
+    return command  # type: ignore[return-value]  # click's decorators lose the type
+
+
+def namesrv_option(function: _F) -> _F:
+    """Adds ``--namesrv``; the command gets ``namesrv``, from here, the root or the default."""
+
+    @click.option("--namesrv", metavar="HOST:PORT;…", help="Name servers.")
+    @click.pass_context
+    @functools.wraps(function)
+    def command(context: click.Context, /, *args: Any, namesrv: str | None, **kwargs: Any) -> Any:
+        options = context.ensure_object(Options)
+        chosen = namesrv or options.namesrv or DEFAULT_NAMESRV
+        return function(*args, namesrv=chosen, **kwargs)
+
+    return command  # type: ignore[return-value]  # click's decorators lose the type
+
+
+def config_options(function: _F) -> _F:
+    """Adds ``-c`` and ``--set``; the command gets ``config_path`` and ``overrides``."""
+    function = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a setting, e.g. --set storage.flush_disk_type=SYNC_FLUSH. Repeatable.",
+    )(function)
+    return click.option(
+        "-c",
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path, dir_okay=True),
+        help="Configuration file (TOML).",
+    )(function)

@@ -1,0 +1,111 @@
+"""`mqmesh namesrv` and `mqmesh broker`: the one door to a role's process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mqmesh.config import load_config
+from mqmesh.logs import LEVELS, configure_logging
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.process import Role, run_role, tell_failure
+from mqmesh.transport import sockets
+from mqmesh.transport.loop import EventLoop
+
+from .options import config_options
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+Make = Callable[[sockets.Context, EventLoop], Role]
+
+
+def process_options(function: _F) -> _F:
+    """Adds the options of every role's process."""
+    for option in (
+        click.option("--supervised", is_flag=True, hidden=True),
+        click.option(
+            "--log-file", type=click.Path(path_type=Path), help="Log into a file, with rotation."
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(LEVELS, case_sensitive=False),
+            default="INFO",
+            show_default=True,
+            help="Least level that is logged.",
+        ),
+        click.option("--table", help="Table of the file that holds the settings, dotted."),
+    ):
+        function = option(function)
+    return config_options(function)
+
+
+@click.command()
+@process_options
+def namesrv(
+    config_path: Path | None,
+    table: str | None,
+    overrides: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    supervised: bool,
+) -> int:
+    """Run a name server alone, for systemd or a container.
+
+    \b
+    Examples:
+      mqmesh namesrv -c conf/namesrv.toml
+      mqmesh namesrv --set listen_port=9877
+    """
+    config = load_config(NamesrvConfig, config_path, table, overrides)
+
+    def make(context: sockets.Context, loop: EventLoop) -> Role:
+        from mqmesh.roles.namesrv.server import NameServer
+
+        return NameServer(config, context, loop)
+
+    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
+    return _serve("namesrv", config.name, make, supervised=supervised)
+
+
+@click.command()
+@process_options
+def broker(
+    config_path: Path | None,
+    table: str | None,
+    overrides: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    supervised: bool,
+) -> int:
+    """Run a broker alone, for systemd or a container.
+
+    \b
+    Examples:
+      mqmesh broker -c conf/broker.toml
+      mqmesh broker --set listen_port=10921 --set broker_name=broker-b \\
+                    --set store_path_root_dir=/data/broker-b
+    """
+    config = load_config(BrokerConfig, config_path, table, overrides)
+
+    def make(context: sockets.Context, loop: EventLoop) -> Role:
+        from mqmesh.roles.broker.server import BrokerServer
+
+        return BrokerServer(config, context, loop)
+
+    configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
+    return _serve("broker", config.broker_name, make, supervised=supervised)
+
+
+def _serve(role: str, name: str, make: Make, *, supervised: bool) -> int:
+    context = sockets.new_context()
+    loop = EventLoop()
+    try:
+        try:
+            server = make(context, loop)
+        except Exception as error:
+            return tell_failure(name, error)
+        return run_role(role, name, loop, server, supervised=supervised)
+    finally:
+        loop.close()
+        context.destroy(linger=sockets.LINGER_MS)

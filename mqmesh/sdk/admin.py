@@ -1,0 +1,321 @@
+"""Asks name servers and brokers about the cluster, and changes its topics."""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from mqmesh.errors import (
+    ClientClosed,
+    MQMeshError,
+    NoRoute,
+    TopicNotFound,
+    TransportError,
+)
+from mqmesh.message import check_topic
+from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
+    GetTopicConfigRequest,
+    RoleInfo,
+    RuntimeInfo,
+    TopicConfigs,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    ClusterInfo,
+    DeleteTopicRequest,
+    GetClusterRequest,
+    GetRouteRequest,
+    TopicConfig,
+    TopicList,
+    TopicListRequest,
+    TopicRoute,
+)
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+
+NAMESRV_TIMEOUT_MS: Final = 1_000
+"""For one name server, when there is another one to ask."""
+MASTER_ID: Final = 0
+
+_T = TypeVar("_T")
+
+
+class TopicDeletion(msgspec.Struct, frozen=True):
+    """What a deletion reached.
+
+    Attributes:
+        brokers: Broker groups that forgot the topic.
+        silent_namesrvs: Name servers that did not answer; they learn it from the brokers.
+    """
+
+    brokers: list[str]
+    silent_namesrvs: list[str]
+
+
+class AdminClient:
+    """Administration, one request at a time, in the caller's thread.
+
+    Args:
+        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        timeout_ms: For each answer, 1 to 3,600,000 ms.
+
+    Raises:
+        InvalidArgument: An address that is none.
+    """
+
+    def __init__(self, namesrv_addr: str = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000) -> None:
+        self._namesrvs = ClientOptions(namesrv_addr=namesrv_addr).namesrv_addresses()
+        self._timeout_ms = timeout_ms
+        self._context = sockets.new_context()
+        self._channels: dict[str, BlockingChannel] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes all connections; idempotent."""
+        if not self._closed:
+            self._closed = True
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+            self._context.destroy(linger=sockets.LINGER_MS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- Looking ---------------------------------------------------------------------
+
+    def ping(self, endpoint: str) -> RoleInfo:
+        """What a process says of itself.
+
+        Args:
+            endpoint: ``host:port`` or any ZeroMQ endpoint.
+
+        Raises:
+            TransportError: No answer.
+            BrokerError, ProtocolError: A bad one.
+        """
+        answer = self._request(sockets.zmq_endpoint(endpoint), RequestCode.PING, b"")
+        return decode_header(RoleInfo, answer.header)
+
+    def cluster(self) -> ClusterInfo:
+        """All broker groups that a name server knows.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        return self._ask_namesrv(
+            RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo
+        )
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        return sorted(self._ask_namesrv(code, TopicListRequest(), TopicList).topics)
+
+    def route(self, topic: str) -> TopicRoute:
+        """Which brokers carry a topic.
+
+        Raises:
+            TopicNotFound: No name server knows it.
+            TransportError: No name server answers.
+        """
+        request = GetRouteRequest(check_topic(topic))
+        return self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, request, TopicRoute)
+
+    def topic_configs(self, topic: str = "") -> dict[str, list[TopicConfig]]:
+        """Configuration of a topic, or of all topics, by broker group.
+
+        Raises:
+            TransportError: A name server or broker does not answer.
+            BrokerError: A broker refuses.
+        """
+        return self._ask_masters(
+            self._masters(),
+            RequestCode.GET_TOPIC_CONFIG,
+            GetTopicConfigRequest(topic),
+            lambda answer: decode_header(TopicConfigs, answer.header).topics,
+        )
+
+    def topic_stats(self, topic: str) -> dict[str, TopicStats]:
+        """Where each queue of a topic begins and ends, by broker group.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: A name server or broker does not answer.
+        """
+        carriers = {queue.broker_name for queue in self.route(topic).queues}
+        return self._ask_masters(
+            {name: where for name, where in self._masters().items() if name in carriers},
+            RequestCode.GET_TOPIC_STATS_INFO,
+            TopicStatsRequest(topic),
+            lambda answer: decode_header(TopicStats, answer.header),
+        )
+
+    def runtime_info(self) -> dict[str, dict[str, str]]:
+        """Figures of every master, by broker group; ``docs/operations.md`` lists them.
+
+        Raises:
+            TransportError: A name server or broker does not answer.
+        """
+        return self._ask_masters(
+            self._masters(),
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            BrokerRuntimeInfoRequest(),
+            lambda answer: decode_header(RuntimeInfo, answer.header).figures,
+        )
+
+    # ---- Changing --------------------------------------------------------------------
+
+    def put_topic(
+        self, config: TopicConfig, *, must_exist: bool = False, must_be_new: bool = False
+    ) -> dict[str, TopicConfig]:
+        """Creates or changes a topic on every master.
+
+        Args:
+            config: Wanted.
+            must_exist: Refuse to create.
+            must_be_new: Refuse to change.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            NoRoute: No master is known.
+            BrokerError, TransportError: A broker refused or did not answer; the sentence
+                says which ones had done it before. Repeating the call is safe.
+        """
+        check_topic(config.topic)
+        return self._ask_masters(
+            self._masters(),
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            UpdateTopicRequest(config, must_exist, must_be_new),
+            lambda answer: decode_header(TopicConfig, answer.header),
+        )
+
+    def delete_topic(self, topic: str) -> TopicDeletion:
+        """Deletes a topic and its messages from every master, then from the name servers.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            TopicNotFound: Nobody knows it.
+            BrokerError, TransportError: As for ``put_topic``.
+        """
+        request = encode_header(DeleteTopicRequest(check_topic(topic)))
+        carriers = {queue.broker_name for queue in self.route(topic).queues}
+        masters = {name: where for name, where in self._masters().items() if name in carriers}
+
+        def delete(endpoint: str) -> None:
+            try:
+                self._request(endpoint, RequestCode.DELETE_TOPIC_IN_BROKER, request)
+            except TopicNotFound:
+                return  # a former try got so far
+
+        deleted = self._each(masters, delete)
+        silent = []
+        for address in self._namesrvs:
+            try:
+                self._request(
+                    sockets.zmq_endpoint(address),
+                    RequestCode.DELETE_TOPIC_IN_NAMESRV,
+                    request,
+                    NAMESRV_TIMEOUT_MS,
+                )
+            except TopicNotFound:
+                continue
+            except TransportError:
+                silent.append(address)
+        return TopicDeletion(list(deleted), silent)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _masters(self) -> dict[str, str]:
+        """Endpoint of each group's master."""
+        found = {
+            name: sockets.zmq_endpoint(address.tcp)
+            for name, address in masters_of(self.cluster().brokers).items()
+        }
+        if not found:
+            raise NoRoute(f"name server {self._namesrvs[0]} knows no running broker")
+        return dict(sorted(found.items()))
+
+    def _ask_namesrv(self, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
+        header = encode_header(request)
+        for address in list(self._namesrvs):
+            is_last = address == self._namesrvs[-1]
+            timeout_ms = self._timeout_ms if is_last else NAMESRV_TIMEOUT_MS
+            try:
+                answer = self._request(sockets.zmq_endpoint(address), code, header, timeout_ms)
+            except TransportError as error:
+                if is_last:
+                    raise type(error)(
+                        f"no name server answers ({'; '.join(self._namesrvs)}); is the cluster "
+                        "running? `mqmesh up` starts one"
+                    ) from error
+                continue
+            # The one that answers is asked first from now on.
+            self._namesrvs.sort(key=lambda one: one != address)
+            return decode_header(kind, answer.header)
+        raise AssertionError("there is at least one name server")
+
+    def _ask_masters(
+        self,
+        masters: dict[str, str],
+        code: int,
+        request: msgspec.Struct,
+        decode: Callable[[Command], _T],
+    ) -> dict[str, _T]:
+        header = encode_header(request)
+        return self._each(masters, lambda endpoint: decode(self._request(endpoint, code, header)))
+
+    def _each(self, masters: dict[str, str], work: Callable[[str], _T]) -> dict[str, _T]:
+        """Does something at each master; a failure says where it is and who was before."""
+        done: dict[str, _T] = {}
+        for name, endpoint in masters.items():
+            try:
+                done[name] = work(endpoint)
+            except MQMeshError as error:
+                before = f" (done already at {', '.join(done)})" if done else ""
+                error.args = (f"broker {name}: {error}{before}", *error.args[1:])
+                raise
+        return done
+
+    def _request(
+        self, endpoint: str, code: int, header: bytes, timeout_ms: int | None = None
+    ) -> Command:
+        if self._closed:
+            raise ClientClosed("the admin client is closed")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = BlockingChannel(self._context, endpoint)
+        return channel.request(code, header=header, timeout_ms=timeout_ms or self._timeout_ms)
+
+
+def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
+    """Address of each broker group's master, where there is one, by name."""
+    return {
+        broker.broker_name: broker.addresses[MASTER_ID]
+        for broker in brokers
+        if MASTER_ID in broker.addresses
+    }
