@@ -93,27 +93,24 @@ class CheckpointFile:
         Raises:
             StorageError: It cannot be opened or made.
         """
-        self._path = path
         self._sync = sync
         self._sequence = 0
         self.newest: Checkpoint | None = None
         try:
-            self.existed = path.exists() and path.stat().st_size > 0
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            if not self.existed:
+            self._load()
+            if os.fstat(self._fd).st_size == 0:
                 os.pwrite(self._fd, bytes(2 * SLOT_POSITIONS[1]), 0)
                 os.fsync(self._fd)
                 sync_directory(path.parent)
         except OSError as error:
             raise storage_error(error, f"{path} cannot be opened") from error
 
-    def load(self) -> Checkpoint | None:
-        """The newest good slot, None if neither is good."""
+    def _load(self) -> None:
         for position in SLOT_POSITIONS:
             found = _decode(os.pread(self._fd, SLOT_SIZE, position))
             if found is not None and found[0] > self._sequence:
                 self._sequence, self.newest = found
-        return self.newest
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint over the older slot, durably.

@@ -22,7 +22,7 @@ import os
 import struct
 from typing import Final
 
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.open_files import OpenFiles
 
@@ -171,22 +171,36 @@ class ConsumeQueue:
             StorageError: The disk refuses; what was not written stays in memory.
         """
         tail, self.tail = self.tail, bytearray()
+        start = self.written
+        try:
+            self.written += self.write_at(files, start, tail, changed)
+        except StorageError:
+            # Entries may be written twice, but to the same place.
+            self.tail = tail
+            raise
+
+    def write_at(
+        self, files: OpenFiles, queue_offset: int, entries: bytes | bytearray, changed: set[str]
+    ) -> int:
+        """Writes entries into the files; arguments and errors as for ``write_tail``.
+
+        Returns:
+            How many entries were written.
+        """
         done = 0
         try:
-            while done < len(tail):
-                number, index = divmod(self.written, self._file_entries)
-                count = min((len(tail) - done) // ENTRY_SIZE, self._file_entries - index)
-                path = self.file_path(number)
-                with memoryview(tail)[done : done + count * ENTRY_SIZE] as data:
-                    fd = self._open_to_write(files, path, changed)
-                    if os.pwrite(fd, data, index * ENTRY_SIZE) != len(data):
+            while done < len(entries):
+                number, index = divmod(queue_offset + done // ENTRY_SIZE, self._file_entries)
+                size = min(len(entries) - done, (self._file_entries - index) * ENTRY_SIZE)
+                with memoryview(entries)[done : done + size] as data:
+                    fd = self._open_to_write(files, self.file_path(number), changed)
+                    if os.pwrite(fd, data, index * ENTRY_SIZE) != size:
                         raise OSError(errno.ENOSPC, "only a part could be written")
-                self.written += count
-                done += count * ENTRY_SIZE
+                done += size
         except OSError as error:
-            self.tail = tail[done:]
             what = f"the consume queue {self.directory} cannot be written"
             raise storage_error(error, what) from error
+        return done // ENTRY_SIZE
 
     def _open_to_write(self, files: OpenFiles, path: str, changed: set[str]) -> int:
         changed.add(path)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mqmesh.errors import CorruptRecord
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, entries_of
 from mqmesh.storage.open_files import OpenFiles
 
@@ -143,6 +144,26 @@ class ConsumeQueues:
         finally:
             self.unwritten_bytes -= before - len(queue.tail)
         self._dirty.pop(queue, None)
+
+    def overwrite(self, queue: ConsumeQueue, queue_offset: int, entries: bytes) -> bool:
+        """Puts entries that are in files in the place of those that are there.
+
+        Returns:
+            True if they were not the same.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: The disk refuses.
+        """
+        stop = queue_offset + len(entries) // ENTRY_SIZE
+        assert stop <= queue.written
+        try:
+            if queue.read(self._files, queue_offset, stop) == entries:
+                return False
+        except CorruptRecord:
+            pass  # They are not there at all.
+        queue.write_at(self._files, queue_offset, entries, self.changed)
+        return True
 
     def write_large(self) -> None:
         """Writes the tails that have become large.

@@ -98,40 +98,19 @@ def _open(
     sync: Sync,
     resources: contextlib.ExitStack,
 ) -> Parts:
-    log_directory, queue_directory = directory / "commitlog", directory / "consumequeue"
-    log_directory.mkdir(parents=True, exist_ok=True)
-    queue_directory.mkdir(exist_ok=True)
+    _make_directories(directory)
     resources.callback(StoreLock(directory).release)
-    sync_directory(directory)
-    sync_directory(directory.parent)
     chores = Chores("mqmesh-chores")
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
     resources.callback(files.close)
-    before = _Files(
-        directory,
-        Segments(
-            log_directory,
-            segment_size=config.mapped_file_size_commit_log,
-            reserve_bytes=config.disk_reserve_bytes,
-            chores=chores,
-        ),
-        ConsumeQueues(
-            queue_directory,
-            files,
-            file_entries=config.mapped_file_size_consume_queue,
-            most_unwritten_bytes=config.consume_queue_tail_bytes,
-        ),
-        ProducerStates(config.max_producer_states),
-        CheckpointFile(directory / "checkpoint", sync=sync),
-        DamageList(directory / "damaged-ranges"),
-        sync,
-        read_boot_id(),
-    )
+    before = _open_files(directory, config, files, chores, sync)
     resources.callback(before.checkpoint_file.close)
-    checkpoint = before.checkpoint_file.load()
+    checkpoint = before.checkpoint_file.newest
+    started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
+    if checkpoint is None and not started_clean:
+        log.error("the checkpoint is lost, the whole log is read instead")
     recovered = _recover(before, checkpoint, clock, on_progress)
-    started_clean = checkpoint is None or checkpoint.clean
     commitlog = CommitLog(
         before.segments,
         files,
@@ -176,6 +155,40 @@ def _open(
         recovered,
         started_clean,
         resources.pop_all(),
+    )
+
+
+def _make_directories(directory: Path) -> None:
+    (directory / "commitlog").mkdir(parents=True, exist_ok=True)
+    (directory / "consumequeue").mkdir(exist_ok=True)
+    sync_directory(directory)
+    sync_directory(directory.parent)
+
+
+def _open_files(
+    directory: Path, config: StoreConfig, files: OpenFiles, chores: Chores, sync: Sync
+) -> _Files:
+    segments = Segments(
+        directory / "commitlog",
+        segment_size=config.mapped_file_size_commit_log,
+        reserve_bytes=config.disk_reserve_bytes,
+        chores=chores,
+    )
+    queues = ConsumeQueues(
+        directory / "consumequeue",
+        files,
+        file_entries=config.mapped_file_size_consume_queue,
+        most_unwritten_bytes=config.consume_queue_tail_bytes,
+    )
+    return _Files(
+        directory,
+        segments,
+        queues,
+        ProducerStates(config.max_producer_states),
+        CheckpointFile(directory / "checkpoint", sync=sync),
+        DamageList(directory / "damaged-ranges"),
+        sync,
+        read_boot_id(),
     )
 
 

@@ -13,7 +13,7 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
 import logging
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mqmesh.clock import Clock
@@ -50,6 +50,7 @@ from mqmesh.storage.offset_by_time import find_offset_by_time
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.opening import Parts, open_parts
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queue_repair import QueueRepair
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class CommitLogStore(MessageStore):
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
         self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._repairs: dict[ConsumeQueue, Iterator[None]] = {}
+        self._repaired: set[tuple[ConsumeQueue, int]] = set()
         self._put_batches = 0
         self._put_messages = 0
         self._duplicates = 0
@@ -223,22 +226,56 @@ class CommitLogStore(MessageStore):
             return GetResult(GetStatus.OFFSET_OVERFLOW, bounds[1], *bounds)
         if queue is None or queue_offset == end:
             return GetResult(GetStatus.NO_NEW_MESSAGE, bounds[1], *bounds)
-        runs, following = find_batches(
-            queue, self._files, queue_offset, end, max_bytes=max_bytes, tag_hashes=tag_hashes
-        )
-        if not runs:
-            return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
-        data, good = read_batches(self._log, queue_id, runs)
+        try:
+            runs, following = find_batches(
+                queue, self._files, queue_offset, end, max_bytes=max_bytes, tag_hashes=tag_hashes
+            )
+            if not runs:
+                return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
+            data, good = read_batches(self._log, queue_id, runs)
+        except CorruptRecord as error:
+            raise self._repair(queue, queue_offset, str(error)) from error
         if good < len(runs):
-            if not good:
-                raise CorruptRecord(
-                    f"offset {runs[0].start} of queue {queue_id} of {topic!r} leads to "
-                    f"{runs[0].commitlog_offset} in the log, where its batch is not"
-                )
             following = runs[good].start
+            if not good:
+                what = f"it leads to {runs[0].commitlog_offset} in the log, where its batch is not"
+                raise self._repair(queue, following, what)
             del runs[good:]
         count = sum(run.stop - run.start for run in runs)
         return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
+
+    def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
+        """Has a queue compared with the log; returns what the reader is told meanwhile."""
+        where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
+        place = (queue, queue_offset)
+        # Once for every place: if that does not help, a second time will not either.
+        if queue not in self._repairs and place not in self._repaired:
+            log.error("%s is damaged, the queue is compared with the log: %s", where, reason)
+            self._repaired.add(place)
+            self._repairs[queue] = QueueRepair(
+                queue,
+                self._queues,
+                self._log.segments,
+                self._parts.damage,
+                end=self._log.end,
+                store_id=self._log.store_id,
+                clock=self._parts.clock,
+            ).steps()
+        return CorruptRecord(f"{where} is damaged: {reason}")
+
+    def _go_on_repairing(self) -> bool:
+        """Does a step of a repair; True if there is more."""
+        if not self._repairs:
+            return False
+        queue, steps = next(iter(self._repairs.items()))
+        try:
+            next(steps)
+        except StopIteration:
+            del self._repairs[queue]
+        except StorageError as error:
+            log.error("queue %d of %r stays damaged: %s", queue.queue_id, queue.topic, error)
+            del self._repairs[queue]
+        return bool(self._repairs)
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """See ``MessageStore.queue_bounds``."""
@@ -256,7 +293,10 @@ class CommitLogStore(MessageStore):
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return QueueOffset(0)
-        return QueueOffset(find_offset_by_time(queue, self._files, self._log, timestamp_ms))
+        try:
+            return QueueOffset(find_offset_by_time(queue, self._files, self._log, timestamp_ms))
+        except CorruptRecord as error:
+            raise self._repair(queue, queue.first, str(error)) from error
 
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
         """See ``MessageStore.read_at``."""
@@ -299,6 +339,8 @@ class CommitLogStore(MessageStore):
         append.write()
         self._tell_flusher()
         self._states.forget_topic(topic)
+        for queue in self._queues.by_topic[topic].values():
+            self._repairs.pop(queue, None)
         unused = self._queues.drop_topic(topic)
         if unused is not None:
             self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
@@ -314,6 +356,7 @@ class CommitLogStore(MessageStore):
         self._see()
         self._log.prepare_ahead()
         more = self._write_tails()
+        more = self._go_on_repairing() or more
         try:
             return self._checkpointer.tick(now_ms) or more
         except StorageError as error:
