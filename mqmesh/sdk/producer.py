@@ -250,14 +250,12 @@ class Producer:
         if self._state != "running":
             self._refuse()
         deadline_ms = self._deadline(timeout_ms)
-        # A topic that has lanes has a legal name.
-        topic = None
-        if is_plain(message, self.options.max_message_size):
-            topic = self._routes.known(message.topic)
-        else:
-            (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+        # A topic that has lanes has a legal name, so a plain message needs no further check.
+        limit = self.options.max_message_size
+        topic = self._routes.known(message.topic) if is_plain(message, limit) else None
         if topic is None:
-            topic = self._routes.lanes(check_topic(message.topic), deadline_ms)
+            (message,) = check_messages((message,), max_message_size=limit)
+            topic = self._routes.lanes(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
