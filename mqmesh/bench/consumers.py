@@ -76,7 +76,7 @@ def _consume(task: Task, *, take_ages: bool) -> Report:
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         consume_message_batch_max_size=LISTENER_MESSAGES,
     )
-    consumer.subscribe(TOPIC, "*", listen)
+    consumer.subscribe(TOPIC, listener=listen)
     if task.ready_count == 0:
         wait_go()
         consumer.start()
