@@ -30,15 +30,23 @@ from mqmesh.protocol.command import (
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.peers import PeerTable, is_automatic
-from mqmesh.units import MIB
+from mqmesh.units import KIB, MIB
 
 FRAMES_PER_TICK: Final = 256
 """Requests served in one turn, so that timers and other sockets get theirs."""
 BACKLOG_BYTES_PER_PEER: Final = 64 * MIB
-"""Answers kept for a peer that reads slowly; beyond it they are dropped and counted."""
-BACKLOG_BYTES: Final = 512 * MIB
+"""Answers that wait for a peer that reads slowly; with more, its requests are refused with
+SYSTEM_BUSY, and with twice as much, answers are dropped and counted."""
+BACKLOG_BYTES: Final = 1024 * MIB
 """The same for all peers together."""
 BACKLOG_RETRY_MS: Final = 10
+BUSY_RETRY_AFTER_MS: Final = 100
+LARGE_FRAME_BYTES: Final = 128 * KIB
+"""From this size on, a frame is handed to ZeroMQ without a copy, which is no slower and tells
+when it has left."""
+LARGE_BYTES_PER_PEER: Final = 64 * MIB
+"""Large frames within ZeroMQ for one peer; more wait in the backlog. ZeroMQ itself counts
+frames only, so without it a peer that does not read could take ``HIGH_WATER_MARK`` of them."""
 MAX_PEERS: Final = 65_536
 """Connections that are served; requests of more are refused with SYSTEM_BUSY."""
 LOG_MALFORMED_MS: Final = 1_000
@@ -81,6 +89,7 @@ class CommandServer:
         self._backlog: dict[bytes, deque[bytes]] = {}
         self._backlog_bytes: dict[bytes, int] = {}
         self._backlog_total = 0
+        self._large: dict[bytes, _LargeFrames] = {}
         self._retry: Timer | None = None
         self._log_malformed_at_ms = 0
         self.malformed_frames = 0
@@ -170,7 +179,14 @@ class CommandServer:
             error = SystemBusy(f"{MAX_PEERS} connections are served already")
             self._fail(peer, peek_opaque(frame.buffer) or 0, 0, error)
             return
-        gone = self._peers.meet(peer, int(frame.get(zmq.SRCFD)))
+        try:
+            descriptor = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            # ZMTP 1 and 2 take nearly any bytes for a message; only later ones know a source.
+            sockets.skip_rest(self._socket)
+            self._refuse(peer, None, "a peer speaks no ZMTP 3")
+            return
+        gone = self._peers.meet(peer, descriptor)
         if gone is not None and gone != peer:
             self._bury(gone)
         self._take(peer, frame)
@@ -191,6 +207,8 @@ class CommandServer:
                 raise RemoteProtocolError("a response to nothing that was asked")
             if handler is None:
                 raise UnsupportedCommand(f"request code {command.code} is not served here")
+            if self._backlog:
+                self._check_backlog(peer)
             reply = handler(request)
         except MQMeshError as error:
             self._fail(peer, command.opaque, command.flags, error)
@@ -200,6 +218,19 @@ class CommandServer:
         else:
             if reply is not None:
                 self.reply(request, reply)
+
+    def _check_backlog(self, peer: bytes) -> None:
+        size = self._backlog_bytes.get(peer, 0)
+        if size > BACKLOG_BYTES_PER_PEER:
+            raise SystemBusy(
+                f"{size} bytes of answers wait for this client; read them first",
+                retry_after_ms=BUSY_RETRY_AFTER_MS,
+            )
+        if size and self._backlog_total > BACKLOG_BYTES:
+            raise SystemBusy(
+                f"{self._backlog_total} bytes of answers wait for slow clients",
+                retry_after_ms=BUSY_RETRY_AFTER_MS,
+            )
 
     def _refuse(self, peer: bytes, opaque: int | None, remark: str) -> None:
         self.malformed_frames += 1
@@ -232,6 +263,8 @@ class CommandServer:
 
     def _try_send(self, peer: bytes, frame: bytes) -> bool:
         try:
+            if len(frame) >= LARGE_FRAME_BYTES and peer in self._living:
+                return self._try_send_large(peer, frame)
             self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
         except zmq.Again:
             return False
@@ -241,13 +274,24 @@ class CommandServer:
             self.dropped_replies += 1  # the peer is gone: its request has a deadline of its own
         return True
 
+    def _try_send_large(self, peer: bytes, frame: bytes) -> bool:
+        inside = self._large.get(peer)
+        if inside is None:
+            inside = self._large[peer] = _LargeFrames()
+        if not inside.has_room(len(frame)):
+            return False
+        self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
+        inside.add(self._socket.send(frame, zmq.NOBLOCK, copy=False, track=True), len(frame))
+        return True
+
     def _keep(self, peer: bytes, frame: bytes) -> None:
         size = self._backlog_bytes.get(peer, 0) + len(frame)
-        if size > BACKLOG_BYTES_PER_PEER or self._backlog_total + len(frame) > BACKLOG_BYTES:
+        total = self._backlog_total + len(frame)
+        if size > 2 * BACKLOG_BYTES_PER_PEER or total > 2 * BACKLOG_BYTES:
             self.dropped_replies += 1
             return
         self._backlog_bytes[peer] = size
-        self._backlog_total += len(frame)
+        self._backlog_total = total
         self._backlog.setdefault(peer, deque()).append(frame)
         if self._retry is None:
             self._retry = self._loop.call_later(BACKLOG_RETRY_MS, self._flush_backlog)
@@ -278,6 +322,7 @@ class CommandServer:
     def _bury(self, peer: bytes) -> None:
         self._backlog.pop(peer, None)
         self._backlog_total -= self._backlog_bytes.pop(peer, 0)
+        self._large.pop(peer, None)
         if self._on_disconnect is None:
             return
         try:
@@ -285,3 +330,22 @@ class CommandServer:
         except Exception:
             # The next peer's end must be told all the same.
             _log.exception("a callback for the end of a connection failed")
+
+
+class _LargeFrames:
+    """Large frames of one peer that ZeroMQ has not sent yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._size = 0
+
+    def has_room(self, size: int) -> bool:
+        """True when a frame of ``size`` bytes may be added; one always may."""
+        while self._waiting and self._waiting[0][0].done:
+            self._size -= self._waiting.popleft()[1]
+        return not self._waiting or self._size + size <= LARGE_BYTES_PER_PEER
+
+    def add(self, tracker: zmq.MessageTracker, size: int) -> None:
+        """Counts a frame until its tracker says that it has left."""
+        self._waiting.append((tracker, size))
+        self._size += size

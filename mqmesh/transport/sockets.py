@@ -16,7 +16,7 @@ from mqmesh.protocol.command import MAX_FRAME_BYTES
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
 HEARTBEAT_INTERVAL_MS: Final = 400
-HEARTBEAT_TIMEOUT_MS: Final = 1_300
+HEARTBEAT_TIMEOUT_MS: Final = 1_200
 """How long a peer may owe the answer to a ping. It may stop right after it answered one, so
 it is known to be silent after the interval and the timeout together: in under 2 s."""
 HANDSHAKE_TIMEOUT_MS: Final = 5_000

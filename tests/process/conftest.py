@@ -1,0 +1,113 @@
+"""Fixtures of the tests with real sockets and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from mqmesh.errors import MQMeshError
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+
+PATIENCE_S = 10.0
+
+
+class Wire:
+    """A context and one event loop, turned by hand: servers and clients in one thread.
+
+    Everything a test makes with it is closed at its end.
+    """
+
+    def __init__(self) -> None:
+        self.context = sockets.new_context()
+        self.loop = EventLoop()
+        self._closers: list[Callable[[], None]] = []
+
+    def closing(self, thing):
+        """Close this with the test."""
+        self._closers.append(thing.close)
+        return thing
+
+    def client(self, endpoint: str, **options) -> CommandClient:
+        """Connect a client."""
+        return self.closing(CommandClient(self.context, self.loop, endpoint, **options))
+
+    def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0"):
+        """Bind a server; returns it and its endpoint."""
+        server = CommandServer(self.context, self.loop, handlers, on_disconnect)
+        self.closing(server)
+        return server, server.bind(endpoint)
+
+    def until(self, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> float:
+        """Turn the loop until something is so; fail when it does not become so in time.
+
+        Returns:
+            How many seconds it took.
+        """
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() < began + patience_s, "waited in vain"
+            self.loop.tick(20)
+        return time.monotonic() - began
+
+    def turn_for(self, duration_s: float) -> None:
+        """Turn the loop for a while, to see that something does not happen."""
+        deadline = time.monotonic() + duration_s
+        while time.monotonic() < deadline:
+            self.loop.tick(20)
+
+    def ask(self, client: CommandClient, code: int, header=None, kind=None, **options):
+        """Ask and wait: the decoded header for a kind, else the command; errors are raised."""
+        data = encode_header(header) if isinstance(header, msgspec.Struct) else header or b""
+        done: list[Command | MQMeshError] = []
+        client.request(code, done.append, header=data, **options)
+        self.until(lambda: done)
+        if isinstance(done[0], MQMeshError):
+            raise done[0]
+        return decode_header(kind, done[0].header) if kind else done[0]
+
+    def close(self) -> None:
+        """Close everything; no callback may have failed."""
+        while self._closers:
+            self._closers.pop()()
+        self.loop.close()
+        self.context.destroy(linger=0)
+        assert self.loop.callback_failures == 0
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    """An event loop with real sockets, turned by hand."""
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+@contextmanager
+def _peer_process(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", source, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def peer_process():
+    """Run Python source in a process of its own until it prints `ready`; killed at the end."""
+    return _peer_process

@@ -1,0 +1,188 @@
+"""Peers that die, stop, return, and connections that reuse one another's descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+import zmq
+
+from mqmesh.errors import EndpointUnreachable
+from mqmesh.protocol.command import EMPTY_REPLY, encode_frame
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+
+HELLO, HOLD = 1, 2
+
+CLIENT = """
+import sys
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop
+loop = EventLoop()
+client = CommandClient(sockets.new_context(), loop, sys.argv[1])
+client.request(1, lambda answer: None)
+print("ready", flush=True)
+loop.run()
+"""
+
+SERVER = """
+import sys
+from mqmesh.protocol.command import EMPTY_REPLY
+from mqmesh.transport import sockets
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+loop = EventLoop()
+server = CommandServer(
+    sockets.new_context(), loop, {1: lambda request: EMPTY_REPLY, 2: lambda request: None}
+)
+server.bind(sys.argv[1])
+print("ready", flush=True)
+loop.run()
+"""
+
+
+def hello(_request):
+    return EMPTY_REPLY
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "limit_s"), [(signal.SIGKILL, 0.5), (signal.SIGSTOP, 2.0)]
+)
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_a_server_learns_of_a_dead_or_stopped_client(
+    wire, peer_process, short_tmp_path, signal_number, limit_s, kind
+):
+    gone = []
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
+    server, where = wire.server({HELLO: hello}, gone.append, address)
+    with peer_process(CLIENT, where) as process:
+        wire.until(lambda: server.peer_count == 1)
+        os.kill(process.pid, signal_number)
+        assert wire.until(lambda: gone) < limit_s
+        assert server.peer_count == 0
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "limit_s"), [(signal.SIGKILL, 0.5), (signal.SIGSTOP, 2.0)]
+)
+def test_a_client_learns_of_a_dead_or_stopped_server(wire, peer_process, signal_number, limit_s):
+    where = f"tcp://127.0.0.1:{free_port()}"
+    news = []
+    done = []
+    with peer_process(SERVER, where) as process:
+        client = wire.client(where, on_connection=news.append)
+        wire.ask(client, HELLO)
+        client.request(HOLD, done.append, timeout_ms=30_000)
+        wire.turn_for(0.1)
+        os.kill(process.pid, signal_number)
+        assert wire.until(lambda: done) < limit_s
+        assert isinstance(done[0], EndpointUnreachable)
+        assert "unknown" in str(done[0])
+        assert news == [True, False]
+        assert client.unreachable
+
+
+def test_a_blocking_channel_learns_of_a_dead_server(wire, peer_process):
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with peer_process(SERVER, where) as process:
+        channel = wire.closing(BlockingChannel(wire.context, where))
+        channel.request(HELLO, timeout_ms=5_000)
+        os.kill(process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(EndpointUnreachable):
+            channel.request(HOLD, timeout_ms=30_000)
+        assert time.monotonic() - began < 2
+
+
+def test_a_client_connects_again_by_itself_when_the_server_is_back(wire, peer_process):
+    where = f"tcp://127.0.0.1:{free_port()}"
+    news = []
+    with peer_process(SERVER, where):
+        client = wire.client(where, on_connection=news.append)
+        wire.ask(client, HELLO)
+    wire.until(lambda: client.unreachable)
+    done = []
+    client.request(HELLO, done.append, timeout_ms=9_000)
+    with peer_process(SERVER, where):
+        wire.until(lambda: done)
+        assert not isinstance(done[0], Exception), done
+        assert news == [True, False, True]
+        assert client.connected and not client.unreachable
+
+
+def test_a_client_that_pauses_for_less_than_the_timeout_keeps_its_connection(wire, peer_process):
+    gone = []
+    server, where = wire.server({HELLO: hello}, gone.append)
+    with peer_process(CLIENT, where) as process:
+        wire.until(lambda: server.peer_count == 1)
+        os.kill(process.pid, signal.SIGSTOP)
+        wire.turn_for(0.7)
+        os.kill(process.pid, signal.SIGCONT)
+        wire.turn_for(2)
+        assert gone == []
+
+
+def test_a_connection_that_says_nothing_at_all_is_closed(wire):
+    _, where = wire.server({HELLO: hello})
+    host, _, port = where.removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port))) as silent:
+        silent.settimeout(10)
+        silent.recv(64)
+        began = time.monotonic()
+        while silent.recv(64):
+            continue
+        assert time.monotonic() - began < sockets.HANDSHAKE_TIMEOUT_MS / 1_000 + 1
+
+
+def test_an_idle_connection_stays(wire):
+    gone = []
+    server, where = wire.server({HELLO: hello}, gone.append)
+    client = wire.client(where)
+    wire.ask(client, HELLO)
+    wire.turn_for(3)
+    assert gone == []
+    assert server.peer_count == 1
+    wire.ask(client, HELLO)
+
+
+def test_every_peer_that_was_met_is_reported_gone_and_no_ghost_stays(wire):
+    """Peers speak and leave at once, so that descriptors are reused and frames are read late."""
+    met, gone = set(), set()
+
+    def hello(request):
+        met.add(request.peer)
+        return EMPTY_REPLY
+
+    server, where = wire.server({HELLO: hello}, gone.add)
+    other = zmq.Context()
+    stays = wire.client(where)
+    wire.ask(stays, HELLO)
+    (staying,) = met
+    frame = encode_frame(HELLO, 1)
+    for _ in range(40):
+        dealers = [other.socket(zmq.DEALER) for _ in range(5)]
+        for dealer in dealers:
+            dealer.connect(where)
+            for _ in range(3):
+                dealer.send(frame)
+        # The loop stands still while they come and go: nobody is answered.
+        assert not dealers[0].poll(50)
+        for dealer in dealers:
+            dealer.close(linger=1_000)
+        wire.loop.tick(0)
+    other.term()
+    wire.until(lambda: len(met) > 100 and server.peer_count == 1)
+    wire.turn_for(0.3)
+    assert server.peer_count == 1
+    assert met - gone == {staying}
+    wire.ask(stays, HELLO)

@@ -1,0 +1,344 @@
+"""Requests and answers over real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    EndpointUnreachable,
+    InvalidArgument,
+    LocalProtocolError,
+    MessageIllegal,
+    MQMeshError,
+    QueueFull,
+    RequestTimeout,
+    SystemBusy,
+    UnsupportedCommand,
+)
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.command import EMPTY_REPLY, MAX_FRAME_BYTES, MAX_HEADER_BYTES, Reply
+from mqmesh.transport import client as client_module
+from mqmesh.transport import server as server_module
+from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+
+ECHO, HOLD, FAIL, BUG, TELL, BIG = range(1, 7)
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+def echo(request):
+    return Reply(bytes(request.command.header), [request.command.body])
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def endpoint(request, short_tmp_path):
+    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{short_tmp_path}/s"
+
+
+def test_header_and_body_go_there_and_back(wire, endpoint):
+    _, where = wire.server({ECHO: echo}, endpoint=endpoint)
+    client = wire.client(where)
+    done = []
+    client.request(ECHO, done.append, b"one", memoryview(b"two"), header=b"head")
+    assert done == [], "never before request returns"
+    wire.until(lambda: done)
+    assert bytes(done[0].header) == b"head"
+    assert bytes(done[0].body) == b"onetwo"
+    assert client.in_flight == 0
+
+
+def test_answers_find_their_requests_in_any_order(wire):
+    held = []
+    server, where = wire.server({HOLD: held.append})
+    client = wire.client(where)
+    outcomes = {}
+    for number in range(100):
+        client.request(
+            HOLD,
+            lambda answer, number=number: outcomes.__setitem__(number, bytes(answer.body)),
+            b"%d" % number,
+        )
+    wire.until(lambda: len(held) == 100)
+    assert client.in_flight == 100
+    for request in reversed(held):
+        server.reply(request, Reply(body=[request.command.body]))
+    wire.until(lambda: len(outcomes) == 100)
+    assert outcomes == {number: b"%d" % number for number in range(100)}
+
+
+def test_a_second_answer_to_the_same_request_is_ignored(wire):
+    held = []
+    server, where = wire.server({HOLD: held.append, ECHO: echo})
+    client = wire.client(where)
+    done = []
+    client.request(HOLD, done.append)
+    wire.until(lambda: held)
+    server.reply(held[0], EMPTY_REPLY)
+    server.reply(held[0], EMPTY_REPLY)
+    wire.ask(client, ECHO)
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "code"),
+    [
+        (SystemBusy("slow", retry_after_ms=70), SystemBusy, ResponseCode.SYSTEM_BUSY),
+        (InvalidArgument("bad"), MessageIllegal, ResponseCode.MESSAGE_ILLEGAL),
+        (BrokerError("odd", code=22), BrokerError, 22),
+        (MQMeshError("x" * 5_000), BrokerError, ResponseCode.SYSTEM_ERROR),
+        (MQMeshError("\udcff"), BrokerError, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+def test_what_a_handler_raises_is_told(wire, raised, expected, code):
+    def fail(_request):
+        raise raised
+
+    _, where = wire.server({FAIL: fail})
+    with pytest.raises(expected) as caught:
+        wire.ask(wire.client(where), FAIL)
+    assert caught.value.code == code
+    assert caught.value.retry_after_ms == getattr(raised, "retry_after_ms", 0)
+    assert len(caught.value.remark) <= 1_024
+
+
+def test_a_bug_in_a_handler_is_told_without_its_text_and_the_server_lives(wire, caplog):
+    def bug(_request):
+        raise RuntimeError("secret")
+
+    _, where = wire.server({BUG: bug, ECHO: echo})
+    client = wire.client(where)
+    with pytest.raises(BrokerError, match="internal error") as caught:
+        wire.ask(client, BUG)
+    assert "secret" not in str(caught.value)
+    assert "secret" in caplog.text
+    wire.ask(client, ECHO)
+
+
+def test_an_unknown_command_is_refused(wire):
+    _, where = wire.server({})
+    with pytest.raises(UnsupportedCommand, match="request code 9"):
+        wire.ask(wire.client(where), 9)
+
+
+def test_a_oneway_request_is_served_and_not_answered(wire):
+    served = []
+    server, where = wire.server({ECHO: lambda request: served.append(request) or echo(request)})
+    client = wire.client(where)
+    client.oneway(ECHO, b"x")
+    client.oneway(9, b"unknown to the server")
+    wire.until(lambda: server.requests == 2)
+    wire.turn_for(0.1)
+    assert len(served) == 1
+    assert client.in_flight == 0
+
+
+def test_a_server_speaks_first(wire):
+    told = []
+
+    def tell(request):
+        server.notify(request.peer, 40, b"news")
+        return EMPTY_REPLY
+
+    server, where = wire.server({TELL: tell})
+    client = wire.client(where, on_command=told.append)
+    wire.ask(client, TELL)
+    wire.until(lambda: told)
+    assert (told[0].code, bytes(told[0].header), told[0].is_oneway) == (40, b"news", True)
+
+
+def test_an_answer_that_is_too_large_becomes_an_error(wire):
+    _, where = wire.server({BIG: lambda request: Reply(body=[bytes(MAX_FRAME_BYTES)])})
+    with pytest.raises(MessageIllegal, match="over"):
+        wire.ask(wire.client(where), BIG)
+
+
+def test_a_request_that_is_too_large_is_not_sent(wire):
+    _, where = wire.server({ECHO: echo})
+    client = wire.client(where)
+    with pytest.raises(LocalProtocolError):
+        client.request(ECHO, list, bytes(MAX_FRAME_BYTES))
+    with pytest.raises(LocalProtocolError):
+        client.request(ECHO, list, header=bytes(MAX_HEADER_BYTES + 1))
+    assert client.in_flight == 0
+    body = bytes(MAX_FRAME_BYTES - 16)
+    done = []
+    client.request(ECHO, done.append, body)
+    wire.until(lambda: done)
+    assert len(done[0].body) == len(body)
+
+
+# ---- Deadlines and bounds ------------------------------------------------------------------
+
+
+def test_an_answer_that_does_not_come_is_a_timeout_of_unknown_outcome(wire):
+    held = []
+    server, where = wire.server({HOLD: held.append, ECHO: echo})
+    client = wire.client(where)
+    wire.ask(client, ECHO)
+    done = []
+    client.request(HOLD, done.append, timeout_ms=200)
+    took_s = wire.until(lambda: done)
+    assert isinstance(done[0], RequestTimeout)
+    assert "unknown" in str(done[0])
+    assert 0.19 < took_s < 1
+    server.reply(held[0], EMPTY_REPLY)
+    wire.ask(client, ECHO)
+    assert len(done) == 1, "the late answer is nobody's"
+
+
+def test_deadlines_are_kept_in_any_order(wire):
+    _, where = wire.server({HOLD: lambda request: None})
+    client = wire.client(where)
+    ended = []
+    for timeout_ms in (300, 100, 200):
+        client.request(HOLD, lambda _, t=timeout_ms: ended.append(t), timeout_ms=timeout_ms)
+    wire.until(lambda: len(ended) == 3)
+    assert ended == [100, 200, 300]
+
+
+def test_without_a_connection_a_request_was_certainly_not_carried_out(wire):
+    client = wire.client(NOWHERE)
+    done = []
+    client.request(ECHO, done.append, timeout_ms=150)
+    wire.until(lambda: done)
+    assert isinstance(done[0], EndpointUnreachable)
+    assert "unknown" not in str(done[0])
+    wire.until(lambda: client.unreachable)
+    assert not client.connected
+
+
+def test_a_request_made_before_the_server_is_there_waits_for_it(wire, short_tmp_path):
+    where = f"ipc://{short_tmp_path}/s"
+    client = wire.client(where)
+    done = []
+    client.request(ECHO, done.append, b"x", timeout_ms=8_000)
+    client.oneway(ECHO, b"y")
+    wire.turn_for(0.15)
+    server, _ = wire.server({ECHO: echo}, endpoint=where)
+    wire.until(lambda: done and server.requests == 2)
+    assert bytes(done[0].body) == b"x"
+
+
+def test_a_client_takes_a_bounded_number_of_requests(wire, monkeypatch):
+    monkeypatch.setattr(client_module, "MAX_REQUESTS_WAITING", 10)
+    _, where = wire.server({HOLD: lambda request: None})
+    client = wire.client(where)
+    wire.until(lambda: client.connected)
+    done = []
+    for _ in range(10):
+        client.request(HOLD, done.append, timeout_ms=200)
+    with pytest.raises(QueueFull):
+        client.request(HOLD, done.append)
+    with pytest.raises(QueueFull):
+        client.oneway(HOLD)
+    wire.until(lambda: len(done) == 10)
+    client.oneway(HOLD)
+
+
+def test_closing_ends_every_request_once_even_if_a_callback_fails(wire, caplog):
+    client = wire.client(NOWHERE)
+    done = []
+
+    def fail(_outcome):
+        raise RuntimeError("callback")
+
+    client.request(ECHO, fail)
+    client.request(ECHO, done.append)
+    client.close()
+    client.close()
+    assert [type(one) for one in done] == [ClientClosed]
+    assert "callback" in caplog.text
+    with pytest.raises(ClientClosed):
+        client.request(ECHO, done.append)
+    with pytest.raises(ClientClosed):
+        client.oneway(ECHO)
+
+
+def test_a_client_may_be_closed_inside_any_callback(wire):
+    _, where = wire.server({ECHO: echo, HOLD: lambda request: None})
+    client = wire.client(where)
+    outcomes = []
+    client.request(HOLD, outcomes.append)
+    client.request(ECHO, lambda _: client.close())
+    wire.until(lambda: outcomes)
+    assert isinstance(outcomes[0], ClientClosed)
+    other = wire.client(where, on_connection=lambda up: other.close())
+    other.request(ECHO, outcomes.append)
+    wire.until(lambda: len(outcomes) == 2)
+    late = wire.client(NOWHERE)
+    late.request(ECHO, lambda _: late.close(), timeout_ms=50)
+    late.request(ECHO, outcomes.append, timeout_ms=50)
+    wire.until(lambda: len(outcomes) == 3)
+
+
+def test_more_connections_than_the_limit_are_refused_and_room_comes_back(wire, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_PEERS", 2)
+    server, where = wire.server({ECHO: echo})
+    clients = [wire.client(where) for _ in range(2)]
+    for client in clients:
+        wire.ask(client, ECHO)
+    third = wire.client(where)
+    with pytest.raises(SystemBusy):
+        wire.ask(third, ECHO)
+    clients[0].close()
+    wire.until(lambda: server.peer_count == 1)
+    wire.ask(third, ECHO)
+
+
+def test_idle_servers_and_clients_need_no_timer(wire):
+    _, where = wire.server({ECHO: echo})
+    client = wire.client(where)
+    wire.ask(client, ECHO, timeout_ms=20)
+    wire.turn_for(0.2)
+    assert wire.loop._timers == []
+
+
+# ---- The blocking channel ------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(wire):
+    """A server in a thread of its own; yields its endpoint."""
+    loop = EventLoop()
+    server = CommandServer(wire.context, loop, {ECHO: echo, HOLD: lambda request: None})
+    where = server.bind("tcp://127.0.0.1:0")
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield where
+    loop.stop()
+    thread.join()
+    server.close()
+    loop.close()
+
+
+def test_a_channel_asks_and_is_answered(wire, served):
+    channel = wire.closing(BlockingChannel(wire.context, served))
+    for number in range(20):
+        answer = channel.request(ECHO, b"%d" % number, header=b"h", timeout_ms=2_000)
+        assert bytes(answer.body) == b"%d" % number
+    with pytest.raises(UnsupportedCommand):
+        channel.request(99, timeout_ms=2_000)
+
+
+def test_a_channel_gives_up_in_time_and_goes_on(wire, served):
+    channel = wire.closing(BlockingChannel(wire.context, served))
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout):
+        channel.request(HOLD, timeout_ms=200)
+    assert time.monotonic() - began < 1
+    assert bytes(channel.request(ECHO, b"x", timeout_ms=2_000).body) == b"x"
+
+
+def test_a_channel_without_a_server_says_so(wire):
+    channel = wire.closing(BlockingChannel(wire.context, NOWHERE))
+    with pytest.raises(EndpointUnreachable):
+        channel.request(ECHO, timeout_ms=150)
+    channel.close()
+    with pytest.raises(ClientClosed):
+        channel.request(ECHO, timeout_ms=150)
