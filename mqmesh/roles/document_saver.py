@@ -42,6 +42,7 @@ class DocumentSaver:
         self._told: list[OnSaved] = []
         self._dirty = False
         self._planned = False
+        self._closing = False
         self._writing: Future[None] | None = None
 
     def save(self, on_saved: OnSaved | None = None) -> None:
@@ -68,6 +69,7 @@ class DocumentSaver:
         Raises:
             StorageError: It could not be saved.
         """
+        self._closing = True
         if self._writing is not None:
             self._done(self._writing, self._told)
         if self._dirty:
@@ -100,5 +102,5 @@ class DocumentSaver:
                 error = StorageError(f"{self._path} could not be saved: {error!r}")
         for on_saved in told:
             on_saved(error)
-        if self._waiting or (self._dirty and error is None):
+        if not self._closing and (self._waiting or (self._dirty and error is None)):
             self._begin()

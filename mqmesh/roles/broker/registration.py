@@ -45,6 +45,7 @@ class _Server(msgspec.Struct):
     sent_version: DataVersion | None = None
     needs_topics: bool = False
     due_ms: int = 0
+    rest_until_ms: int = 0
     last_full_ms: int | None = None
 
 
@@ -74,7 +75,7 @@ class RegistrationPlan:
         one.state = ServerState.IDLE if connected else ServerState.DISCONNECTED
         one.known_version = None
         one.needs_topics = False
-        one.due_ms = now_ms
+        one.due_ms = one.rest_until_ms = now_ms
 
     def on_answer(self, server: int, answer: RegisterBrokerResponse, now_ms: int) -> None:
         """A name server answered."""
@@ -87,7 +88,7 @@ class RegistrationPlan:
             one.due_ms = now_ms + self._interval_ms
         else:
             # Asked again for what it just got, it has a fault; that must not become a storm.
-            one.due_ms = now_ms + (RETRY_MS if one.needs_topics else 0)
+            one.due_ms = one.rest_until_ms = now_ms + (RETRY_MS if one.needs_topics else 0)
         one.needs_topics = answer.need_topics
 
     def on_failure(self, server: int, now_ms: int) -> None:
@@ -95,7 +96,7 @@ class RegistrationPlan:
         one = self._servers[server]
         if one.state is ServerState.ASKED:
             one.state = ServerState.IDLE
-            one.due_ms = now_ms + RETRY_MS
+            one.due_ms = one.rest_until_ms = now_ms + RETRY_MS
 
     def announce(self, now_ms: int) -> None:
         """Something else than the topics changed: register with all as soon as possible."""
@@ -111,7 +112,7 @@ class RegistrationPlan:
         """
         found = []
         for index, one in enumerate(self._servers):
-            if one.state is not ServerState.IDLE:
+            if one.state is not ServerState.IDLE or now_ms < one.rest_until_ms:
                 continue
             changed = one.known_version is not None and one.known_version != version
             with_topics = one.needs_topics or changed

@@ -41,8 +41,8 @@ MESSAGE_OVERHEAD_BYTES: Final = 4 * (
 ) + (2 * MAX_PROPERTIES_BYTES + 1 * KIB)
 """More than a legal message can have beside its body; characters may take four bytes."""
 
-_REFUSED_ATTRIBUTES: Final = int(
-    ~(Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED) & 0xFFFF
+_REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
+    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED
 )
 
 
@@ -241,7 +241,7 @@ def _refusal(context: BrokerContext, error: MQMeshError) -> BatchOutcome:
 
 def _outcome_of(error: MQMeshError) -> BatchOutcome:
     return BatchOutcome(
-        getattr(error, "code", None) or code_of(error),
+        vars(error).get("code") or code_of(error),
         int(SendStatus.SEND_OK),
         getattr(error, "retry_after_ms", 0),
         remark=str(error)[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),

@@ -1,0 +1,197 @@
+"""A broker without sockets, files and threads: its handlers around a memory store."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mqmesh.errors import MQMeshError
+from mqmesh.message import Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    ONEWAY,
+    Reply,
+    Request,
+    decode_frame,
+    decode_header,
+    encode_frame,
+    encode_header,
+)
+from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
+from mqmesh.protocol.pulling import PullRequest, PullResponse
+from mqmesh.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.broker.handlers.membership import send_notices
+from mqmesh.roles.broker.handlers.send import finish_sends
+from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.clock import ManualClock
+from mqmesh.units import CommitLogOffset, QueueOffset
+
+
+class SlowDisk(MemoryStore):
+    """A memory store whose disk is as far as a test says; until then nobody sees more."""
+
+    synced: int | None = None
+    failure: MQMeshError | None = None
+
+    def put(self, batches, store_timestamp):
+        if self.failure is not None:
+            raise self.failure
+        return super().put(batches, store_timestamp)
+
+    def durable_offset(self):
+        if self.synced is None:
+            return super().durable_offset()
+        return CommitLogOffset(self.synced)
+
+    def get(self, topic, queue_id, queue_offset, **options):
+        if self.synced is not None and self.synced < super().durable_offset():
+            here = QueueOffset(queue_offset)
+            return GetResult(GetStatus.NO_NEW_MESSAGE, here, QueueOffset(0), here)
+        return super().get(topic, queue_id, queue_offset, **options)
+
+
+class Stage:
+    """Plays the command server and the loop for a broker's handlers."""
+
+    def __init__(self, **settings) -> None:
+        flush = settings.pop("flush_disk_type", FlushDiskType.ASYNC_FLUSH)
+        storage = BrokerStoreConfig(backend="memory", flush_disk_type=flush)
+        self.config = BrokerConfig(storage=storage, **settings)
+        self.clock = ManualClock()
+        self.store = SlowDisk(storage, clock=self.clock)
+        self.answers: dict[int, Reply | Exception] = {}
+        self.notices: list[tuple[bytes, int, bytes]] = []
+        self.saved: list[object] = []
+        self._opaque = itertools.count(1)
+        self._sequence = itertools.count(0, 1_000)
+        retry_after_ms = self.config.busy_retry_after_ms
+        self.context = BrokerContext(
+            config=self.config,
+            clock=self.clock,
+            instance_id=77,
+            store=self.store,
+            topics=TopicTable(self.config.max_topics, retry_after_ms),
+            offsets=ConsumerOffsets(self.config.max_consumer_offsets, retry_after_ms),
+            groups=ConsumerGroups(
+                grace_ms=self.config.client_lost_grace_ms,
+                expiry_ms=self.config.client_channel_expired_timeout_ms,
+                most_clients=self.config.max_clients,
+            ),
+            holds=PullHold(self.config.max_held_pulls, retry_after_ms),
+            stage=SendStage(),
+            stats=BrokerStats(),
+            wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
+            keeper=Keeper(self._save_topics, lambda: self.saved.append("offsets")),
+            process_figures=lambda: {"rss_bytes": "1"},
+        )
+        self.handlers = bind_handlers(self.context)
+
+    def begin(self, code, header=b"", *body, peer=b"peer", oneway=False) -> int:
+        """Hands a request in; returns the number its answer will stand under."""
+        data = header if isinstance(header, bytes) else encode_header(header)
+        opaque = next(self._opaque)
+        frame = encode_frame(code, opaque, *body, header=data, flags=ONEWAY if oneway else 0)
+        request = Request(peer, decode_frame(frame))
+        try:
+            reply = self.handlers[code](request)
+        except MQMeshError as error:
+            self.answers[opaque] = error
+        else:
+            if reply is not None:
+                self.answers[opaque] = reply
+        return opaque
+
+    def end_tick(self) -> None:
+        finish_sends(self.context)
+        send_notices(self.context)
+
+    def ask(self, code, header=b"", kind=None, **options):
+        """A request and the tick's end; the decoded answer, or its error raised."""
+        opaque = self.begin(code, header, **options)
+        self.end_tick()
+        return self.answer(opaque, kind)
+
+    def answer(self, opaque, kind=None):
+        answer = self.answers[opaque]
+        if isinstance(answer, Exception):
+            raise answer
+        return decode_header(kind, answer.header) if kind else answer
+
+    def batch(
+        self, topic="t", queue_id=0, *, bodies=(b"body",), tag=None, producer_id=7, **options
+    ):
+        messages = [Message(topic, body, tag=tag) for body in bodies]
+        options.setdefault("first_sequence", next(self._sequence))
+        return encode_batch(
+            messages,
+            topic=topic,
+            queue_id=queue_id,
+            producer_id=producer_id,
+            born_timestamp=1,
+            **options,
+        )
+
+    def begin_send(self, *batches: bytes, **options) -> int:
+        header = encode_send(3_000, len(batches))
+        return self.begin(RequestCode.SEND_MESSAGE, header, *batches, **options)
+
+    def send(self, *batches: bytes) -> list[BatchOutcome]:
+        opaque = self.begin_send(*batches)
+        self.end_tick()
+        return self.outcomes(opaque)
+
+    def outcomes(self, opaque: int) -> list[BatchOutcome]:
+        reply = self.answer(opaque)
+        return decode_outcomes(memoryview(reply.header), memoryview(b"".join(reply.body)))
+
+    def begin_pull(self, topic="t", queue_id=0, queue_offset=0, *, peer=b"peer", **options) -> int:
+        pull = PullRequest("g", topic, queue_id, queue_offset, **options)
+        return self.begin(RequestCode.PULL_MESSAGE, pull, peer=peer)
+
+    def pull(self, *arguments, **options) -> tuple[PullResponse, list[bytes]]:
+        return self.pulled(self.begin_pull(*arguments, **options))
+
+    def pulled(self, opaque: int) -> tuple[PullResponse, list[bytes]]:
+        """What a pull got: the answer, and the bodies of the messages in it."""
+        reply = self.answer(opaque)
+        data, position, bodies = b"".join(reply.body), 0, []
+        while position < len(data):
+            header = check_stored(data, position)
+            messages = decode_messages(data, header, position=position)
+            bodies += [message.body for message in messages]
+            position += header.total_size
+        return decode_header(PullResponse, reply.header), bodies
+
+    def _reply(self, request: Request, reply: Reply | Exception) -> None:
+        opaque = request.command.opaque
+        assert opaque not in self.answers, "answered twice"
+        assert not request.command.flags & ONEWAY, "a oneway request was answered"
+        self.answers[opaque] = reply
+
+    def _save_topics(self, on_saved) -> None:
+        self.saved.append("topics")
+        if on_saved is not None:
+            on_saved(None)
+
+
+@pytest.fixture
+def make_stage():
+    """Makes a broker without a process; settings by name."""
+    return Stage
+
+
+@pytest.fixture
+def stage():
+    """A broker without a process, as configured by default."""
+    return Stage()

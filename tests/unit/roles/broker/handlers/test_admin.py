@@ -1,0 +1,152 @@
+"""Administration of topics, and figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import InvalidArgument, NoPermission, OffsetOutOfRange, TopicNotFound
+from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
+    GetTopicConfigRequest,
+    QueueStats,
+    RuntimeInfo,
+    TopicConfigs,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.pulling import ViewMessageRequest
+from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
+from mqmesh.record_batch import check_stored, decode_messages
+
+
+def update(stage, *config, **options):
+    request = UpdateTopicRequest(TopicConfig(*config), **options)
+    return stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, request, TopicConfig)
+
+
+def delete(stage, name):
+    return stage.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(name))
+
+
+def configs(stage, name=""):
+    request = GetTopicConfigRequest(name)
+    return stage.ask(RequestCode.GET_TOPIC_CONFIG, request, TopicConfigs).topics
+
+
+def test_a_topic_is_created_changed_and_saved(stage):
+    assert update(stage, "t", 8, 8) == TopicConfig("t", 8, 8)
+    assert update(stage, "t", 8, 2, Perm.READ.value, True).order
+    assert stage.saved == ["topics", "topics"]
+    assert configs(stage) == configs(stage, "t") == [TopicConfig("t", 8, 2, 4, True)]
+
+
+def test_wanting_what_is_there_already_changes_nothing(stage):
+    update(stage, "t", 8, 8)
+    version = stage.context.topics.version
+    update(stage, "t", 8, 8)
+    assert stage.context.topics.version == version
+    assert stage.saved == ["topics"]
+
+
+def test_queues_can_be_added_and_taken_away_under_load(stage):
+    update(stage, "t", 2, 2)
+    assert [one.code for one in stage.send(stage.batch(queue_id=2))] == [13]
+    update(stage, "t", 4, 4)
+    assert [one.code for one in stage.send(stage.batch(queue_id=3))] == [0]
+    update(stage, "t", 4, 2)
+    assert [one.code for one in stage.send(stage.batch(queue_id=3))] == [13]
+    assert stage.pull(queue_id=3)[1] == [b"body"], "nothing is lost while shrinking"
+
+
+def test_permissions_hold_at_once(stage):
+    update(stage, "t", 4, 4)
+    stage.send(stage.batch())
+    update(stage, "t", 4, 4, Perm.READ.value)
+    assert stage.send(stage.batch())[0].code == ResponseCode.NO_PERMISSION
+    update(stage, "t", 4, 4, Perm.WRITE.value)
+    with pytest.raises(NoPermission):
+        stage.pull()
+
+
+def test_a_message_sent_before_a_deletion_in_the_same_tick_is_deleted(stage):
+    update(stage, "t", 4, 4)
+    sent = stage.begin_send(stage.batch())
+    delete(stage, "t")
+    assert stage.outcomes(sent)[0].code == 0
+    assert stage.store.queue_bounds("t", 0) == (0, 0)
+
+
+def test_a_deleted_topic_leaves_nothing_behind(stage):
+    stage.send(stage.batch())
+    waiting = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
+    stage.context.offsets.commit("g", "t", 0, 1)
+    stage.saved.clear()
+    delete(stage, "t")
+    assert sorted(stage.saved) == ["offsets", "topics"]
+    assert stage.context.offsets.query("g", "t", 0) == -1
+    with pytest.raises(TopicNotFound, match="deleted"):
+        stage.pulled(waiting)
+    with pytest.raises(TopicNotFound):
+        stage.pull()
+    (outcome,) = stage.send(stage.batch())
+    assert (outcome.code, outcome.base_queue_offset) == (0, 0), "the name may be used again"
+
+
+def test_what_cannot_be_done_is_refused(stage):
+    update(stage, "t", 4, 4)
+    with pytest.raises(InvalidArgument, match="exists already"):
+        update(stage, "t", 5, 5, must_be_new=True)
+    with pytest.raises(TopicNotFound):
+        update(stage, "u", 5, 5, must_exist=True)
+    with pytest.raises(TopicNotFound):
+        delete(stage, "u")
+    with pytest.raises(TopicNotFound):
+        configs(stage, "u")
+    with pytest.raises(NoPermission):
+        update(stage, "SCHEDULE_TOPIC_XXXX", 18, 18)
+    assert configs(stage) == [TopicConfig("t", 4, 4)]
+
+
+def test_stats_tell_of_every_queue(stage):
+    update(stage, "t", 2, 2)
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    stored_ms = stage.clock.wall_ms()
+    stage.clock.advance(1_000)
+
+    def stats():
+        request = TopicStatsRequest("t")
+        return stage.ask(RequestCode.GET_TOPIC_STATS_INFO, request, TopicStats)
+
+    expected = TopicStats("t", [QueueStats(0, 0, 2, stored_ms), QueueStats(1, 0, 0, 0)])
+    assert stats() == expected
+    # As after a restart, when only the store knows.
+    stage.context.topics.require("t").last_update.clear()
+    assert stats() == expected
+
+
+def test_a_single_batch_can_be_looked_at(stage):
+    (outcome,) = stage.send(stage.batch(bodies=(b"look",)))
+    reply = stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(outcome.commitlog_offset))
+    header = check_stored(reply.body[0])
+    assert decode_messages(reply.body[0], header)[0].body == b"look"
+    with pytest.raises(OffsetOutOfRange):
+        stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(10**9))
+
+
+def test_figures_are_told_by_name(stage):
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    stage.begin_pull(queue_offset=2, suspend_timeout_ms=1_000)
+    stage.context.stats.sample(0)
+    request = BrokerRuntimeInfoRequest()
+    figures = stage.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
+    expected = {
+        "broker_name": "broker-a",
+        "topics": "1",
+        "put_messages_total": "2",
+        "held_pulls": "1",
+        "store_backend": "memory",
+        "rss_bytes": "1",
+    }
+    assert {name: figures[name] for name in expected} == expected

@@ -1,0 +1,97 @@
+"""Heartbeats and what they set off."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import GroupNotFound, InvalidArgument, UnsupportedCommand
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    ConsumerIdsChanged,
+    ConsumerList,
+    ConsumerListRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    Subscription,
+    UnregisterClientRequest,
+)
+
+
+def consumer(group="g", *, model="CLUSTERING", where="LAST_OFFSET", topic="t", **subscription):
+    return ConsumerData(group, model, where, [Subscription(topic, **subscription)])
+
+
+def beat(stage, client_id, *consumers, peer=None, **options):
+    heartbeat = HeartbeatRequest(client_id, consumers=list(consumers), **options)
+    return stage.ask(
+        RequestCode.HEART_BEAT, heartbeat, HeartbeatResponse, peer=peer or client_id.encode()
+    )
+
+
+def members(stage, group="g"):
+    return stage.ask(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerListRequest(group), ConsumerList
+    )
+
+
+def test_a_heartbeat_is_answered_with_the_life_of_the_broker(stage):
+    assert beat(stage, "c1", producer_groups=["p"]).broker_instance_id == 77
+    assert stage.context.groups.producers("p") == [b"c1"]
+
+
+def test_members_are_told_of_one_another(stage):
+    beat(stage, "c2", consumer())
+    beat(stage, "c1", consumer())
+    found = members(stage)
+    assert found.client_ids == ["c1", "c2"]
+    told = [
+        (peer, code, decode_header(ConsumerIdsChanged, header))
+        for peer, code, header in stage.notices[1:]
+    ]
+    change = ConsumerIdsChanged("g", found.generation)
+    code = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    assert sorted(told) == [(b"c1", code, change), (b"c2", code, change)]
+
+
+def test_leaving_is_seen_at_once_and_may_be_said_twice(stage):
+    beat(stage, "c1", consumer())
+    beat(stage, "c2", consumer())
+    before = members(stage).generation
+    stage.notices.clear()
+    for _ in range(2):
+        stage.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1"))
+    assert members(stage).client_ids == ["c2"]
+    assert members(stage).generation > before
+    assert [peer for peer, _, _ in stage.notices] == [b"c2"]
+
+
+def test_a_group_without_members_is_not_the_same_as_an_empty_list(stage):
+    with pytest.raises(GroupNotFound):
+        members(stage)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "error", "why"),
+    [
+        ([consumer("%RETRY%g")], InvalidArgument, "reserved"),
+        ([consumer("CID_RMQ_SYS_TRANS")], InvalidArgument, "reserved"),
+        ([consumer("a b")], InvalidArgument, "a b"),
+        ([consumer("")], InvalidArgument, "group"),
+        ([consumer(model="SOMETIMES")], InvalidArgument, "CLUSTERING"),
+        ([consumer(where="HERE")], InvalidArgument, "FIRST_OFFSET"),
+        ([consumer(topic="../etc")], InvalidArgument, "topic"),
+        ([consumer(expression="A || ")], InvalidArgument, "character 6"),
+        ([consumer(expression_type="SQL92")], UnsupportedCommand, "SQL92"),
+        ([consumer(), consumer()], InvalidArgument, "twice"),
+    ],
+)
+def test_nonsense_is_refused_as_a_whole(stage, consumers, error, why):
+    with pytest.raises(error, match=why):
+        beat(stage, "c1", consumer("good"), *consumers)
+    assert stage.context.groups.client_count == 0
+    with pytest.raises(InvalidArgument, match="reserved"):
+        beat(stage, "c1", producer_groups=["%DLQ%g"])
+    with pytest.raises(InvalidArgument, match="client id"):
+        beat(stage, "", peer=b"x")

@@ -1,0 +1,177 @@
+"""PULL_MESSAGE: messages at once, or a wait for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import (
+    InvalidArgument,
+    MessageIllegal,
+    NoPermission,
+    RemoteProtocolError,
+    SystemBusy,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.pulling import PullStatus
+from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
+from mqmesh.roles.broker.handlers.send import answer_durable
+from mqmesh.storage.interface import FlushDiskType
+
+
+@pytest.fixture
+def filled(stage):
+    """A broker with three messages in queue 0 of topic t: tags A, B, none."""
+    for tag, body in (("A", b"a"), ("B", b"b"), (None, b"c")):
+        stage.send(stage.batch(bodies=(body,), tag=tag))
+    return stage
+
+
+def test_a_pull_gets_what_is_there(filled):
+    answer, bodies = filled.pull()
+    assert bodies == [b"a", b"b", b"c"]
+    assert (answer.status, answer.next_queue_offset) == (PullStatus.FOUND, 3)
+    assert (answer.min_queue_offset, answer.max_queue_offset) == (0, 3)
+    assert filled.pull(queue_offset=1, max_bytes=1)[1] == [b"b"]
+
+
+def test_at_the_end_of_the_queue_there_is_nothing_new(filled):
+    answer, bodies = filled.pull(queue_offset=3)
+    assert (answer.status, answer.next_queue_offset, bodies) == (PullStatus.NO_NEW_MSG, 3, [])
+
+
+def test_outside_of_the_queue_the_bounds_are_told(filled):
+    answer, bodies = filled.pull(queue_offset=4, suspend_timeout_ms=30_000)
+    assert (answer.status, bodies) == (PullStatus.OFFSET_ILLEGAL, [])
+    assert (answer.min_queue_offset, answer.max_queue_offset) == (0, 3)
+
+
+def test_tags_are_told_by_their_hashes(filled):
+    assert filled.pull(expression="B || X")[1] == [b"b"]
+    answer, bodies = filled.pull(expression="X")
+    assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 3)
+    assert bodies == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"topic": "unknown"}, TopicNotFound),
+        ({"queue_id": 4}, MessageIllegal),
+        ({"topic": "write-only"}, NoPermission),
+        ({"expression": "A || "}, InvalidArgument),
+        ({"expression": "a = 1", "expression_type": "SQL92"}, UnsupportedCommand),
+        ({"expression_type": "LUA"}, UnsupportedCommand),
+    ],
+)
+def test_what_cannot_be_pulled_is_refused(filled, options, error):
+    filled.context.topics.set(TopicConfig("write-only", 4, 4, Perm.WRITE.value), 1)
+    with pytest.raises(error):
+        filled.pull(suspend_timeout_ms=1_000, **options)
+    assert len(filled.context.holds) == 0
+
+
+@pytest.mark.parametrize("header", [b"", b"junk", b"\x91\xa1g", b"\xc1" * 50])
+def test_a_header_that_is_none_is_refused(stage, header):
+    with pytest.raises(RemoteProtocolError):
+        stage.ask(RequestCode.PULL_MESSAGE, header)
+
+
+def test_read_queues_outlive_write_queues(filled):
+    filled.context.topics.set(TopicConfig("t", 4, 0), 2)
+    assert filled.pull()[1] == [b"a", b"b", b"c"]
+
+
+def test_a_held_pull_is_answered_by_the_tick_that_brings_a_message(filled):
+    opaque = filled.begin_pull(queue_offset=3, suspend_timeout_ms=15_000)
+    other_queue = filled.begin_pull(queue_id=1, suspend_timeout_ms=15_000)
+    assert not filled.answers.keys() & {opaque, other_queue}
+    filled.send(filled.batch(bodies=(b"new",)))
+    assert filled.pulled(opaque)[1] == [b"new"]
+    assert other_queue not in filled.answers
+
+
+def test_every_group_that_waits_is_answered(filled):
+    opaques = [
+        filled.begin_pull(queue_offset=3, suspend_timeout_ms=15_000, peer=bytes([number]))
+        for number in range(5)
+    ]
+    filled.send(filled.batch(bodies=(b"new",)))
+    assert [filled.pulled(opaque)[1] for opaque in opaques] == [[b"new"]] * 5
+    assert len(filled.context.holds) == 0
+
+
+def test_a_held_pull_passes_over_what_it_does_not_want(filled):
+    opaque = filled.begin_pull(queue_offset=3, suspend_timeout_ms=1_000, expression="A")
+    filled.send(filled.batch(bodies=(b"no",), tag="B"))
+    assert opaque not in filled.answers
+    filled.send(filled.batch(bodies=(b"yes",), tag="A"))
+    answer, bodies = filled.pulled(opaque)
+    assert (bodies, answer.next_queue_offset) == ([b"yes"], 5)
+
+
+def test_a_wait_has_an_end_and_tells_how_far_it_came(filled):
+    plain = filled.begin_pull(queue_offset=3, suspend_timeout_ms=1_000)
+    picky = filled.begin_pull(queue_id=1, suspend_timeout_ms=1_000, expression="A")
+    filled.send(filled.batch(queue_id=1, tag="B"))
+    filled.clock.advance(900)
+    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    assert not filled.answers.keys() & {plain, picky}
+    filled.clock.advance(200)
+    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    assert filled.pulled(plain)[0].status == PullStatus.NO_NEW_MSG
+    answer = filled.pulled(picky)[0]
+    assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 1)
+
+
+def test_the_broker_has_the_last_word_on_how_long(make_stage):
+    stage = make_stage(long_polling_max_ms=100)
+    stage.send(stage.batch())
+    opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=30_000)
+    stage.clock.advance(200)
+    answer_expired_pulls(stage.context, stage.clock.monotonic_ms())
+    assert opaque in stage.answers
+
+
+def test_too_many_waiting_pulls_are_told_to_come_back(make_stage):
+    stage = make_stage(max_held_pulls=2)
+    stage.send(stage.batch())
+    for _ in range(2):
+        stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
+    with pytest.raises(SystemBusy, match="max_held_pulls"):
+        stage.pull(queue_offset=1, suspend_timeout_ms=1_000)
+    assert stage.pull(queue_offset=0)[1] == [b"body"], "who finds something never waits"
+
+
+def test_with_sync_flush_nobody_sees_what_a_crash_could_take_back(make_stage):
+    stage = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    stage.send(stage.batch(bodies=(b"first",)))
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
+    stage.begin_send(stage.batch(bodies=(b"new",)))
+    stage.end_tick()
+    assert opaque not in stage.answers
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    answer_durable(stage.context)
+    assert stage.pulled(opaque)[1] == [b"new"]
+
+
+def test_with_sync_flush_a_pull_that_came_in_between_is_woken_too(make_stage):
+    stage = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    stage.send(stage.batch(bodies=(b"first",)))
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    stage.begin_send(stage.batch(bodies=(b"new",)))
+    stage.end_tick()
+    opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    answer_durable(stage.context)
+    assert stage.pulled(opaque)[1] == [b"new"]
+
+
+def test_what_was_handed_out_is_counted(filled):
+    filled.pull()
+    total = filled.context.stats.total
+    assert (total.pull_requests, total.get_messages, total.get_bytes > 300) == (1, 3, True)
+    assert filled.context.topics.require("t").get_messages == 3

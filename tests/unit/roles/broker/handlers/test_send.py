@@ -1,0 +1,250 @@
+"""SEND_MESSAGE."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import CorruptBatch, DiskFull, RemoteProtocolError, StoreClosed, SystemBusy
+from mqmesh.message import Message
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.record_batch import Attributes, encode_batch
+from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired
+from mqmesh.storage.interface import FlushDiskType
+
+SYNC = FlushDiskType.SYNC_FLUSH
+
+
+def test_a_batch_is_stored_and_its_place_told(stage):
+    first, second = stage.send(stage.batch(bodies=(b"a", b"b")), stage.batch(bodies=(b"c",)))
+    assert (first.code, first.status, first.base_queue_offset) == (0, SendStatus.SEND_OK, 0)
+    assert (second.base_queue_offset, second.commitlog_offset > 0) == (2, True)
+    assert first.store_timestamp == stage.clock.wall_ms()
+    assert stage.pull()[1] == [b"a", b"b", b"c"]
+
+
+def test_nothing_is_answered_before_the_ticks_one_write(stage):
+    calls = []
+    put = stage.store.put
+    stage.store.put = lambda *arguments: calls.append(len(arguments[0])) or put(*arguments)
+    opaques = [stage.begin_send(stage.batch(), stage.batch(queue_id=1)) for _ in range(3)]
+    assert not stage.answers
+    stage.end_tick()
+    assert calls == [6]
+    assert [len(stage.outcomes(opaque)) for opaque in opaques] == [2, 2, 2]
+
+
+def test_an_unknown_topic_is_created_and_saved(stage):
+    stage.send(stage.batch("new"))
+    assert stage.context.topics.require("new").config == TopicConfig("new", 4, 4)
+    assert stage.saved == ["topics"]
+
+
+def test_an_unknown_topic_is_refused_where_that_is_wanted(make_stage):
+    stage = make_stage(auto_create_topic_enable=False)
+    (outcome,) = stage.send(stage.batch("new"))
+    assert outcome.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "auto_create_topic_enable" in outcome.remark
+    assert not stage.saved
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "why"),
+    [
+        ({"queue_id": 4}, ResponseCode.MESSAGE_ILLEGAL, "write_queue_nums = 4"),
+        ({"topic": "%RETRY%g"}, ResponseCode.NO_PERMISSION, "reserved"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "reserved"),
+        ({"topic": "full", "queue_id": 4}, ResponseCode.MESSAGE_ILLEGAL, "default_topic_queue"),
+        ({"topic": "read-only"}, ResponseCode.NO_PERMISSION, "does not permit writing"),
+        ({"attributes": Attributes.TRANSACTION_HALF}, ResponseCode.MESSAGE_ILLEGAL, "0x4"),
+        ({"attributes": Attributes.SPARSE}, ResponseCode.MESSAGE_ILLEGAL, "0x10"),
+        ({"attributes": Attributes.HAS_DELAY}, ResponseCode.MESSAGE_ILLEGAL, "0x40"),
+        ({"attributes": 1 << 15}, ResponseCode.MESSAGE_ILLEGAL, "0x8000"),
+    ],
+)
+def test_a_refused_batch_does_not_harm_its_neighbours(stage, change, code, why):
+    stage.send(stage.batch())
+    stage.context.topics.set(TopicConfig("read-only", 4, 4, Perm.READ.value), 1)
+    good, bad, last = stage.send(stage.batch(), stage.batch(**change), stage.batch(queue_id=1))
+    assert (good.code, good.base_queue_offset) == (0, 1)
+    assert (last.code, last.base_queue_offset) == (0, 0)
+    assert bad.code == code
+    assert why in bad.remark
+    assert "full" not in [config.topic for config in stage.context.topics.configs()]
+
+
+def test_redelivered_batches_are_welcome_as_often_as_they_come(stage):
+    options = {"attributes": Attributes.REDELIVERED, "first_sequence": 5}
+    outcomes = stage.send(*[stage.batch(**options) for _ in range(3)])
+    assert [one.base_queue_offset for one in outcomes] == [0, 1, 2]
+
+
+def test_a_body_over_the_limit_is_refused(make_stage):
+    stage = make_stage(max_message_size=1_000)
+    good, bad = stage.send(
+        stage.batch(bodies=(b"x" * 1_000,)), stage.batch(bodies=(b"x" * 1_000_000,))
+    )
+    assert good.code == 0
+    assert bad.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "max_message_size" in bad.remark
+
+
+def test_every_message_that_the_sdk_may_send_passes_the_limit(make_stage):
+    stage = make_stage(max_message_size=10)
+    message = Message(
+        "t",
+        b"x" * 10,
+        tag="界" * 255,
+        keys=[f"{number:03}" + "界" * 252 for number in range(64)],
+        properties={f"{number:05}": "" for number in range(6_000)} | {"k": "v" * 2_000},
+        sharding_key="界" * 255,
+    )
+    data = encode_batch(
+        [message], topic="t", queue_id=0, producer_id=1, first_sequence=0, born_timestamp=1
+    )
+    assert stage.send(data)[0].code == 0
+
+
+def test_changed_bytes_cost_the_batch_not_the_request(stage):
+    broken = bytearray(stage.batch(bodies=(b"precious",)))
+    broken[-3] ^= 1
+    good, bad, last = stage.send(stage.batch(), bytes(broken), stage.batch())
+    assert (good.code, last.code) == (0, 0)
+    assert bad.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "checksum" in bad.remark
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"junk" + data[4:],
+        lambda data: data[:-1],
+        lambda data: data + b"rest",
+        lambda data: data[:30],
+    ],
+)
+def test_where_batches_end_nowhere_the_whole_request_is_refused(stage, damage):
+    opaque = stage.begin_send(stage.batch(), damage(stage.batch()))
+    stage.end_tick()
+    with pytest.raises(CorruptBatch):
+        stage.answer(opaque)
+    assert stage.store.stats().put_batches == 0
+
+
+def test_a_wrong_number_of_batches_is_refused(stage):
+    from mqmesh.protocol.codes import RequestCode
+    from mqmesh.protocol.messaging import encode_send
+
+    for header in (encode_send(1, 2), b"", b"12345678", encode_send(1, 4_096)):
+        with pytest.raises(RemoteProtocolError):
+            stage.answer(stage.begin(RequestCode.SEND_MESSAGE, header, stage.batch()))
+    assert not stage.context.stage.sends
+
+
+def test_a_duplicate_is_answered_like_the_first(stage):
+    batch = stage.batch(first_sequence=9)
+    (first,) = stage.send(batch)
+    stage.clock.advance(5)
+    (again,) = stage.send(batch)
+    assert again == first
+    assert stage.context.stats.total.put_duplicates == 1
+    assert stage.context.stats.total.put_batches == 1
+
+
+def test_a_oneway_send_is_stored_and_never_answered(make_stage):
+    for flush in FlushDiskType:
+        stage = make_stage(flush_disk_type=flush)
+        stage.store.synced = 0
+        stage.begin_send(stage.batch(), oneway=True)
+        stage.end_tick()
+        assert stage.store.stats().put_batches == 1
+        assert not stage.answers
+        assert not stage.context.stage.waiting_count
+
+
+def test_a_full_disk_is_told_and_forgotten(stage):
+    stage.store.failure = DiskFull("no room")
+    first, second = stage.send(stage.batch(), stage.batch("%DLQ%x"))
+    assert (first.code, first.remark) == (ResponseCode.DISK_FULL, "no room")
+    assert second.code == ResponseCode.NO_PERMISSION
+    stage.store.failure = None
+    assert stage.send(stage.batch())[0].code == 0
+
+
+def test_a_stopped_store_makes_the_broker_unavailable(stage):
+    stage.store.failure = StoreClosed("a sync failed")
+    (outcome,) = stage.send(stage.batch())
+    assert outcome.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "a sync failed" in outcome.remark
+
+
+def test_much_at_once_is_written_before_the_tick_ends(make_stage):
+    stage = make_stage(max_staged_bytes=64 * 1_024)
+    opaque = stage.begin_send(stage.batch(bodies=(b"x" * 70_000,)))
+    assert stage.outcomes(opaque)[0].code == 0
+    assert stage.context.stage.staged_bytes == 0
+
+
+def test_with_sync_flush_the_answer_waits_for_the_disk(make_stage):
+    stage = make_stage(flush_disk_type=SYNC)
+    stage.store.synced = 0
+    first = stage.begin_send(stage.batch())
+    stage.end_tick()
+    second = stage.begin_send(stage.batch(), stage.batch("SCHEDULE_TOPIC_XXXX"))
+    stage.end_tick()
+    assert not stage.answers
+    stage.store.synced = stage.store.stats().max_commitlog_offset // 2
+    answer_durable(stage.context)
+    assert list(stage.answers) == [first]
+    stage.store.synced *= 2
+    answer_durable(stage.context)
+    assert [one.code for one in stage.outcomes(second)] == [0, ResponseCode.NO_PERMISSION]
+
+
+def test_with_sync_flush_waiting_has_an_end(make_stage):
+    stage = make_stage(flush_disk_type=SYNC, sync_flush_timeout_ms=5_000)
+    stage.store.synced = 0
+    opaque = stage.begin_send(stage.batch(), stage.batch("%DLQ%x"))
+    stage.end_tick()
+    stage.clock.advance(4_999)
+    answer_expired(stage.context, stage.clock.monotonic_ms())
+    assert not stage.answers
+    stage.clock.advance(1)
+    answer_expired(stage.context, stage.clock.monotonic_ms())
+    good, bad = stage.outcomes(opaque)
+    assert (good.code, good.status) == (0, SendStatus.FLUSH_DISK_TIMEOUT)
+    assert (bad.code, bad.status) == (ResponseCode.NO_PERMISSION, SendStatus.SEND_OK)
+    assert stage.context.stats.total.flush_disk_timeouts == 1
+
+
+def test_with_sync_flush_a_duplicate_waits_for_the_same_sync(make_stage):
+    stage = make_stage(flush_disk_type=SYNC)
+    stage.store.synced = 0
+    batch = stage.batch(first_sequence=1)
+    opaques = [stage.begin_send(batch), stage.begin_send(batch)]
+    stage.end_tick()
+    assert not stage.answers
+    stage.store.synced = stage.store.stats().max_commitlog_offset
+    answer_durable(stage.context)
+    assert stage.outcomes(opaques[0]) == stage.outcomes(opaques[1])
+
+
+def test_with_sync_flush_too_many_waiting_sends_are_told_to_come_back(make_stage):
+    stage = make_stage(flush_disk_type=SYNC, max_sync_flush_waits=2, busy_retry_after_ms=30)
+    stage.store.synced = 0
+    for _ in range(2):
+        stage.begin_send(stage.batch())
+        stage.end_tick()
+    with pytest.raises(SystemBusy, match="max_sync_flush_waits") as caught:
+        stage.answer(stage.begin_send(stage.batch()))
+    assert caught.value.retry_after_ms == 30
+
+
+def test_counters_tell_what_happened(stage):
+    stage.send(stage.batch(bodies=(b"a", b"b")), stage.batch("%DLQ%x"))
+    total = stage.context.stats.total
+    assert (total.send_requests, total.put_batches, total.put_messages) == (1, 1, 2)
+    assert (total.put_refused, total.put_bytes > 100) == (1, True)
+    topic = stage.context.topics.require("t")
+    assert (topic.put_messages, topic.last_update) == (2, {0: stage.clock.wall_ms()})

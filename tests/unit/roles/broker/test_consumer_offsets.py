@@ -1,0 +1,98 @@
+"""How far groups have come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqmesh.errors import CorruptRecord, SystemBusy
+from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+
+
+def test_groups_topics_and_queues_are_kept_apart():
+    offsets = ConsumerOffsets(100)
+    offsets.commit("g", "t", 0, 1)
+    offsets.commit("g", "t", 1, 2)
+    offsets.commit("g", "u", 0, 3)
+    offsets.commit("h", "t", 0, 4)
+    found = [offsets.query(*one) for one in (("g", "t", 0), ("g", "t", 1), ("g", "u", 0))]
+    assert (found, offsets.query("h", "t", 0), len(offsets)) == ([1, 2, 3], 4, 4)
+    assert offsets.query("h", "u", 0) == -1
+    assert offsets.groups() == ["g", "h"]
+
+
+def test_only_what_moves_is_a_change():
+    offsets = ConsumerOffsets(100)
+    offsets.commit("g", "t", 0, 1)
+    before = offsets.changes
+    offsets.commit("g", "t", 0, 1)
+    assert offsets.changes == before
+    offsets.commit("g", "t", 0, 0)
+    assert offsets.changes > before
+
+
+def test_there_is_an_end_of_offsets():
+    offsets = ConsumerOffsets(2)
+    offsets.commit("g", "t", 0, 1)
+    offsets.commit("g", "t", 1, 1)
+    with pytest.raises(SystemBusy, match="max_consumer_offsets"):
+        offsets.commit("h", "t", 0, 1)
+    assert offsets.groups() == ["g"]
+    offsets.commit("g", "t", 1, 2)
+
+
+def test_a_removed_topic_takes_its_offsets_along():
+    offsets = ConsumerOffsets(100)
+    for group in ("g", "h"):
+        offsets.commit(group, "t", 0, 1)
+        offsets.commit(group, "t", 1, 1)
+    offsets.commit("g", "u", 0, 1)
+    offsets.dump()
+    assert offsets.remove_topic("t") == 4
+    assert offsets.remove_topic("t") == 0
+    assert (offsets.groups(), len(offsets)) == (["g"], 1)
+    copy = ConsumerOffsets(100)
+    copy.load(offsets.dump())
+    assert copy.query("g", "t", 0) == copy.query("h", "t", 0) == -1
+    assert copy.query("g", "u", 0) == 1
+
+
+NAMES = st.sampled_from(["a", "b", "%RETRY%a", "x|y"])
+
+
+@given(
+    st.lists(
+        st.tuples(NAMES, NAMES, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.booleans())
+    )
+)
+def test_the_document_brings_everything_back_however_often_it_is_made(commits):
+    offsets, copy = ConsumerOffsets(1_000), ConsumerOffsets(1_000)
+    expected = {}
+    for group, topic, queue_id, queue_offset, dump in commits:
+        offsets.commit(group, topic, queue_id, queue_offset)
+        expected[group, topic, queue_id] = queue_offset
+        if dump:
+            offsets.dump()
+    copy.load(offsets.dump())
+    assert {key: copy.query(*key) for key in expected} == expected
+    assert len(copy) == len(offsets) == len(expected)
+    assert copy.dump() == offsets.dump()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"{}",
+        b'{"version": 2, "groups": {}}',
+        b'{"version": 1, "groups": {"g": {"t": {"x": 1}}}}',
+        b'{"version": 1, "groups": {"g": {"t": {"1": "1"}}}}',
+    ],
+)
+def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
+    offsets = ConsumerOffsets(100)
+    offsets.commit("g", "t", 0, 1)
+    with pytest.raises(CorruptRecord):
+        offsets.load(document)
+    assert offsets.query("g", "t", 0) == 1

@@ -1,0 +1,140 @@
+"""The topic table."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import (
+    CorruptRecord,
+    InvalidArgument,
+    MessageIllegal,
+    NoPermission,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
+from mqmesh.roles.broker.topics import TopicTable
+
+
+@pytest.fixture
+def table():
+    table = TopicTable(100)
+    table.update(TopicConfig("t", 8, 4), 1_000)
+    return table
+
+
+def test_every_change_makes_a_new_version(table):
+    versions = [table.version]
+    for change in (
+        lambda: table.update(TopicConfig("t", 8, 5), 2_000),
+        lambda: table.create("u", 4, 3_000),
+        lambda: table.delete("u", 3_000),
+        lambda: table.set(TopicConfig("%RETRY%g", 1, 1), 3_001),
+    ):
+        change()
+        versions.append(table.version)
+    assert versions == sorted(set(versions))
+    assert table.version == DataVersion(3_001, 5)
+
+
+def test_a_queue_may_be_written_below_one_count_and_read_below_the_other(table):
+    table.require_writable("t", 3)
+    table.require_readable("t", 7)
+    with pytest.raises(MessageIllegal, match="write_queue_nums = 4"):
+        table.require_writable("t", 4)
+    with pytest.raises(MessageIllegal, match="read_queue_nums = 8"):
+        table.require_readable("t", 8)
+    with pytest.raises(TopicNotFound):
+        table.require_writable("u", 0)
+
+
+def test_permissions_are_told_apart(table):
+    table.update(TopicConfig("t", 8, 4, Perm.READ.value), 1)
+    with pytest.raises(NoPermission, match="writing"):
+        table.require_writable("t", 0)
+    table.update(TopicConfig("t", 8, 4, Perm.WRITE.value), 1)
+    with pytest.raises(NoPermission, match="reading"):
+        table.require_readable("t", 0)
+    table.update(TopicConfig("t", 8, 4, Perm.NONE.value), 1)
+    for check in (table.require_readable, table.require_writable):
+        with pytest.raises(NoPermission):
+            check("t", 0)
+
+
+def test_clients_read_system_topics_but_never_write_them(table):
+    table.set(TopicConfig("%RETRY%g", 1, 1), 1)
+    table.require_readable("%RETRY%g", 0)
+    with pytest.raises(NoPermission, match="reserved"):
+        table.require_writable("%RETRY%g", 0)
+    with pytest.raises(NoPermission):
+        table.create("%DLQ%g", 4, 1)
+    with pytest.raises(NoPermission):
+        table.update(TopicConfig("RMQ_SYS_TRACE_TOPIC"), 1)
+    with pytest.raises(NoPermission):
+        table.check_deletable("%RETRY%g")
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (TopicConfig("a/b"), "topic"),
+        (TopicConfig(""), "topic"),
+        (TopicConfig("x" * 128), "topic"),
+        (TopicConfig("u", 0, 0), "at least 1"),
+        (TopicConfig("u", 4, 5), "over read_queue_nums 4"),
+        (TopicConfig("u", 4, 4, 1), "perm 1"),
+        (TopicConfig("u", 4, 4, 7), "perm 7"),
+    ],
+)
+def test_a_topic_that_makes_no_sense_is_refused(table, config, why):
+    version = table.version
+    with pytest.raises(InvalidArgument, match=why):
+        table.update(config, 1)
+    assert table.version == version
+    assert len(table) == 1
+
+
+def test_there_is_an_end_of_topics():
+    table = TopicTable(2)
+    table.create("a", 1, 1)
+    table.create("b", 1, 1)
+    with pytest.raises(SystemBusy, match="max_topics"):
+        table.create("c", 1, 1)
+    table.update(TopicConfig("a", 2, 2), 1)
+    table.delete("b", 1)
+    table.create("c", 1, 1)
+
+
+def test_the_document_brings_everything_back(table):
+    table.update(TopicConfig("ordered", 3, 2, Perm.READ.value, True), 5)
+    table.set(TopicConfig("%RETRY%g", 1, 1), 6)
+    copy = TopicTable(100)
+    copy.load(table.dump())
+    assert (copy.configs(), copy.version) == (table.configs(), table.version)
+    assert copy.require("ordered").readable_queues == 3
+    assert copy.require("ordered").writable_queues == 0
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b'{"version": 2, "data_version": [0, 0], "topics": {}}',
+        b'{"version": 1, "data_version": [0, 0], "topics": {"t": 1}}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_a_document_that_is_none_is_corrupt(table, document):
+    with pytest.raises(CorruptRecord):
+        table.load(document)
+    assert len(table) == 1
+
+
+def test_topics_of_the_store_are_adopted_with_queues_enough(table):
+    assert table.adopt([("t", 20), ("lost", 9), ("small", 0)], 4, 7_000) == 2
+    assert table.require("lost").config == TopicConfig("lost", 10, 10)
+    assert table.require("small").config == TopicConfig("small", 4, 4)
+    assert table.require("t").config == TopicConfig("t", 8, 4)

@@ -1,0 +1,132 @@
+"""Documents saved beside the loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+import pytest
+
+from mqmesh.errors import StorageError
+from mqmesh.roles.document_saver import DocumentSaver
+from mqmesh.storage.atomic_file import load_document
+
+
+class HandExecutor:
+    """Does what was submitted when a test says so."""
+
+    def __init__(self):
+        self.jobs = deque()
+
+    def submit(self, call, *arguments):
+        future = Future()
+        self.jobs.append((future, call, arguments))
+        return future
+
+    def work(self):
+        future, call, arguments = self.jobs.popleft()
+        try:
+            future.set_result(call(*arguments))
+        except StorageError as error:
+            future.set_exception(error)
+
+
+class Bench:
+    def __init__(self, path):
+        self.path = path
+        self.calls = deque()
+        self.executor = HandExecutor()
+        self.content = b"first"
+        self.told = []
+        self.saver = DocumentSaver(
+            path, lambda: self.content, self.executor, lambda call: self.calls.append(call)
+        )
+
+    def turn(self):
+        while self.calls:
+            self.calls.popleft()()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path / "document")
+
+
+def test_a_document_is_saved_and_that_is_told(bench):
+    bench.saver.save(bench.told.append)
+    bench.turn()
+    assert bench.told == []
+    bench.executor.work()
+    bench.turn()
+    assert bench.told == [None]
+    assert load_document(bench.path) == b"first"
+
+
+def test_changes_of_one_turn_are_one_write_of_the_latest(bench):
+    for number in range(10):
+        bench.saver.save(bench.told.append)
+        bench.content = b"%d" % number
+    bench.turn()
+    assert len(bench.executor.jobs) == 1
+    bench.executor.work()
+    bench.turn()
+    assert (len(bench.told), load_document(bench.path)) == (10, b"9")
+    assert not bench.executor.jobs
+
+
+def test_a_change_during_a_write_gets_a_write_of_its_own(bench):
+    bench.saver.save(bench.told.append)
+    bench.turn()
+    bench.content = b"second"
+    bench.saver.save(lambda error: bench.told.append("second"))
+    bench.turn()
+    bench.executor.work()
+    bench.turn()
+    assert bench.told == [None]
+    bench.executor.work()
+    bench.turn()
+    assert bench.told == [None, "second"]
+    assert load_document(bench.path) == b"second"
+
+
+def test_a_failure_is_told_and_tried_again_when_asked_to(tmp_path):
+    bench = Bench(tmp_path / "missing" / "document")
+    bench.saver.save(bench.told.append)
+    bench.turn()
+    bench.executor.work()
+    bench.turn()
+    assert isinstance(bench.told[0], StorageError)
+    assert not bench.executor.jobs, "not at once: the disk may be full"
+    bench.path.parent.mkdir()
+    bench.saver.save_if_failed()
+    bench.executor.work()
+    bench.turn()
+    assert load_document(bench.path) == b"first"
+    bench.saver.save_if_failed()
+    assert not bench.executor.jobs
+
+
+def test_closing_saves_what_is_not_saved_yet(bench):
+    bench.saver.save(bench.told.append)
+    bench.saver.close()
+    assert (bench.told, load_document(bench.path)) == ([None], b"first")
+    bench.turn()
+    assert not bench.executor.jobs
+
+
+def test_closing_waits_for_a_write_and_then_writes_what_came_since(bench):
+    bench.saver.save(bench.told.append)
+    bench.turn()
+    bench.content = b"second"
+    bench.saver.save(bench.told.append)
+    bench.executor.work()
+    bench.saver.close()
+    bench.turn()
+    assert (bench.told, load_document(bench.path)) == ([None, None], b"second")
+
+
+def test_a_close_that_cannot_save_says_so(tmp_path):
+    bench = Bench(tmp_path / "missing" / "document")
+    bench.saver.save()
+    with pytest.raises(StorageError):
+        bench.saver.close()
