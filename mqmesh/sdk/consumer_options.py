@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
 from mqmesh.sdk.options import Ms
@@ -114,3 +115,15 @@ def consumer_options(kind: type[_T], values: dict[str, Any]) -> _T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"consumer option: {error}") from error
+
+
+def check_consumer_group(group: str) -> str:
+    """Returns the name of a consumer group if users may have it.
+
+    Raises:
+        InvalidArgument: Illegal, or reserved.
+    """
+    check_group(group)
+    if is_system_topic(group):
+        raise InvalidArgument(f"group {group!r} is reserved")
+    return group

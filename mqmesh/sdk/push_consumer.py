@@ -9,12 +9,12 @@ import msgspec
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.filtering.tags import parse_tags
-from mqmesh.message import MessageQueue, StoredMessage, check_group, check_topic, is_system_topic
+from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
 from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork
 from mqmesh.sdk.consumer_engine import ConsumerEngine
-from mqmesh.sdk.consumer_options import PushConsumerOptions, consumer_options
+from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.process_queue import ProcessQueue
@@ -315,15 +315,3 @@ class PushConsumer:
                     self.options.consume_timeout_ms,
                 )
         self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
-
-
-def check_consumer_group(group: str) -> str:
-    """Returns the name of a consumer group if users may have it.
-
-    Raises:
-        InvalidArgument: Illegal, or reserved.
-    """
-    check_group(group)
-    if is_system_topic(group):
-        raise InvalidArgument(f"group {group!r} is reserved")
-    return group

@@ -114,7 +114,7 @@ class StartPositions:
             if isinstance(offset, MQMeshError):
                 on_done(queue, offset)
                 return
-            _log.info("%s: no committed offset; beginning at %d (%s)", queue, offset, self._where)
+            _log.debug("%s: no committed offset; beginning at %d (%s)", queue, offset, self._where)
             on_done(queue, Position(offset, False))
 
         def bounded(bounds: QueueBoundsResponse | MQMeshError) -> None:

@@ -1,0 +1,138 @@
+"""Messages that were pulled and wait for the application to poll them."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.sdk.process_queue import FlowLimits
+
+
+class FetchBuffer:
+    """What a pull consumer holds of one queue.
+
+    The client's own thread fills it, the application's threads empty it, both under the lock
+    of ``changed``.
+
+    Args:
+        start: Queue offset to begin at.
+        limits: When to stop pulling for a while.
+        changed: Its lock is held whenever the messages are touched.
+        on_arrival: Called under that lock when messages have come.
+
+    Attributes:
+        position: Queue offset of the next message that a poll returns.
+        acked: All before this queue offset is done, as far as the application said.
+        paused: Polls pass it over.
+        dropped: The queue was given away.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        limits: FlowLimits,
+        changed: threading.Condition,
+        on_arrival: Callable[[], None],
+    ) -> None:
+        self.position = start
+        self.acked = start
+        self.paused = False
+        self.dropped = False
+        self._limits = limits
+        self._changed = changed
+        self._on_arrival = on_arrival
+        self._next_offset = start
+        self._waiting: deque[list[StoredMessage]] = deque()
+        self._count = 0
+        self._size_bytes = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset to pull next."""
+        return self._next_offset
+
+    def has_room(self) -> bool:
+        """True when more may be pulled."""
+        with self._changed:
+            return self._count < self._limits.messages and (
+                self._size_bytes < self._limits.size_bytes
+            )
+
+    def take(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> None:
+        """Takes what was pulled."""
+        with self._changed:
+            self._next_offset = next_offset
+            if messages:
+                self._waiting.append(messages)
+                self._count += len(messages)
+                self._size_bytes += size_bytes
+                self._on_arrival()
+            elif not self._waiting:
+                self.position = next_offset
+
+    def move(self, offset: int) -> None:
+        """Goes on at another offset; what was held is given up."""
+        with self._changed:
+            self._clear()
+            self._next_offset = self.position = self.acked = offset
+
+    def commit_offset(self) -> int:
+        """All before this queue offset is done."""
+        return self.acked
+
+    def drop(self) -> None:
+        """Gives up what is held."""
+        with self._changed:
+            self.dropped = True
+            self._clear()
+
+    def poll(self, most: int, found: list[StoredMessage]) -> None:
+        """Hands out messages; under the lock of ``changed``.
+
+        Args:
+            most: How many at most.
+            found: Where they go.
+        """
+        while self._waiting and most > 0:
+            first = self._waiting[0]
+            if len(first) <= most:
+                self._waiting.popleft()
+                some = first
+            else:
+                some, self._waiting[0] = first[:most], first[most:]
+            found += some
+            most -= len(some)
+            self._size_bytes -= self._size_bytes * len(some) // self._count
+            self._count -= len(some)
+            # Behind the last message held there may be some that the filter left out.
+            last = some[-1].queue_offset + 1
+            self.position = last if self._waiting else self._next_offset
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._count = self._size_bytes = 0
+
+
+class PollOrder:
+    """Whose turn it is: each poll begins with the queue behind the one served last."""
+
+    def __init__(self) -> None:
+        self._last: MessageQueue | None = None
+
+    def poll(self, buffers: dict[MessageQueue, FetchBuffer], most: int) -> list[StoredMessage]:
+        """Takes up to ``most`` messages of all buffers; under their lock."""
+        found: list[StoredMessage] = []
+        queues = list(buffers)
+        if self._last in buffers:
+            start = queues.index(self._last) + 1
+            queues = queues[start:] + queues[:start]
+        for queue in queues:
+            buffer = buffers[queue]
+            if not buffer.paused:
+                before = len(found)
+                buffer.poll(most - before, found)
+                if len(found) > before:
+                    self._last = queue
+                if len(found) == most:
+                    break
+        return found
