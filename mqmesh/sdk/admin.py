@@ -1,5 +1,6 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
+import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -45,6 +46,8 @@ from mqmesh.transport.channel import BlockingChannel
 NAMESRV_TIMEOUT_MS: Final = 1_000
 """For one name server, when there is another one to ask."""
 MASTER_ID: Final = 0
+ANNOUNCE_TIMEOUT_S: Final = 2.0
+ANNOUNCE_PAUSE_S: Final = 0.01
 
 _T = TypeVar("_T")
 
@@ -147,15 +150,23 @@ class AdminClient:
         """Configuration of a topic, or of all topics, by broker group.
 
         Raises:
+            TopicNotFound: No broker has the topic.
             TransportError: A name server or broker does not answer.
             BrokerError: A broker refuses.
         """
-        return self._ask_masters(
-            self._masters(),
-            RequestCode.GET_TOPIC_CONFIG,
-            GetTopicConfigRequest(topic),
-            lambda answer: decode_header(TopicConfigs, answer.header).topics,
-        )
+        header = encode_header(GetTopicConfigRequest(check_topic(topic) if topic else ""))
+
+        def ask(endpoint: str) -> list[TopicConfig]:
+            try:
+                answer = self._request(endpoint, RequestCode.GET_TOPIC_CONFIG, header)
+            except TopicNotFound:
+                return []
+            return decode_header(TopicConfigs, answer.header).topics
+
+        found = self._each(self._masters(), ask)
+        if topic and not any(found.values()):
+            raise TopicNotFound(f"no broker has a topic {topic!r}")
+        return {name: configs for name, configs in found.items() if configs or not topic}
 
     def topic_stats(self, topic: str) -> dict[str, TopicStats]:
         """Where each queue of a topic begins and ends, by broker group.
@@ -187,15 +198,19 @@ class AdminClient:
 
     # ---- Changing --------------------------------------------------------------------
 
-    def put_topic(
-        self, config: TopicConfig, *, must_exist: bool = False, must_be_new: bool = False
-    ) -> dict[str, TopicConfig]:
+    def create_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
+        """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
+
+        Raises:
+            BrokerError: It exists, among other reasons.
+        """
+        return self._put_topic(UpdateTopicRequest(config, must_be_new=True))
+
+    def put_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
         """Creates or changes a topic on every master.
 
-        Args:
-            config: Wanted.
-            must_exist: Refuse to create.
-            must_be_new: Refuse to change.
+        It returns when the name servers tell clients of it: a message that is sent next
+        finds the topic. If they take too long it returns all the same.
 
         Returns:
             What is now in force, by broker group.
@@ -206,13 +221,7 @@ class AdminClient:
             BrokerError, TransportError: A broker refused or did not answer; the sentence
                 says which ones had done it before. Repeating the call is safe.
         """
-        check_topic(config.topic)
-        return self._ask_masters(
-            self._masters(),
-            RequestCode.UPDATE_AND_CREATE_TOPIC,
-            UpdateTopicRequest(config, must_exist, must_be_new),
-            lambda answer: decode_header(TopicConfig, answer.header),
-        )
+        return self._put_topic(UpdateTopicRequest(config))
 
     def delete_topic(self, topic: str) -> TopicDeletion:
         """Deletes a topic and its messages from every master, then from the name servers.
@@ -249,6 +258,44 @@ class AdminClient:
         return TopicDeletion(list(deleted), silent)
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _put_topic(self, request: UpdateTopicRequest) -> dict[str, TopicConfig]:
+        check_topic(request.config.topic)
+        done = self._ask_masters(
+            self._masters(),
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            request,
+            lambda answer: decode_header(TopicConfig, answer.header),
+        )
+        self._wait_announced(done)
+        return done
+
+    def _wait_announced(self, configs: dict[str, TopicConfig]) -> None:
+        """Waits until every name server that answers has the brokers' new configuration."""
+        deadline = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        for address in self._namesrvs:
+            while time.monotonic() < deadline:
+                try:
+                    if self._announces(sockets.zmq_endpoint(address), configs):
+                        break
+                except TopicNotFound:
+                    pass
+                except MQMeshError:
+                    break
+                time.sleep(ANNOUNCE_PAUSE_S)
+
+    def _announces(self, endpoint: str, configs: dict[str, TopicConfig]) -> bool:
+        topic = next(iter(configs.values())).topic
+        header = encode_header(GetRouteRequest(topic))
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        answer = self._request(endpoint, code, header, NAMESRV_TIMEOUT_MS)
+        queues = {one.broker_name: one for one in decode_header(TopicRoute, answer.header).queues}
+        return all(
+            name in queues
+            and queues[name].read_queue_nums == config.read_queue_nums
+            and queues[name].write_queue_nums == config.write_queue_nums
+            for name, config in configs.items()
+        )
 
     def _masters(self) -> dict[str, str]:
         """Endpoint of each group's master."""

@@ -1,0 +1,291 @@
+"""`mqmesh topic …`: lists, makes, changes and deletes topics."""
+
+import sys
+from typing import Any, Final
+
+import click
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.message import is_system_topic
+from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
+from mqmesh.sdk.admin import AdminClient, masters_of
+
+from .options import json_option, namesrv_option
+from .render import print_json, print_table, timestamp
+
+PERMS: Final = {
+    "rw": Perm.READ_WRITE,
+    "r": Perm.READ,
+    "w": Perm.WRITE,
+    "none": Perm.NONE,
+}
+_NAME_OF_PERM: Final = {int(perm): name for name, perm in PERMS.items()}
+
+_queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
+
+
+@click.group()
+def topic() -> None:
+    """List, create, change and delete topics.
+
+    \b
+    Examples:
+      mqmesh topic list
+      mqmesh topic create orders --queues 8
+      mqmesh topic update orders --write-queues 4
+      mqmesh topic stats orders --json
+    """
+
+
+@topic.command("list")
+@click.option("--all", "show_all", is_flag=True, help="System topics, too.")
+@namesrv_option
+@json_option
+def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
+    """List all topics."""
+    with AdminClient(namesrv) as admin:
+        by_broker = admin.topic_configs()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for broker_name, configs in by_broker.items():
+        for config in configs:
+            if show_all or not is_system_topic(config.topic):
+                found.setdefault(config.topic, []).append(_as_dict(broker_name, config))
+    if as_json:
+        print_json([{"topic": name, "brokers": found[name]} for name in sorted(found)])
+        return
+    print_table(
+        ("TOPIC", "BROKER", "READ QUEUES", "WRITE QUEUES", "PERM", "ORDER"),
+        [
+            (
+                name,
+                one["broker_name"],
+                one["read_queue_nums"],
+                one["write_queue_nums"],
+                one["perm"],
+                "yes" if one["order"] else "no",
+            )
+            for name in sorted(found)
+            for one in found[name]
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=_queues, help="Read and write queues on each broker. [default: 4]")
+@click.option("--read-queues", type=_queues, help="Queues that consumers are given.")
+@click.option("--write-queues", type=_queues, help="Queues that producers are given.")
+@click.option(
+    "--perm", type=click.Choice(list(PERMS)), default="rw", show_default=True, help="Who may what."
+)
+@click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
+@click.option("--if-missing", is_flag=True, help="A topic that exists is left as it is.")
+@namesrv_option
+@json_option
+def create(
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: str,
+    order: bool,
+    if_missing: bool,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Create a topic on every broker.
+
+    \b
+    Examples:
+      mqmesh topic create orders
+      mqmesh topic create orders --queues 16
+      mqmesh topic create ledger --queues 1 --order
+    """
+    each = 4 if queues is None else queues
+    config = TopicConfig(
+        name,
+        read_queue_nums=each if read_queues is None else read_queues,
+        write_queue_nums=each if write_queues is None else write_queues,
+        perm=int(PERMS[perm]),
+        order=order,
+    )
+    with AdminClient(namesrv) as admin:
+        if if_missing and name in admin.topics():
+            done = {broker: one[0] for broker, one in admin.topic_configs(name).items()}
+        else:
+            done = admin.create_topic(config)
+    _show_configs(name, done, as_json)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=_queues, help="Read and write queues on each broker.")
+@click.option("--read-queues", type=_queues, help="Queues that consumers are given.")
+@click.option("--write-queues", type=_queues, help="Queues that producers are given.")
+@click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
+@click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
+@namesrv_option
+@json_option
+def update(
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: str | None,
+    order: bool | None,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Change a topic on every broker; what is not said stays.
+
+    To shrink a topic without losing messages, lower the write queues first, and the read
+    queues when the consumers have emptied the rest.
+
+    \b
+    Examples:
+      mqmesh topic update orders --queues 16
+      mqmesh topic update orders --write-queues 4
+      mqmesh topic update orders --perm r
+    """
+    changes: dict[str, Any] = {
+        "read_queue_nums": queues if read_queues is None else read_queues,
+        "write_queue_nums": queues if write_queues is None else write_queues,
+        "perm": None if perm is None else int(PERMS[perm]),
+        "order": order,
+    }
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if not changes:
+        raise ConfigError("nothing to change; say --queues, --perm or --order")
+    with AdminClient(namesrv) as admin:
+        present = next(iter(admin.topic_configs(name).values()))[0]
+        done = admin.put_topic(msgspec.structs.replace(present, **changes))
+    _show_configs(name, done, as_json)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Delete a topic with all its messages from every broker."""
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError("this deletes all messages of the topic; add --yes")
+        click.confirm(f"Delete topic {name} and all its messages?", abort=True)
+    with AdminClient(namesrv) as admin:
+        done = admin.delete_topic(name)
+    if as_json:
+        print_json(
+            {"topic": name, "brokers": done.brokers, "silent_namesrvs": done.silent_namesrvs}
+        )
+        return
+    click.echo(f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}")
+    if done.silent_namesrvs:
+        click.echo(f"no answer from name server {', '.join(done.silent_namesrvs)}", err=True)
+
+
+@topic.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def route(name: str, namesrv: str, as_json: bool) -> None:
+    """Show which brokers carry a topic, as clients are told."""
+    with AdminClient(namesrv) as admin:
+        found = admin.route(name)
+    addresses = masters_of(found.brokers)
+    rows = []
+    for queue in found.queues:
+        address = addresses.get(queue.broker_name)
+        rows.append(
+            {
+                "broker_name": queue.broker_name,
+                "address": address.tcp if address else "",
+                "ipc": address.ipc if address else "",
+                "read_queue_nums": queue.read_queue_nums,
+                "write_queue_nums": queue.write_queue_nums,
+                "perm": _NAME_OF_PERM.get(queue.perm & Perm.READ_WRITE, str(queue.perm)),
+            }
+        )
+    if as_json:
+        print_json({"topic": name, "order": found.order, "queues": rows})
+        return
+    print_table(
+        ("BROKER", "ADDRESS", "READ QUEUES", "WRITE QUEUES", "PERM", "LOCAL SOCKET"),
+        [
+            (
+                row["broker_name"],
+                row["address"] or "down",
+                row["read_queue_nums"],
+                row["write_queue_nums"],
+                row["perm"],
+                row["ipc"] or "-",
+            )
+            for row in rows
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def stats(name: str, namesrv: str, as_json: bool) -> None:
+    """Show where each queue begins and ends, and when it got its last message."""
+    with AdminClient(namesrv) as admin:
+        by_broker = admin.topic_stats(name)
+    rows: list[dict[str, Any]] = [
+        {
+            "broker_name": broker_name,
+            "queue_id": queue.queue_id,
+            "min_queue_offset": queue.min_queue_offset,
+            "max_queue_offset": queue.max_queue_offset,
+            "messages": queue.max_queue_offset - queue.min_queue_offset,
+            "last_update_timestamp": queue.last_update_timestamp,
+        }
+        for broker_name, found in by_broker.items()
+        for queue in found.queues
+    ]
+    total = sum(row["messages"] for row in rows)
+    if as_json:
+        print_json({"topic": name, "messages": total, "queues": rows})
+        return
+    print_table(
+        ("BROKER", "QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES", "LAST UPDATE"),
+        [
+            (
+                row["broker_name"],
+                row["queue_id"],
+                row["min_queue_offset"],
+                row["max_queue_offset"],
+                row["messages"],
+                timestamp(row["last_update_timestamp"]),
+            )
+            for row in rows
+        ],
+    )
+    click.echo(f"{total:,} messages in {len(rows):,} queues")
+
+
+def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:
+    return {
+        "broker_name": broker_name,
+        "read_queue_nums": config.read_queue_nums,
+        "write_queue_nums": config.write_queue_nums,
+        "perm": _NAME_OF_PERM.get(config.perm & Perm.READ_WRITE, str(config.perm)),
+        "order": config.order,
+    }
+
+
+def _show_configs(name: str, configs: dict[str, TopicConfig], as_json: bool) -> None:
+    rows = [_as_dict(broker_name, config) for broker_name, config in configs.items()]
+    if as_json:
+        print_json({"topic": name, "brokers": rows})
+        return
+    for row in rows:
+        click.echo(
+            f"topic {name} on {row['broker_name']}: {row['read_queue_nums']} read and "
+            f"{row['write_queue_nums']} write queues, {row['perm']}"
+            + (", ordered" if row["order"] else "")
+        )
