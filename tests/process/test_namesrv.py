@@ -1,0 +1,362 @@
+"""A name server over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from mqmesh.errors import (
+    BrokerError,
+    MessageIllegal,
+    NoPermission,
+    StoreLocked,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    ClusterInfo,
+    DataVersion,
+    DeleteTopicRequest,
+    GetClusterRequest,
+    GetRouteRequest,
+    KvRequest,
+    KvResponse,
+    Perm,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    RouteHint,
+    TopicConfig,
+    TopicList,
+    TopicListRequest,
+    TopicRoute,
+    UnregisterBrokerRequest,
+    WipeWritePermRequest,
+    WipeWritePermResponse,
+)
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.transport.hints import HintSubscriber
+
+BROKER = """
+import sys
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest, TopicConfig
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop
+loop = EventLoop()
+def register(up):
+    if up:
+        client.request(
+            RequestCode.REGISTER_BROKER,
+            lambda answer: None,
+            header=encode_header(
+                RegisterBrokerRequest(
+                    "C", "broker-a", 0, BrokerAddress("127.0.0.1:1"), DataVersion(1, 1),
+                    [TopicConfig("t")], 6, 1,
+                )
+            ),
+        )
+client = CommandClient(sockets.new_context(), loop, sys.argv[1], on_connection=register)
+print("ready", flush=True)
+loop.run()
+"""
+
+
+class Site:
+    """A name server and a client that knows it."""
+
+    def __init__(self, wire, **settings) -> None:
+        self.wire = wire
+        self.server = NameServer(
+            NamesrvConfig(**({"listen_port": 0} | settings)), wire.context, wire.loop
+        )
+        self.endpoint = self.server.start()
+        self.client = wire.client(self.endpoint)
+        self.hints: list[RouteHint] = []
+        self.subscriptions = 0
+
+    def ask(self, code, header=None, kind=None, client=None):
+        return self.wire.ask(client or self.client, code, header, kind)
+
+    def route(self, topic="t"):
+        return self.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteRequest(topic), TopicRoute)
+
+    def has_route(self, topic="t"):
+        try:
+            self.route(topic)
+        except TopicNotFound:
+            return False
+        return True
+
+    def register(self, client=None, name="broker-a", *, topics=("t",), instance=1, counter=1):
+        configs = [TopicConfig(one) if isinstance(one, str) else one for one in topics]
+        header = RegisterBrokerRequest(
+            "C",
+            name,
+            0,
+            BrokerAddress("127.0.0.1:1", "/x", "host"),
+            DataVersion(5, counter),
+            configs,
+            6,
+            instance,
+        )
+        return self.ask(RequestCode.REGISTER_BROKER, header, RegisterBrokerResponse, client)
+
+    def listen(self):
+        """Hear hints; returns when they surely come."""
+        info = self.ask(RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo)
+
+        def connected():
+            self.subscriptions += 1
+
+        self.wire.closing(
+            HintSubscriber(
+                self.wire.context,
+                self.wire.loop,
+                info.hint_endpoint,
+                on_hint=lambda data: self.hints.append(decode_header(RouteHint, data)),
+                on_connected=connected,
+            )
+        )
+        self.wire.until(lambda: self.subscriptions)
+        # The subscription itself is on its way: publish until it is there.
+        number = 0
+        while not self.hints:
+            number += 1
+            self.register(name="probe", topics=["probe"], counter=number, instance=9)
+            self.ask(RequestCode.UNREGISTER_BROKER, UnregisterBrokerRequest("C", "probe", 0, 9))
+            self.wire.loop.tick(20)
+        self.wire.turn_for(0.05)
+        self.hints.clear()
+
+
+@pytest.fixture
+def site(wire):
+    site = Site(wire)
+    yield site
+    site.server.stop()
+
+
+def test_it_answers_to_ping(site):
+    info = site.ask(RequestCode.PING, kind=RoleInfo)
+    assert (info.role, info.name, info.pid, info.state) == (
+        "namesrv",
+        "namesrv",
+        os.getpid(),
+        "running",
+    )
+    assert info.uptime_ms >= 0
+    assert info.version
+
+
+def test_a_registered_broker_is_in_routes_topics_and_cluster(site):
+    assert not site.register().need_topics
+    route = site.route()
+    assert [queue.broker_name for queue in route.queues] == ["broker-a"]
+    assert route.brokers[0].addresses == {0: BrokerAddress("127.0.0.1:1", "/x", "host")}
+    assert route.hint_endpoint.startswith("tcp://127.0.0.1:")
+    info = site.ask(RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo)
+    assert info.brokers == route.brokers
+    assert info.hint_endpoint == route.hint_endpoint
+    topics = site.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, TopicListRequest(), TopicList)
+    assert topics.topics == ["t"]
+
+
+def test_every_change_is_hinted(site):
+    site.listen()
+    broker = site.wire.client(site.endpoint)
+
+    def hint():
+        site.wire.until(lambda: site.hints)
+        return site.hints.pop()
+
+    site.register(broker)
+    assert hint() == RouteHint(["broker-a"], ["t"])
+    site.register(broker, topics=["t", "u"], counter=2)
+    assert hint() == RouteHint(["broker-a"], ["u"])
+    site.register(broker, topics=["t", "u"], counter=2)
+    site.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, WipeWritePermRequest("broker-a"))
+    assert hint() == RouteHint(["broker-a"], ["t", "u"])
+    site.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequest("u"))
+    assert hint() == RouteHint(["broker-a"], ["u"])
+    site.ask(RequestCode.UNREGISTER_BROKER, UnregisterBrokerRequest("C", "broker-a", 0, 1))
+    assert hint() == RouteHint(["broker-a"], ["t"])
+    assert site.hints == []
+
+
+def test_many_changes_in_one_turn_make_one_hint(site):
+    site.listen()
+    clients = [site.wire.client(site.endpoint) for _ in range(8)]
+    for number, client in enumerate(clients):
+        site.register(client, name=f"broker-{number}", topics=[f"t{number}"])
+    site.wire.until(lambda: {b for one in site.hints for b in one.brokers} >= {"broker-7"})
+    site.hints.clear()
+    for client in clients:
+        client.close()
+    site.wire.until(lambda: len({b for one in site.hints for b in one.brokers}) == 8)
+    assert {topic for one in site.hints for topic in one.topics} == {f"t{n}" for n in range(8)}
+    assert len(site.hints) <= 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_clients_learn_of_a_dead_or_stopped_broker_in_under_two_seconds(site, peer_process, number):
+    site.listen()
+    with peer_process(BROKER, site.endpoint) as broker:
+        site.wire.until(lambda: site.hints)
+        assert site.has_route()
+        site.hints.clear()
+        began = time.monotonic()
+        os.kill(broker.pid, number)
+        site.wire.until(lambda: site.hints)
+        assert not site.has_route()
+        assert time.monotonic() - began < 2
+
+
+def test_a_broker_that_was_stopped_and_goes_on_registers_again_by_itself(site, peer_process):
+    with peer_process(BROKER, site.endpoint) as broker:
+        site.wire.until(site.has_route)
+        os.kill(broker.pid, signal.SIGSTOP)
+        site.wire.until(lambda: not site.has_route())
+        os.kill(broker.pid, signal.SIGCONT)
+        site.wire.until(site.has_route)
+
+
+def test_a_broker_that_was_killed_can_return_at_once_with_a_new_life(site):
+    for instance in range(1, 30):
+        broker = site.wire.client(site.endpoint)
+        site.register(broker, instance=instance)
+        assert site.has_route()
+        broker.close()
+
+
+def test_a_second_live_broker_of_the_same_name_is_refused(site):
+    first, second = (site.wire.client(site.endpoint) for _ in range(2))
+    site.register(first, instance=1)
+    with pytest.raises(NoPermission, match="another live process"):
+        site.register(second, instance=2)
+    site.register(first, instance=1)
+
+
+def test_silence_is_noticed_though_the_connection_stands(wire):
+    site = Site(wire, broker_expire_ms=1_000, scan_interval_ms=50)
+    site.register()
+    assert site.has_route()
+    assert wire.until(lambda: not site.has_route()) > 0.8
+    site.server.stop()
+
+
+def test_a_drained_broker_is_not_writable(site):
+    site.register()
+    answer = site.ask(
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        WipeWritePermRequest("broker-a"),
+        WipeWritePermResponse,
+    )
+    assert answer.topic_count == 1
+    assert site.route().queues[0].perm == Perm.READ
+    assert site.register().wiped_write_perm
+
+
+def test_key_value_configuration(site):
+    site.ask(RequestCode.PUT_KV_CONFIG, KvRequest("ns", "k", "v"))
+    assert site.ask(RequestCode.GET_KV_CONFIG, KvRequest("ns", "k"), KvResponse).pairs == {"k": "v"}
+    assert site.ask(RequestCode.LIST_KV_CONFIG, KvRequest("ns"), KvResponse).pairs == {"k": "v"}
+    site.ask(RequestCode.DELETE_KV_CONFIG, KvRequest("ns", "k"))
+    with pytest.raises(BrokerError) as caught:
+        site.ask(RequestCode.GET_KV_CONFIG, KvRequest("ns", "k"))
+    assert caught.value.code == ResponseCode.QUERY_NOT_FOUND
+
+
+@pytest.mark.parametrize("code", [code for code in RequestCode if 100 <= code < 220])
+def test_garbage_as_header_is_refused(site, code):
+    if code in (
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    ):
+        site.ask(code, b"\xc1garbage")  # there is nothing to be said in it
+        return
+    with pytest.raises((MessageIllegal, UnsupportedCommand)):
+        site.ask(code, b"\xc1garbage")
+
+
+def test_what_must_outlive_a_restart_does(wire, tmp_path):
+    site = Site(wire, data_dir=str(tmp_path / "made" / "here"))
+    site.ask(RequestCode.PUT_KV_CONFIG, KvRequest("ns", "k", "v"))
+    site.register(topics=["t", TopicConfig("o", 3, 3, order=True)])
+    site.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, WipeWritePermRequest("broker-a"))
+    site.server.stop()
+    site.client.close()
+    again = Site(wire, data_dir=str(tmp_path / "made" / "here"))
+    assert again.ask(RequestCode.GET_KV_CONFIG, KvRequest("ns", "k"), KvResponse).pairs == {
+        "k": "v"
+    }
+    assert not again.has_route("t"), "only brokers know that"
+    route = again.route("o")
+    assert (route.order, route.brokers) == (True, [])
+    assert [queue.write_queue_nums for queue in route.queues] == [3]
+    assert again.register().wiped_write_perm
+    again.server.stop()
+
+
+def test_one_data_dir_serves_one_process(wire, tmp_path):
+    site = Site(wire, data_dir=str(tmp_path))
+    with pytest.raises(StoreLocked):
+        Site(wire, data_dir=str(tmp_path))
+    site.server.stop()
+    again = Site(wire, data_dir=str(tmp_path))
+    again.server.stop()
+
+
+def test_a_damaged_state_is_refused_and_kept(wire, tmp_path):
+    site = Site(wire, data_dir=str(tmp_path))
+    site.ask(RequestCode.PUT_KV_CONFIG, KvRequest("ns", "k", "v"))
+    site.server.stop()
+    for name in ("namesrv.json", "namesrv.json.bak"):
+        if (tmp_path / name).exists():
+            (tmp_path / name).write_bytes(b"garbage")
+    server = NameServer(
+        NamesrvConfig(listen_port=0, data_dir=str(tmp_path)), wire.context, wire.loop
+    )
+    with pytest.raises(Exception, match=r"namesrv\.json"):
+        server.start()
+    server.stop()
+    assert list(tmp_path.glob("*.damaged-*"))
+
+
+def test_a_taken_port_is_said_and_leaves_nothing_open(wire, site):
+    port = int(site.endpoint.rpartition(":")[2])
+    server = NameServer(NamesrvConfig(listen_port=port), wire.context, wire.loop)
+    with pytest.raises(OSError, match=str(port)):
+        server.start()
+    server.stop()
+    server.stop()
+
+
+def test_a_name_server_of_ten_thousand_topics_stays_quick(site):
+    topics = [f"topic-with-a-longer-name-{number:05}" for number in range(10_000)]
+    site.register(topics=topics)
+    began = time.monotonic()
+    for counter in range(50):
+        answer = site.ask(
+            RequestCode.REGISTER_BROKER,
+            RegisterBrokerRequest(
+                "C", "broker-a", 0, BrokerAddress("a:1"), DataVersion(5, 1), None, 6, 1
+            ),
+            RegisterBrokerResponse,
+        )
+        assert not answer.need_topics
+        site.route(topics[counter * 100])
+    assert time.monotonic() - began < 2
+    listing = site.ask(
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, TopicListRequest(), TopicList
+    )
+    assert listing.topics == topics
