@@ -190,11 +190,13 @@ class EventLoop:
             self._guard(timer.callback)
 
     def _drain_wake(self) -> None:
-        # First the flag, then the pipe: a wake-up in between costs one empty turn, whereas
-        # the other way round it would be lost.
-        self._woken = False
+        # First the pipe, then the flag. The other way round, a wake-up in between would have its
+        # byte read here and leave the flag up with an empty pipe: every later one would be lost.
+        # A wake-up that finds the flag still up is not lost, since calls and tick ends are
+        # looked at after this, in the same tick.
         try:
             while len(os.read(self._wake_read, 4_096)) == 4_096:
                 continue
         except BlockingIOError:
-            return
+            pass
+        self._woken = False
