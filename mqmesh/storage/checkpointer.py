@@ -82,6 +82,11 @@ class Checkpointer:
         self._round: Iterator[bool] | None = None
         self._next_ms: int | None = None
 
+    @property
+    def queues_synced_through(self) -> int:
+        """Everything derived from the log before this offset is on disk."""
+        return self._queues_synced_through
+
     def tick(self, now_ms: int) -> bool:
         """Does a step of a round, or begins one when it is time and there is something to save.
 

@@ -259,29 +259,32 @@ class ConsumeQueues:
         assert not self._dirty
         known = {queue.directory: queue for queue in self}
         removed = 0
-        for topic in os.scandir(self._root):
-            if not any(True for _ in os.scandir(topic.path)):
-                continue
-            for directory in list(os.scandir(topic.path)):
-                queue = known.get(directory.path)
+        for topic in os.listdir(self._root):
+            topic_directory = f"{self._root}/{topic}"
+            for name in os.listdir(topic_directory):
+                directory = f"{topic_directory}/{name}"
+                queue = known.get(directory)
                 if queue is None:
-                    self._files.close_under(directory.path)
-                    shutil.rmtree(directory.path)
+                    self._files.close_under(directory)
+                    shutil.rmtree(directory)
                 else:
                     removed += self._trim_queue(queue)
+            if not os.listdir(topic_directory):
+                os.rmdir(topic_directory)
         return removed
 
     def _trim_queue(self, queue: ConsumeQueue) -> int:
         removed = 0
-        for file in list(os.scandir(queue.directory)):
-            keep = max(0, queue.end * ENTRY_SIZE - int(file.name))
-            size = file.stat().st_size
+        for name in os.listdir(queue.directory):
+            path = f"{queue.directory}/{name}"
+            keep = max(0, queue.end * ENTRY_SIZE - int(name))
+            size = os.path.getsize(path)
             if size <= keep:
                 continue
             removed += size - keep
             if keep:
-                os.truncate(file.path, keep)
+                os.truncate(path, keep)
             else:
                 self._files.close_under(queue.directory)
-                os.unlink(file.path)
+                os.unlink(path)
         return removed

@@ -8,6 +8,7 @@ left behind, nor a batch inside of a message's body is ever taken for a record.
 
 import errno
 import os
+import struct
 import zlib
 from collections.abc import Iterator
 from typing import Final
@@ -38,8 +39,11 @@ from mqmesh.units import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
 ZEROS: Final = bytes(WINDOW_BYTES)
+_CRC_POSITION: Final = 48
 _VERSION_POSITION: Final = 56
 _OFFSET_POSITION: Final = 8
+
+_CRC_AND_SIZE = struct.Struct("<II")
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -120,11 +124,29 @@ class LogScanner:
             view = self._view(segment, start, header.total_size)
             header = check_stored(view)
         except CorruptBatch as error:
-            _refuse_newer(view, start)
+            self._refuse_newer(segment, start, view)
             raise CorruptRecord(str(error)) from error
         self._check_place(start, header.commitlog_offset, header.store_id)
         end = start + header.total_size
         return Record(start, end, header.epoch, header, None, view[: header.total_size])
+
+    def _refuse_newer(self, segment: Segment, start: int, view: memoryview) -> None:
+        """A batch of a later version is good, only not for us: never cut it, never skip it."""
+        if len(view) < HEADER_SIZE or view[_VERSION_POSITION] == VERSION:
+            return
+        # The checksums and the size stand at the same place in every version.
+        version, crc, size = (
+            view[_VERSION_POSITION],
+            *_CRC_AND_SIZE.unpack_from(view, _CRC_POSITION),
+        )
+        if not HEADER_SIZE <= size <= MAX_BATCH_BYTES:
+            return
+        view = self._view(segment, start, size)
+        if len(view) == size and zlib.crc32(view[_CRC_POSITION + 4 :]) == crc:
+            raise StorageError(
+                f"the record at {start} is of version {version}; this program knows version "
+                f"{VERSION} and leaves the store alone"
+            )
 
     def _read_marker(self, segment: Segment, start: int) -> Record:
         view = self._view(segment, start, MARKER_SIZE + MAX_MARKER_DATA)
@@ -249,18 +271,6 @@ class LogScanner:
         except OSError as error:
             raise CorruptRecord(f"{segment.path} cannot be opened: {error.strerror}") from error
         self._segment = segment
-
-
-def _refuse_newer(view: memoryview, start: int) -> None:
-    """A record of a later version is good, only not for us: never cut it, never skip it."""
-    # The header checksum covers the same bytes in every version.
-    if len(view) < HEADER_SIZE or view[_VERSION_POSITION] == VERSION:
-        return
-    if zlib.crc32(view[8:52]) == int.from_bytes(view[4:8], "little"):
-        raise StorageError(
-            f"the record at {start} is of version {view[_VERSION_POSITION]}; "
-            f"this program knows version {VERSION} and leaves the store alone"
-        )
 
 
 def _data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -406,6 +406,10 @@ class CommitLogStore(MessageStore):
             writable=self._stopped_by() is None,
         )
 
+    def checkpointed_through(self) -> CommitLogOffset:
+        """What lies before needs not be read again after whatever kind of crash."""
+        return CommitLogOffset(self._checkpointer.queues_synced_through)
+
     def close(self) -> None:
         """See ``MessageStore.close``."""
         if self._closed:

@@ -1,0 +1,140 @@
+"""A commit log store's files, and verbs of damage for them: for crash tests."""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from mqmesh.record_batch import decode_messages, read_header
+from mqmesh.storage.interface import (
+    GetStatus,
+    MessageStore,
+    RecoveryProgress,
+    StoreConfig,
+)
+from mqmesh.storage.store import CommitLogStore
+from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.store_contract import NOW, batches_in, make_batch
+from mqmesh.units import KIB
+
+SEGMENT_BYTES: Final = 64 * KIB
+PATIENCE: Final = 1_000_000
+"""Ticks."""
+
+
+class StoreFiles:
+    """A store's directory, and verbs of damage for it."""
+
+    def __init__(self, directory: Path, config: StoreConfig | None = None) -> None:
+        """Names the directory; nothing is made yet.
+
+        Args:
+            directory: The store's.
+            config: Of the store; with segments of ``SEGMENT_BYTES``.
+        """
+        self.directory = directory
+        self.config = config or StoreConfig(
+            mapped_file_size_commit_log=SEGMENT_BYTES,
+            mapped_file_size_consume_queue=64,
+            checkpoint_interval_ms=1000,
+        )
+        self.progress: list[RecoveryProgress] = []
+        self._copies = 0
+        self._stores: list[CommitLogStore] = []
+
+    def open(self) -> CommitLogStore:
+        """The store, recovered."""
+        store = CommitLogStore.open(
+            self.directory,
+            self.config,
+            clock=ManualClock(),
+            wake=lambda: None,
+            on_progress=self.progress.append,
+        )
+        self._stores.append(store)
+        return store
+
+    def close(self) -> None:
+        """Closes all stores that a test has left open."""
+        for store in self._stores:
+            store.close()
+
+    def copy(self) -> "StoreFiles":
+        """The files as they are now: what is there after the death of the process."""
+        self._copies += 1
+        name = f"{self.directory.name}-{self._copies}"
+        copy = StoreFiles(self.directory.with_name(name), self.config)
+        shutil.copytree(self.directory, copy.directory)
+        return copy
+
+    def segment(self, number: int = 0) -> Path:
+        """File of a segment of the log."""
+        return self.directory / "commitlog" / f"{number * SEGMENT_BYTES:020d}"
+
+    def queue_files(self) -> dict[str, bytes]:
+        """Content of all consume queue files by their path."""
+        root = self.directory / "consumequeue"
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }
+
+    def write(self, commitlog_offset: int, data: bytes) -> None:
+        """Puts bytes into the log."""
+        number, position = divmod(commitlog_offset, SEGMENT_BYTES)
+        assert position + len(data) <= SEGMENT_BYTES
+        with open(self.segment(number), "r+b") as file:
+            file.seek(position)
+            file.write(data)
+
+    def read(self, commitlog_offset: int, size: int) -> bytes:
+        """Bytes of the log, of one segment."""
+        number, position = divmod(commitlog_offset, SEGMENT_BYTES)
+        return self.segment(number).read_bytes()[position : position + size]
+
+    def flip(self, commitlog_offset: int, bit: int = 0) -> None:
+        """Flips a bit of the log."""
+        byte = self.read(commitlog_offset, 1)[0] ^ (1 << bit)
+        self.write(commitlog_offset, bytes([byte]))
+
+
+def settle(store: CommitLogStore, start_ms: int = 0) -> int:
+    """Ticks until everything stored so far is in a checkpoint and synced.
+
+    Returns:
+        The monotonic time of the last tick, in ms.
+    """
+    end = store.stats().max_commitlog_offset
+    for now_ms in range(start_ms, start_ms + PATIENCE):
+        store.tick(now_ms)
+        if store.checkpointed_through() >= end:
+            return now_ms
+    raise AssertionError("the checkpoint never comes")
+
+
+def put_bodies(
+    store: MessageStore, bodies: list[str], *, topic: str = "topic", queue_id: int = 0
+) -> list[int]:
+    """Stores one batch a body, in puts of one; returns their commit-log offsets."""
+    _, end = store.queue_bounds(topic, queue_id)
+    offsets: list[int] = []
+    for number, body in enumerate(bodies):
+        (result,) = store.put(
+            [make_batch([body], topic=topic, queue_id=queue_id, first_sequence=end + number)], NOW
+        )
+        offsets.append(result.commitlog_offset)
+    return offsets
+
+
+def deliverable(store: MessageStore, topic: str = "topic", queue_id: int = 0) -> dict[int, str]:
+    """What a patient consumer gets: bodies by queue offset, past everything that is damaged."""
+    found: dict[int, str] = {}
+    queue_offset, end = store.queue_bounds(topic, queue_id)
+    while queue_offset < end:
+        result = store.get(topic, queue_id, queue_offset, max_bytes=100_000)
+        assert result.status in (GetStatus.FOUND, GetStatus.NO_MATCHED_MESSAGE)
+        for batch in batches_in(result):
+            for message in decode_messages(batch, read_header(batch)):
+                found[message.queue_offset] = message.body.decode()
+        queue_offset = result.next_queue_offset
+    return found
