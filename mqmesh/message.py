@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -57,6 +57,13 @@ _ZERO: Final = 0
 
 # The bounds hold for what is decoded; what users make, check_messages checks.
 _Label = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+if TYPE_CHECKING:
+    # A sender may give any sequence.
+    _Keys = Sequence[str]
+else:
+    # A receiver gets a tuple: the empty one costs no allocation, where a list for each message
+    # would keep the garbage collector busy for a third of a consumer's time.
+    _Keys = Annotated[tuple[_Label, ...], msgspec.Meta(max_length=MAX_KEYS)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_FLAG)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
 _Property = Annotated[str, msgspec.Meta(max_length=MAX_PROPERTIES_BYTES)]
@@ -82,7 +89,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     topic: str
     body: bytes
     tag: _Label | None = None
-    keys: Annotated[Sequence[_Label], msgspec.Meta(max_length=MAX_KEYS)] = _NO_KEYS
+    keys: _Keys = _NO_KEYS
     properties: dict[_Property, _Property] | None = None
     flag: _Number = 0
     sharding_key: _Label | None = None
