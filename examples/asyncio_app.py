@@ -2,8 +2,9 @@
 
 import asyncio
 
-from mqmesh import ConsumeFromWhere, Message
 from mqmesh.aio import Producer, PushConsumer
+
+from mqmesh import ConsumeFromWhere, Message
 
 TOPIC = "ticks"
 COUNT = 1_000

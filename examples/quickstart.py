@@ -33,7 +33,7 @@ from rich.table import Table
 from mqmesh import (
     ConsumeFromWhere,
     ConsumeResult,
-    Message,
+    MQMeshError,
     Producer,
     PushConsumer,
     SendFuture,
@@ -59,33 +59,29 @@ def report(**facts: Any) -> None:
 
 
 def produce(namesrv: str) -> None:
-    """Sends all flights with their futures, and reports how many were stored."""
-    refused: list[str] = []
-    stored: Counter[str] = Counter()
-
-    def stored_or_not(message: Message, future: SendFuture) -> None:
-        error = future.exception()
-        if error is None:
-            stored[message.tag or ""] += 1
-        else:
-            refused.append(str(error))
-
-    next_report = time.monotonic()
+    """Sends all flights without waiting for each, and reports how many were stored."""
+    messages = [to_message(row) for row in rows()]
+    futures: list[SendFuture] = []
+    stored = 0
     with Producer("flights-producer", namesrv_addr=namesrv) as producer:
-        began = time.monotonic()
-        futures: list[SendFuture] = []
-        for row in rows():
-            message = to_message(row)
-            futures.append(
-                producer.send_async(message, lambda future, m=message: stored_or_not(m, future))
-            )
+        began = next_report = time.monotonic()
+        for message in messages:
+            futures.append(producer.send_async(message))
             if time.monotonic() >= next_report:
                 next_report = time.monotonic() + REPORT_S
-                report(count=stored.total())
-        for future in futures:
-            future.exception() if future.done() else future.result()
+                while stored < len(futures) and futures[stored].done():
+                    stored += 1
+                report(count=stored)
+        refused: list[str] = []
+        carriers: Counter[str] = Counter()
+        for message, future in zip(messages, futures, strict=True):
+            try:
+                future.result()
+                carriers[message.tag or ""] += 1
+            except MQMeshError as error:
+                refused.append(str(error))
         seconds = time.monotonic() - began
-    report(count=stored.total(), carriers=stored, seconds=seconds, refused=refused[:3])
+    report(count=carriers.total(), carriers=carriers, seconds=seconds, refused=refused[:3])
 
 
 def consume(namesrv: str, group: str) -> None:
@@ -109,7 +105,7 @@ def consume(namesrv: str, group: str) -> None:
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         consume_message_batch_max_size=256,
     )
-    consumer.subscribe(TOPIC, "*", count)
+    consumer.subscribe(TOPIC, "*", listener=count)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     with consumer:
@@ -350,7 +346,7 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="mqmesh-quickstart-"))
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     try:
-        console.print("starting two name servers and a broker …")
+        console.print("starting two name servers and a broker, reading the flights …")
         with cluster(folder) as namesrv:
             return 0 if run_job(console, namesrv) else 1
     except KeyboardInterrupt:

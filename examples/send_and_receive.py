@@ -32,7 +32,7 @@ def main() -> None:
         producer.send_oneway(Message(TOPIC, b"three, and I never asked", tag="oneway"))
 
     consumer = PushConsumer("hello-group", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    consumer.subscribe(TOPIC, "sync || async || oneway", listen)
+    consumer.subscribe(TOPIC, "sync || async || oneway", listener=listen)
     with consumer:
         for _ in range(3):
             if not arrived.acquire(timeout=10):
