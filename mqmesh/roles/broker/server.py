@@ -164,6 +164,7 @@ class BrokerServer:
             self._close()
 
     def _say_goodbye(self, broker: BrokerContext) -> None:
+        self._on_save()
         finish_sends(broker)
         leaving = BrokerNotAvailable(f"broker {self._config.broker_name} is stopping")
         for held in broker.holds.release_all():

@@ -1,0 +1,518 @@
+"""A broker over real sockets, on a real store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import time
+
+import pytest
+import zmq
+
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    ConfigError,
+    EndpointUnreachable,
+    MessageIllegal,
+    MQMeshError,
+    OffsetIllegal,
+    StoreLocked,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from mqmesh.message import Message
+from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
+    RoleInfo,
+    RuntimeInfo,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import (
+    MAX_FRAME_BYTES,
+    Command,
+    decode_frame,
+    decode_header,
+    encode_frame,
+    encode_header,
+)
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    ConsumerIdsChanged,
+    ConsumerList,
+    ConsumerListRequest,
+    HeartbeatRequest,
+    Subscription,
+    UnregisterClientRequest,
+)
+from mqmesh.protocol.messaging import decode_outcomes, encode_send
+from mqmesh.protocol.pulling import (
+    ConsumerOffsets,
+    PullRequest,
+    PullResponse,
+    QueryConsumerOffsetRequest,
+    QueueOffsetEntry,
+    UpdateConsumerOffsetRequest,
+)
+from mqmesh.protocol.route import (
+    DeleteTopicRequest,
+    GetRouteRequest,
+    Perm,
+    TopicConfig,
+    TopicRoute,
+)
+from mqmesh.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.roles.broker import server as broker_server
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.storage.backends import open_store
+from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
+from mqmesh.transport.client import CommandClient
+from mqmesh.units import MIB
+
+SEGMENT_BYTES = 32 * MIB
+
+
+class Site:
+    """A broker in this thread, and what its clients say."""
+
+    def __init__(self, wire, folder, **settings) -> None:
+        self.wire = wire
+        storage = {"mapped_file_size_commit_log": SEGMENT_BYTES} | settings.pop("storage", {})
+        self.config = BrokerConfig(
+            listen_port=settings.pop("listen_port", 0),
+            namesrv_addr=settings.pop("namesrv_addr", []),
+            store_path_root_dir=str(folder),
+            storage=BrokerStoreConfig(**storage),
+            **settings,
+        )
+        self.broker = BrokerServer(self.config, wire.context, wire.loop)
+        self.endpoint = self.broker.start()
+        self.sequences = itertools.count(0, 1_000)
+        self.client = wire.client(self.endpoint)
+
+    def restart(self) -> None:
+        """Stop the broker and start it on what it left; the client follows it."""
+        self.broker.stop()
+        self.broker = BrokerServer(self.config, self.wire.context, self.wire.loop)
+        self.endpoint = self.broker.start()
+        self.client = self.wire.client(self.endpoint)
+
+    def batch(self, topic="t", queue_id=0, *, bodies=(b"body",), tag=None, **options):
+        options.setdefault("first_sequence", next(self.sequences))
+        messages = [Message(topic, body, tag=tag) for body in bodies]
+        return encode_batch(
+            messages, topic=topic, queue_id=queue_id, producer_id=7, born_timestamp=1, **options
+        )
+
+    def begin(self, code, header, *body, client=None, **options):
+        """Ask; the outcome will stand in the list that is returned."""
+        done: list[Command | MQMeshError] = []
+        (client or self.client).request(
+            code, done.append, *body, header=header, **({"timeout_ms": 10_000} | options)
+        )
+        return done
+
+    def wait(self, done):
+        self.wire.until(lambda: done)
+        if isinstance(done[0], MQMeshError):
+            raise done[0]
+        return done[0]
+
+    def send(self, *batches, client=None):
+        header = encode_send(3_000, len(batches))
+        done = self.begin(RequestCode.SEND_MESSAGE, header, *batches, client=client)
+        command = self.wait(done)
+        return decode_outcomes(command.header, command.body)
+
+    def begin_pull(self, topic="t", queue_id=0, queue_offset=0, *, client=None, **options):
+        pull = PullRequest("g", topic, queue_id, queue_offset, **options)
+        return self.begin(RequestCode.PULL_MESSAGE, encode_header(pull), client=client)
+
+    def pulled(self, done):
+        command = self.wait(done)
+        data, position, bodies = bytes(command.body), 0, []
+        while position < len(data):
+            header = check_stored(data, position)
+            messages = decode_messages(data, header, position=position)
+            bodies += [message.body for message in messages]
+            position += header.total_size
+        return decode_header(PullResponse, command.header), bodies
+
+    def pull(self, *arguments, **options):
+        return self.pulled(self.begin_pull(*arguments, **options))
+
+    def ask(self, code, header, kind=None, client=None):
+        return self.wire.ask(client or self.client, code, header, kind)
+
+    def figures(self):
+        request = BrokerRuntimeInfoRequest()
+        return self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
+
+    def held(self, count):
+        """Wait until so many pulls are held."""
+        self.wire.until(lambda: self.figures()["held_pulls"] == str(count))
+
+    def join(self, client_id, group="g", client=None):
+        data = ConsumerData(group, "CLUSTERING", "LAST_OFFSET", [Subscription("t")])
+        self.ask(
+            RequestCode.HEART_BEAT, HeartbeatRequest(client_id, consumers=[data]), client=client
+        )
+
+    def members(self, group="g"):
+        request = ConsumerListRequest(group)
+        return self.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, request, ConsumerList).client_ids
+
+
+@pytest.fixture
+def make_site(wire, short_tmp_path):
+    """Makes brokers; settings by name."""
+    made = []
+
+    def make(folder="store", **settings):
+        site = Site(wire, short_tmp_path / folder, **settings)
+        made.append(site)
+        return site
+
+    yield make
+    for site in made:
+        site.broker.stop()
+
+
+@pytest.fixture
+def site(make_site):
+    """A broker as configured by default."""
+    return make_site()
+
+
+def test_what_is_sent_is_pulled(site):
+    first, second = site.send(site.batch(bodies=(b"a", b"b")), site.batch(queue_id=3))
+    assert (first.code, first.base_queue_offset) == (0, 0)
+    assert second.code == 0
+    answer, bodies = site.pull()
+    assert bodies == [b"a", b"b"]
+    assert (answer.next_queue_offset, answer.max_queue_offset) == (2, 2)
+
+
+def test_a_local_client_may_come_by_the_unix_socket(site):
+    path = site.broker._address(site.endpoint.rpartition(":")[2]).ipc
+    assert os.stat(path)
+    client = site.wire.client(f"ipc://{path}")
+    assert site.send(site.batch(), client=client)[0].code == 0
+    assert site.pull(client=client)[1] == [b"body"]
+
+
+def test_a_waiting_pull_is_answered_within_50_ms_of_the_message(site):
+    site.send(site.batch())
+    delays = []
+    for number in range(1, 11):
+        done = site.begin_pull(queue_offset=number, suspend_timeout_ms=15_000)
+        site.held(1)
+        began = time.monotonic()
+        site.send(site.batch(bodies=(b"%d" % number,)))
+        assert site.pulled(done)[1] == [b"%d" % number]
+        delays.append(time.monotonic() - began)
+    assert sorted(delays)[5] < 0.050
+
+
+def test_a_waiting_pull_ends_when_its_time_is_over(site):
+    site.send(site.batch())
+    began = time.monotonic()
+    answer, bodies = site.pull(queue_offset=1, suspend_timeout_ms=300)
+    assert (answer.next_queue_offset, bodies) == (1, [])
+    assert 0.3 <= time.monotonic() - began < 1.5
+
+
+def test_pulls_of_a_lost_client_are_forgotten(site):
+    site.send(site.batch())
+    other = CommandClient(site.wire.context, site.wire.loop, site.endpoint)
+    site.begin_pull(queue_offset=1, suspend_timeout_ms=30_000, client=other)
+    site.held(1)
+    other.close()
+    site.held(0)
+
+
+def test_duplicates_are_answered_like_the_first_also_after_a_restart(site):
+    batch = site.batch(bodies=(b"once",), first_sequence=5)
+    (first,) = site.send(batch)
+    assert site.send(batch) == [first]
+    site.restart()
+    assert site.send(batch) == [first]
+    assert site.pull()[1] == [b"once"]
+
+
+def test_refusals_are_told_and_the_connection_goes_on(site):
+    assert site.send(site.batch())[0].code == 0
+    codes = [
+        one.code
+        for one in site.send(
+            site.batch(queue_id=4), site.batch("%RETRY%g"), site.batch(), site.batch("new")
+        )
+    ]
+    assert codes == [ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, 0, 0]
+    with pytest.raises(TopicNotFound):
+        site.pull("unknown")
+    with pytest.raises(MessageIllegal):
+        site.pull(queue_id=4)
+    with pytest.raises(UnsupportedCommand):
+        site.wait(site.begin(9_999, b""))
+    assert site.pull()[1] == [b"body", b"body"]
+
+
+def test_a_body_over_the_limit_is_refused(make_site):
+    site = make_site(max_message_size=1_000)
+    (outcome,) = site.send(site.batch(bodies=(b"x" * 2_000_000,)))
+    assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "max_message_size" in outcome.remark
+
+
+def test_queue_counts_and_permissions_change_under_load(site):
+    def set_topic(*config):
+        request = UpdateTopicRequest(TopicConfig("t", *config))
+        return site.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, request, TopicConfig)
+
+    def codes():
+        return [one.code for one in site.send(*[site.batch(queue_id=q) for q in range(4)])]
+
+    illegal, forbidden = ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION
+    set_topic(2, 2)
+    assert codes() == [0, 0, illegal, illegal]
+    set_topic(4, 4)
+    assert codes() == [0] * 4
+    set_topic(4, 1)
+    assert codes() == [0] + [illegal] * 3
+    assert site.pull(queue_id=3)[1] == [b"body"]
+    set_topic(4, 4, Perm.READ.value)
+    assert codes() == [forbidden] * 4
+    site.restart()
+    assert codes() == [forbidden] * 4, "as it was set"
+
+
+def test_with_sync_flush_an_answer_means_that_the_disk_has_it(make_site):
+    site = make_site(storage={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    waiting = site.begin_pull(suspend_timeout_ms=15_000) if site.send(site.batch()) else None
+    assert site.pulled(waiting)[1] == [b"body"]
+    figures = site.figures()
+    assert int(figures["store_durable_offset"]) == int(figures["store_max_commitlog_offset"])
+    held = site.begin_pull(queue_offset=1, suspend_timeout_ms=15_000)
+    (outcome,) = site.send(site.batch(bodies=(b"two",)))
+    assert (outcome.code, outcome.status) == (0, 0)
+    assert site.pulled(held)[1] == [b"two"]
+
+
+def test_members_are_told_when_one_joins_leaves_or_dies(site):
+    notices = {name: [] for name in ("c1", "c2")}
+    clients = {}
+    for name, heard in notices.items():
+        clients[name] = CommandClient(
+            site.wire.context, site.wire.loop, site.endpoint, on_command=heard.append
+        )
+        site.join(name, client=clients[name])
+    site.wire.until(lambda: notices["c1"] and notices["c2"])
+    change = decode_header(ConsumerIdsChanged, notices["c1"][-1].header)
+    assert (notices["c1"][-1].code, change.group) == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, "g")
+    assert site.members() == ["c1", "c2"]
+    notices["c1"].clear()
+    began = time.monotonic()
+    clients["c2"].close()
+    site.wire.until(lambda: notices["c1"])
+    assert 0.9 < time.monotonic() - began < 3
+    assert site.members() == ["c1"]
+    site.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1"), client=clients["c1"])
+    with pytest.raises(MQMeshError, match="no member"):
+        site.members()
+    clients["c1"].close()
+
+
+def commit(site, *entries):
+    queues = [QueueOffsetEntry(*one) for one in entries]
+    site.ask(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", "client", queues))
+
+
+def committed(site, *queues):
+    request = QueryConsumerOffsetRequest("g", [QueueOffsetEntry(*one) for one in queues])
+    found = site.ask(RequestCode.QUERY_CONSUMER_OFFSET, request, ConsumerOffsets)
+    return [one.queue_offset for one in found.queues]
+
+
+def test_offsets_and_topics_outlive_a_restart_but_not_their_topic(site):
+    site.send(site.batch(bodies=(b"a", b"b")), site.batch("u"))
+    commit(site, ("t", 0, 2), ("u", 0, 1))
+    with pytest.raises(OffsetIllegal):
+        commit(site, ("t", 0, 3))
+    site.restart()
+    assert committed(site, ("t", 0), ("u", 0), ("t", 1)) == [2, 1, -1]
+    site.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest("t"))
+    assert committed(site, ("t", 0), ("u", 0)) == [-1, 1]
+    site.restart()
+    assert committed(site, ("t", 0), ("u", 0)) == [-1, 1]
+    with pytest.raises(TopicNotFound):
+        site.pull()
+    assert site.send(site.batch())[0].base_queue_offset == 0
+
+
+def test_a_lost_topic_table_is_made_good_from_the_store(site, short_tmp_path):
+    site.send(site.batch(queue_id=2, bodies=(b"kept",)))
+    site.broker.stop()
+    for path in (short_tmp_path / "store" / "config").iterdir():
+        path.unlink()
+    site.restart()
+    assert site.pull(queue_id=2)[1] == [b"kept"]
+
+
+@pytest.fixture
+def namesrv(wire):
+    server = NameServer(NamesrvConfig(listen_port=0), wire.context, wire.loop)
+    endpoint = server.start()
+    yield endpoint.removeprefix("tcp://")
+    server.stop()
+
+
+def test_the_name_server_knows_topics_as_soon_as_they_are_there(make_site, namesrv, wire):
+    site = make_site(namesrv_addr=[namesrv], register_broker_interval_ms=60_000)
+    asker = wire.client(f"tcp://{namesrv}")
+
+    def route():
+        try:
+            return wire.ask(
+                asker, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteRequest("t"), TopicRoute
+            )
+        except TopicNotFound:
+            return None
+
+    assert route() is None
+    site.send(site.batch())
+    assert wire.until(route) < 1
+    found = route()
+    assert (found.queues[0].broker_name, found.queues[0].write_queue_nums) == ("broker-a", 4)
+    address = found.brokers[0].addresses[0]
+    assert f"tcp://{address.tcp}" == site.endpoint
+    assert os.path.exists(address.ipc)
+    assert site.figures()["namesrvs_registered"] == "1"
+    site.broker.stop()
+    assert wire.until(lambda: route() is None) < 1
+
+
+def test_a_stop_is_quick_and_answers_those_who_wait(site):
+    site.send(site.batch())
+    done = site.begin_pull(queue_offset=1, suspend_timeout_ms=30_000)
+    site.held(1)
+    began = time.monotonic()
+    site.broker.stop()
+    assert time.monotonic() - began < 2
+    with pytest.raises((BrokerNotAvailable, EndpointUnreachable)):
+        site.wait(done)
+    site.broker.stop()
+
+
+def test_a_second_broker_on_the_same_store_is_refused_and_harms_nothing(site, make_site):
+    with pytest.raises(StoreLocked):
+        make_site()
+    path = site.broker._address("0").ipc
+    client = site.wire.client(f"ipc://{path}")
+    assert site.ask(RequestCode.PING, b"", RoleInfo, client).state == "running"
+    assert site.send(site.batch())[0].code == 0
+
+
+def test_a_recovering_broker_answers_ping_and_refuses_all_else(make_site, wire, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    client = wire.client(f"tcp://127.0.0.1:{port}")
+    seen = []
+
+    def slow_open(*arguments, on_progress, **options):
+        ping, pull = [], []
+        header = encode_header(PullRequest("g", "t", 0, 0))
+        client.request(RequestCode.PING, ping.append, timeout_ms=10_000)
+        client.request(RequestCode.PULL_MESSAGE, pull.append, header=header, timeout_ms=10_000)
+        deadline = time.monotonic() + 10
+        while not (ping and pull) and time.monotonic() < deadline:
+            on_progress(RecoveryProgress("reading", 1, 2))
+        seen.extend((decode_header(RoleInfo, ping[0].header).state, pull[0]))
+        return open_store(*arguments, on_progress=on_progress, **options)
+
+    monkeypatch.setattr(broker_server, "open_store", slow_open)
+    site = make_site(listen_port=port)
+    assert seen[0] == "recovering"
+    assert isinstance(seen[1], BrokerNotAvailable)
+    assert site.ask(RequestCode.PING, b"", RoleInfo).state == "running"
+
+
+def test_what_cannot_be_started_says_why(make_site, site, short_tmp_path):
+    port = int(site.endpoint.rpartition(":")[2])
+    with pytest.raises(OSError, match="in use"):
+        make_site("other", listen_port=port)
+    (short_tmp_path / "file").write_text("")
+    with pytest.raises((MQMeshError, OSError)):
+        make_site("file")
+    with pytest.raises(ConfigError, match="host:port"):
+        make_site("third", namesrv_addr=["nonsense"])
+    assert site.send(site.batch())[0].code == 0
+
+
+HOSTILE = random.Random(4)
+
+
+def hostile_frames():
+    codes = [int(code) for code in RequestCode] + [0, 65_535]
+    for code in codes:
+        for header in (b"", b"\x90", b"\xc1", HOSTILE.randbytes(40), b"\x91" * 2_000):
+            yield encode_frame(code, 1, HOSTILE.randbytes(30), header=header)
+    whole = encode_frame(
+        RequestCode.SEND_MESSAGE, 1, b"MQB1" + bytes(200), header=encode_send(1, 1)
+    )
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for _ in range(HOSTILE.randrange(1, 6)):
+            damaged[HOSTILE.randrange(len(damaged))] = HOSTILE.randrange(256)
+        yield bytes(damaged[: HOSTILE.randrange(len(damaged) + 1)])
+
+
+def test_malformed_frames_leave_other_clients_unaffected(site, wire):
+    hostile = wire.context.socket(zmq.DEALER)
+    hostile.setsockopt(zmq.LINGER, 0)
+    hostile.connect(site.endpoint)
+    sent = 0
+    for frame in hostile_frames():
+        hostile.send(frame)
+        sent += 1
+        if sent % 20 == 0:
+            assert site.send(site.batch())[0].code == 0
+            while hostile.poll(0):
+                assert decode_frame(hostile.recv()).code != 0 or sent > 0
+    hostile.close()
+    assert sent > 300
+    figures = site.figures()
+    assert figures["callback_failures_total"] == "0"
+    assert int(figures["malformed_frames_total"]) > 0
+    _, bodies = site.pull(max_bytes=MIB)
+    assert len(bodies) == sent // 20
+
+
+def test_random_bytes_and_oversized_frames_on_the_port_leave_other_clients_unaffected(site, wire):
+    host, _, port = site.endpoint.removeprefix("tcp://").rpartition(":")
+    for number in range(50):
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(HOSTILE.randbytes(2_000))
+        if number % 10 == 0:
+            assert site.send(site.batch())[0].code == 0
+    hostile = wire.context.socket(zmq.DEALER)
+    hostile.setsockopt(zmq.LINGER, 0)
+    hostile.connect(site.endpoint)
+    hostile.send(bytes(MAX_FRAME_BYTES + 1))
+    assert site.send(site.batch())[0].code == 0
+    hostile.close()
+    assert site.figures()["callback_failures_total"] == "0"
+
+
+def test_one_producer_of_oversized_batches_does_not_stop_the_others(site):
+    for _ in range(3):
+        (big, small) = site.send(
+            site.batch(bodies=(b"x" * (15 * MIB),)), site.batch(bodies=(b"small",))
+        )
+        assert big.code == ResponseCode.MESSAGE_ILLEGAL
+        assert small.code == 0
