@@ -96,6 +96,19 @@ class Portion:
         self._items.clear()  # a list's iterator ends where its list does
 
 
+def make_portions(
+    work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+) -> list[Portion]:
+    """Divides messages into portions; the list is taken over."""
+    size = work.portion_size
+    if len(messages) <= size:
+        return [Portion(work, messages, span, attempt)]
+    return [
+        Portion(work, messages[start : start + size], span, attempt)
+        for start in range(0, len(messages), size)
+    ]
+
+
 class OnFailed(Protocol):
     """What becomes of messages whose listener failed; called by a worker."""
 
@@ -111,7 +124,36 @@ class OnFailed(Protocol):
         """
 
 
-class ConsumeService:
+class Workers(Protocol):
+    """Those who call listeners."""
+
+    def submit(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
+    ) -> None:
+        """Has messages consumed; in the client's own thread.
+
+        Args:
+            work: The queue they belong to.
+            messages: In order, at least one; the list is taken over.
+            span: Where their states are kept; all are ``OPEN``.
+            attempt: How often they have failed.
+        """
+
+    def revoke(self, work: QueueWork) -> None:
+        """Hands out nothing more of a queue; in the client's own thread."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Hands out nothing more, and waits for calls that run; also from within a listener.
+
+        Args:
+            timeout_s: How long to wait.
+
+        Returns:
+            False when listeners still run.
+        """
+
+
+class ConsumeService(Workers):
     """The worker threads of one consumer.
 
     Args:
@@ -149,22 +191,7 @@ class ConsumeService:
     def submit(
         self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
     ) -> None:
-        """Has messages consumed; in the client's own thread.
-
-        Args:
-            work: The queue they belong to.
-            messages: In order, at least one; the list is taken over.
-            span: Where their states are kept; all are ``OPEN``.
-            attempt: How often they have failed.
-        """
-        size = work.portion_size
-        if len(messages) <= size:
-            portions = [Portion(work, messages, span, attempt)]
-        else:
-            portions = [
-                Portion(work, messages[start : start + size], span, attempt)
-                for start in range(0, len(messages), size)
-            ]
+        portions = make_portions(work, messages, span, attempt)
         with self._changed:
             if self._closed or work.revoked:
                 return
@@ -178,7 +205,6 @@ class ConsumeService:
             self._call_later(WATCH_MS, self._watch)
 
     def revoke(self, work: QueueWork) -> None:
-        """Hands out nothing more of a queue; in the client's own thread."""
         work.revoked = True
         with self._changed:
             for portion in self._ready:
@@ -186,14 +212,6 @@ class ConsumeService:
                     portion.revoke()
 
     def close(self, timeout_s: float) -> bool:
-        """Hands out nothing more, and waits for calls that run; also from within a listener.
-
-        Args:
-            timeout_s: How long to wait.
-
-        Returns:
-            False when listeners still run.
-        """
         with self._changed:
             self._closed = True
             for portion in self._ready:

@@ -85,7 +85,7 @@ class PullConsumer:
         self._order = PollOrder()
         self._mode = ""
         self._state = "new"
-        self._on_arrival: Callable[[], None] | None = None
+        self._hook: Callable[[], None] | None = None
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -101,9 +101,23 @@ class PullConsumer:
             self._state = "running"
             self._engine.start()
 
-    def close(self) -> None:
-        """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent."""
-        self._close(self.options.auto_commit)
+    def close(self, *, unfinished: bool = False) -> None:
+        """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
+
+        Args:
+            unfinished: What the last poll returned was not worked on and shall come again.
+        """
+        if self._state == "closed":
+            return
+        running, self._state = self._state == "running", "closed"
+        with self._changed:
+            if self.options.auto_commit and not unfinished:
+                self._ack()
+            self._arrived()  # whoever polls finds the consumer closed
+        if running:
+            self._engine.close(lambda: None)
+        else:
+            self._engine.client.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,21 +129,7 @@ class PullConsumer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # What the last poll returned was perhaps not worked on: it will come again.
-        self._close(self.options.auto_commit and error is None)
-
-    def _close(self, ack: bool) -> None:
-        if self._state == "closed":
-            return
-        running, self._state = self._state == "running", "closed"
-        with self._changed:
-            if ack:
-                self._ack()
-            self._arrived()  # whoever polls finds the consumer closed
-        if running:
-            self._engine.close(lambda: None)
-        else:
-            self._engine.client.close()
+        self.close(unfinished=error is not None)
 
     # ---- Which queues ----------------------------------------------------------------
 
@@ -360,17 +360,25 @@ class PullConsumer:
                 the next commit.
         """
         chosen = self._chosen(tuple(offsets or ()))
-        with self._changed:
-            if offsets is None:
-                self._ack()
-            else:
-                for queue, offset in offsets.items():
-                    self._buffers[queue].acked = offset
+        self.acknowledge(offsets)
 
         def commit(done: _OnDone[bool]) -> None:
             self._engine.commit(chosen, lambda error: done(True if error is None else error))
 
         self._call(commit)
+
+    def acknowledge(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Says what is done, as ``commit`` does, and leaves it to later commits to tell brokers.
+
+        Raises:
+            InvalidArgument: A queue is not assigned.
+        """
+        with self._changed:
+            if offsets is None:
+                self._ack()
+                return
+            for queue, offset in offsets.items():
+                self._buffer(queue).acked = offset
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group committed of a queue; None if it never did.
@@ -396,6 +404,14 @@ class PullConsumer:
     def counters(self) -> PullCounters:
         """What happened to the pulls so far."""
         return self._engine.counters
+
+    def on_arrival(self, hook: Callable[[], None]) -> None:
+        """Has a function called whenever a poll may find something.
+
+        Args:
+            hook: Called in the client's own thread; must return at once.
+        """
+        self._hook = hook
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -442,8 +458,8 @@ class PullConsumer:
 
     def _arrived(self) -> None:
         self._changed.notify_all()
-        if self._on_arrival is not None:
-            self._on_arrival()
+        if self._hook is not None:
+            self._hook()
 
     def _buffer(self, queue: MessageQueue) -> FetchBuffer:
         self._check_running()

@@ -12,7 +12,7 @@ from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
-from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork
+from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry
@@ -40,7 +40,7 @@ class PushSink:
         self,
         start: int,
         options: PushConsumerOptions,
-        service: ConsumeService,
+        service: Workers,
         make_work: Callable[[], QueueWork],
     ) -> None:
         self._options = options
@@ -144,12 +144,7 @@ class PushConsumer:
             self._make_sink,
         )
         self._retry = LocalRetry(self._call_later, self._submit)
-        self._service = ConsumeService(
-            f"mqmesh-{group}",
-            self.options.consume_thread_count,
-            self._call_later,
-            self._retry.on_failed,
-        )
+        self._service = self._make_service()
         self._listeners: dict[str, Listener] = {}
         self._state = "new"
 
@@ -271,6 +266,14 @@ class PushConsumer:
             action()
         else:
             self._engine.client.post(action)
+
+    def _make_service(self) -> Workers:
+        return ConsumeService(
+            f"mqmesh-{self.group}",
+            self.options.consume_thread_count,
+            self._call_later,
+            self._retry.on_failed,
+        )
 
     def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
         listener = self._listeners[queue.topic]

@@ -1,0 +1,145 @@
+"""Hands messages to coroutine listeners, many side by side in one asyncio loop."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from operator import length_hint
+from typing import Any, Final
+
+from mqmesh.message import StoredMessage
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_service import OnFailed, Portion, QueueWork, Workers, make_portions
+from mqmesh.sdk.process_queue import DONE, PARKED, Span
+
+CALLS_PER_TURN: Final = 64
+"""A task whose listener never really waits lets others run after so many calls."""
+
+AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult]]
+
+_SUCCESS: Final = ConsumeResult.SUCCESS
+_log = logging.getLogger(__name__)
+
+
+class AioConsumeService(Workers):
+    """Tasks that call coroutine listeners; the twin of ``ConsumeService``.
+
+    Everything but ``submit``, ``revoke`` and ``close`` happens in the asyncio loop.
+
+    Args:
+        loop: Where the listeners run.
+        tasks: Most calls side by side.
+        listener_of: The coroutine function behind a queue's listener.
+        on_failed: Takes over the messages of a failed call.
+        closer: The task that closes the consumer; it may be one of ours, and is not waited for.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tasks: int,
+        listener_of: Callable[[QueueWork], AsyncListener],
+        on_failed: OnFailed,
+        closer: Callable[[], asyncio.Task[Any] | None] = lambda: None,
+    ) -> None:
+        self._loop = loop
+        self._closer = closer
+        self._most_tasks = tasks
+        self._listener_of = listener_of
+        self._on_failed = on_failed
+        self._ready: deque[Portion] = deque()
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._closed = False
+        self._finished = threading.Event()
+
+    def submit(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
+    ) -> None:
+        if self._closed or work.revoked:
+            return
+        portions = make_portions(work, messages, span, attempt)
+        try:
+            self._loop.call_soon_threadsafe(self._add, portions)
+        except RuntimeError:
+            _log.debug("the event loop is closed; %d messages will come again", len(messages))
+
+    def revoke(self, work: QueueWork) -> None:
+        work.revoked = True
+        for portion in list(self._ready):
+            if portion.work is work:
+                portion.revoke()
+
+    def close(self, timeout_s: float) -> bool:
+        self._closed = True
+        try:
+            self._loop.call_soon_threadsafe(self._stop)
+        except RuntimeError:
+            return not self._tasks
+        if self._finished.wait(timeout_s):
+            return True
+        self._loop.call_soon_threadsafe(self._cancel)
+        return False
+
+    def _add(self, portions: list[Portion]) -> None:
+        self._ready.extend(portion for portion in portions if not portion.work.revoked)
+        waiting = sum(length_hint(portion.calls) for portion in portions)
+        for _ in range(min(waiting, self._most_tasks - len(self._tasks))):
+            task = self._loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._closed:
+            self._check_finished()
+
+    def _stop(self) -> None:
+        for portion in self._ready:
+            portion.revoke()
+        self._ready.clear()
+        self._check_finished()
+
+    def _check_finished(self) -> None:
+        if not self._tasks - {self._closer()}:
+            self._finished.set()
+
+    def _cancel(self) -> None:
+        for task in self._tasks - {self._closer()}:
+            if task is not None:
+                task.cancel()
+
+    async def _work(self) -> None:
+        while self._ready:
+            portion = self._ready[0]
+            await self._consume(portion)
+            if self._ready and self._ready[0] is portion:
+                self._ready.popleft()
+            portion.work.on_progress()
+
+    async def _consume(self, portion: Portion) -> None:
+        listener = self._listener_of(portion.work)
+        result: BaseException | object
+        if portion.work.revoked:
+            portion.revoke()
+        for calls, item in enumerate(portion.calls, 1):
+            messages = item if isinstance(item, list) else [item]
+            first, last = messages[0].queue_offset, messages[-1].queue_offset
+            try:
+                result = await listener(messages.copy())
+            except Exception as error:
+                result = error
+            if result is _SUCCESS:
+                portion.span.mark(first, last, DONE)
+            else:
+                self._fail(portion, messages, result)
+            if calls % CALLS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _fail(
+        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
+    ) -> None:
+        for message in messages:
+            portion.span.mark(message.queue_offset, message.queue_offset, PARKED)
+        if not portion.work.revoked:
+            self._on_failed(portion, messages, cause)
