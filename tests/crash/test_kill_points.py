@@ -1,0 +1,187 @@
+"""The process dies before every single system call that changes a file, recovery included."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
+from mqmesh.testing.store_contract import NOW, make_batch
+from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
+
+CHANGING_CALLS = (
+    "pwrite",
+    "pwritev",
+    "write",
+    "rename",
+    "replace",
+    "link",
+    "unlink",
+    "rmdir",
+    "truncate",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+    "mkdir",
+)
+
+
+class KillPoints:
+    """Keeps a copy of the files as they are before each changing call, of whatever thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._lock = threading.RLock()
+        self._files: StoreFiles | None = None
+        self._facts: Callable[[], Any] = tuple
+        self._copies: list[tuple[StoreFiles, Any]] = []
+        for name in CHANGING_CALLS:
+            monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
+
+    def start(self, files: StoreFiles, facts: Callable[[], Any]) -> None:
+        """Copies from now on; each copy is kept with what ``facts`` returns then."""
+        with self._lock:
+            self._files, self._facts = files, facts
+
+    def stop(self) -> Iterator[tuple[StoreFiles, Any]]:
+        """Ends it; gives the copies and removes each after it was looked at."""
+        with self._lock:
+            self._files = None
+        assert len(self._copies) > 10
+        for copy, facts in self._copies:
+            yield copy, facts
+            copy.close()
+            shutil.rmtree(copy.directory)
+
+    def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            with self._lock:
+                files, self._files = self._files, None
+                if files is not None:
+                    self._copies.append((files.copy(), self._facts()))
+                    self._files = files
+                return call(*arguments, **keywords)
+
+        return wrapped
+
+
+@pytest.fixture
+def kill_points(monkeypatch: pytest.MonkeyPatch) -> KillPoints:
+    return KillPoints(monkeypatch)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[StoreFiles]:
+    files = StoreFiles(
+        tmp_path / "store",
+        StoreConfig(
+            flush_disk_type=FlushDiskType.ASYNC_FLUSH,
+            flush_interval_commitlog_ms=10,
+            mapped_file_size_commit_log=SEGMENT_BYTES,
+            mapped_file_size_consume_queue=16,
+            checkpoint_interval_ms=100,
+        ),
+    )
+    yield files
+    files.close()
+
+
+def recover(files: StoreFiles) -> tuple[dict[int, str], dict[int, str], int]:
+    """Opens, looks, and closes; what two queues hold, and where the log ends."""
+    store = files.open()
+    found = deliverable(store), deliverable(store, "other", 1), store.stats().epoch
+    assert not store.stats().damaged
+    store.close()
+    return found
+
+
+class Workload:
+    """Puts, rolls, a deleted topic, checkpoints and a clean stop, and what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[str] = []
+        self.attempted: list[str] = []
+
+    def run(self, files: StoreFiles) -> None:
+        store = files.open()
+        now_ms = 0
+        for number in range(24):
+            body = f"{number}:" + "x" * 9000
+            self.attempted.append(body)
+            put_bodies(store, [body], topic="other", queue_id=1)
+            self.acknowledged.append(body)
+            if number % 6 == 3:
+                put_bodies(store, ["gone"])
+                store.delete_topic("topic")
+            for _ in range(5):
+                now_ms += 30
+                store.tick(now_ms)
+        settle(store, now_ms)
+        store.close()
+
+
+def test_what_was_acknowledged_survives_at_every_kill_point(
+    files: StoreFiles, kill_points: KillPoints
+) -> None:
+    workload = Workload()
+    files.directory.mkdir()
+    kill_points.start(files, lambda: len(workload.acknowledged))
+    workload.run(files)
+    for copy, acknowledged in kill_points.stop():
+        _, found, _ = recover(copy)
+        bodies = list(found.values())
+        assert list(found) == list(range(len(found)))
+        assert len(bodies) >= acknowledged
+        assert bodies == workload.attempted[: len(bodies)]
+
+
+def test_a_recovery_that_dies_anywhere_is_recovered_from(
+    files: StoreFiles, kill_points: KillPoints
+) -> None:
+    store = files.open()
+    put_bodies(store, ["x" * 9000] * 5, topic="other", queue_id=1)
+    settle(store)
+    offsets = put_bodies(store, ["y" * 9000] * 12, topic="other", queue_id=1)
+    store.put([make_batch(["gone"])], NOW)
+    store.delete_topic("topic")
+    crashed = files.copy()
+    crashed.flip(offsets[9] + 5000)
+    reference = recover(crashed.copy())
+    assert len(reference[1]) == 14
+
+    kill_points.start(crashed, tuple)
+    recovered = crashed.open()
+    for copy, _ in kill_points.stop():
+        topic, other, _ = recover(copy)
+        assert (topic, other) == reference[:2]
+        again = copy.open()
+        assert again.stats().cut_bytes == 0
+    assert deliverable(recovered, "other", 1) == reference[1]
+    crashed.close()
+
+
+def test_a_repeated_send_is_recognised_after_every_kill_point(
+    files: StoreFiles, kill_points: KillPoints
+) -> None:
+    stored = 0
+    files.directory.mkdir()
+    kill_points.start(files, lambda: stored)
+    store = files.open()
+    for number in range(12):
+        batch = make_batch([f"{number}"], producer_id=77, first_sequence=number)
+        store.put([batch], NOW)
+        stored += 1
+        store.tick(number * 60)
+    settle(store, 1000)
+    store.close()
+    for copy, stored_then in kill_points.stop():
+        recovered = copy.open()
+        for number in range(max(0, stored_then - 5), stored_then):
+            again = make_batch([f"{number}"], producer_id=77, first_sequence=number)
+            (result,) = recovered.put([again], NOW)
+            assert result.status is PutStatus.DUPLICATE
+            assert result.base_queue_offset == number
