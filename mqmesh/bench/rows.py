@@ -16,6 +16,8 @@ from mqmesh.bench.sides import (
     limit_drain,
     product_both,
     product_drain,
+    product_endurance,
+    product_idle,
     product_produce,
 )
 
@@ -172,6 +174,26 @@ def _other_rows() -> list[Row]:
     ]
 
 
+def _memory_rows() -> list[Row]:
+    return [
+        Row(
+            name="idle",
+            unit="MiB",
+            what="memory of an idle broker; its CPU is among the further figures",
+            product=partial(product_idle, 3.0),
+            most=80.0,
+        ),
+        Row(
+            name="memory_10m",
+            unit="MiB",
+            what="growth of the broker while 10 million messages are stored and drained",
+            product=partial(product_endurance, Load(messages=10_000_000, window=32)),
+            most=10.0,
+            optional=True,
+        ),
+    ]
+
+
 ROWS: Final = {
     row.name: row
     for row in [
@@ -179,5 +201,6 @@ ROWS: Final = {
         *_throughput_rows(1024, 400_000),
         *_latency_rows(),
         *_other_rows(),
+        *_memory_rows(),
     ]
 }

@@ -241,6 +241,38 @@ def product_both(
         return cluster.memory(_measure_both(producer, consumer, cluster.child))
 
 
+def product_idle(seconds: float, conditions: Conditions) -> Sample:
+    """A broker that has nothing to do; the value is its memory in MiB."""
+    with _crew(conditions) as crew:
+        broker = Cluster(crew, Load(messages=1), conditions).child
+        time.sleep(1.0)  # what a start leaves to be done is no idling
+        before = broker.usage()
+        time.sleep(seconds)
+        after = broker.usage()
+        percent = (after.cpu_s - before.cpu_s) / seconds * 100
+        extra = {"cpu_percent": percent}
+        return Sample(value=after.rss_bytes / MIB, message_count=0, extra=extra)
+
+
+def product_endurance(load: Load, conditions: Conditions) -> Sample:
+    """Stores and drains a tenth of the messages, then the others.
+
+    The value is by how many MiB the broker's memory has grown in between; a consumer that
+    goes on where another one stopped gets each message once.
+    """
+    with _crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        rss = []
+        for part in (0.1, 0.9):
+            portion = msgspec.structs.replace(conditions, scale=conditions.scale * part)
+            for kind in ("produce_batches", "drain"):
+                _fill(crew.client(load.task(kind, cluster.namesrv, portion)))
+            rss.append(cluster.child.usage().rss_bytes / MIB)
+        sample = Sample(value=rss[1] - rss[0], message_count=conditions.count(load.messages))
+        sample.extra["broker_rss_after_a_tenth_mib"] = rss[0]
+        return cluster.memory(sample)
+
+
 # ---- Both sides --------------------------------------------------------------------------
 
 
@@ -261,11 +293,11 @@ def _crew(conditions: Conditions) -> Iterator[Crew]:
         yield crew
 
 
-def _fill(producer: Child) -> None:
-    producer.wait_ready()
-    producer.go()
-    producer.wait_report(RUN_TIMEOUT_S)
-    producer.stop()
+def _fill(client: Child) -> None:
+    client.wait_ready()
+    client.go()
+    client.wait_report(RUN_TIMEOUT_S)
+    client.stop()
 
 
 def _measure_alone(name: str, client: Child, broker: Child) -> Sample:
