@@ -227,7 +227,9 @@ class PullLoop:
         if answer.status == PullStatus.OFFSET_ILLEGAL:
             self._wrong_offset(answer)
             return
-        self._beyond_end.clear()
+        if self._beyond_end:
+            self._believe(answer.min_queue_offset)
+            return
         if answer.status == PullStatus.FOUND:
             self._take_batches(body, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
@@ -326,15 +328,24 @@ class PullLoop:
             self._sink.move(answer.min_queue_offset)
             self._again(0)
             return
-        # A broker that lost its tail fills these offsets with other messages. To repeat some is
-        # allowed, to skip one is not: so the lowest end it ever told of is where we go on.
         self._beyond_end.append(answer.max_queue_offset)
         _log.warning("%s lies behind the end, %d", where, answer.max_queue_offset)
         if len(self._beyond_end) < BEYOND_END_TRIES:
             self._again(BEYOND_END_RETRY_MS)
-            return
-        end = max(min(self._beyond_end), answer.min_queue_offset)
-        _log.error("%s is unknown to the broker, which lost messages; going on at %d", where, end)
+        else:
+            self._believe(answer.min_queue_offset)
+
+    def _believe(self, min_queue_offset: int) -> None:
+        # A broker that lost its tail fills the lost offsets with other messages, perhaps before
+        # we ask again. To repeat some is allowed, to skip one is not: so the lowest end that it
+        # ever told of is where we go on.
+        end = max(min(self._beyond_end), min_queue_offset)
+        _log.error(
+            "%s: the broker lost messages before offset %d, where we were; going on at %d",
+            _named(self.queue),
+            self._sink.next_offset,
+            end,
+        )
         self._beyond_end.clear()
         self._sink.move(end)
         self._again(0)

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MessageQueue
 
-VIRTUAL_NODES_DEFAULT: Final = 10
+VIRTUAL_NODES_DEFAULT: Final = 100
 
 
 class AllocateStrategy(Protocol):

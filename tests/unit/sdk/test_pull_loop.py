@@ -1,0 +1,338 @@
+"""One queue's pulls: what is taken, what is refused, and what happens next."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy
+from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.record_batch import BROKER_PART_SIZE, encode_batch, read_header, stamp
+from mqmesh.sdk.pull_loop import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MS,
+    BEYOND_END_RETRY_MS,
+    CORRUPT_TRIES,
+    STOPPED_RETRY_MS,
+    PullCounters,
+    PullLoop,
+    PullSettings,
+)
+
+QUEUE = MessageQueue("t", "broker-a", 3)
+
+
+def stored_batch(base: int, count: int, *, queue_id: int = 3, tags: str = "") -> bytes:
+    """A batch as a broker would send it; its bodies are the queue offsets."""
+    batch = encode_batch(
+        [
+            Message("t", b"%d" % offset, tag=tags[offset - base] if tags else None)
+            for offset in range(base, base + count)
+        ],
+        topic="t",
+        queue_id=queue_id,
+        producer_id=1,
+        first_sequence=base,
+        born_timestamp=0,
+    )
+    part = stamp(
+        read_header(batch),
+        commitlog_offset=base * 1_000,
+        base_queue_offset=base,
+        store_timestamp=5,
+        epoch=0,
+        store_id=1,
+    )
+    return part + batch[BROKER_PART_SIZE:]
+
+
+class FakeNetwork:
+    """Keeps requests and timers until the test answers them."""
+
+    def __init__(self):
+        self.requests = []
+        self.timers = []
+
+    def request(self, broker_name, code, on_done, *, header, timeout_ms):
+        assert (broker_name, code) == ("broker-a", RequestCode.PULL_MESSAGE)
+        self.requests.append((decode_header(PullRequest, header), on_done))
+
+    def call_later(self, delay_ms, callback):
+        self.timers.append((delay_ms, callback))
+
+    def answer(self, status=PullStatus.FOUND, *batches, next_offset=0, low=0, high=1_000):
+        _, on_done = self.requests.pop(0)
+        header = PullResponse(int(status), next_offset, low, high)
+        body = memoryview(b"".join(batches))
+        on_done(Command(0, 0, 1, memoryview(encode_header(header)), body))
+
+    def fail(self, error):
+        self.requests.pop(0)[1](error)
+
+    def run_timer(self):
+        delay_ms, callback = self.timers.pop(0)
+        callback()
+        return delay_ms
+
+
+class FakeSink:
+    def __init__(self, start):
+        self.next_offset = start
+        self.messages = []
+        self.room = True
+        self.moves = []
+
+    def has_room(self):
+        return self.room
+
+    def take(self, messages, next_offset, size_bytes):
+        assert next_offset > self.next_offset
+        self.messages += messages
+        self.next_offset = next_offset
+
+    def move(self, offset):
+        self.moves.append(offset)
+        self.next_offset = offset
+
+    @property
+    def offsets(self):
+        assert all(m.body == b"%d" % m.queue_offset for m in self.messages)
+        return [m.queue_offset for m in self.messages]
+
+
+class Case:
+    def __init__(self, start=0, **options):
+        self.network = FakeNetwork()
+        self.sink = FakeSink(start)
+        self.counters = PullCounters()
+        self.loop = PullLoop(
+            QUEUE, "g", self.sink, self.network, PullSettings(), self.counters, **options
+        )
+        self.loop.resume()
+
+    def asked(self):
+        ((request, _),) = self.network.requests
+        return request
+
+
+def test_a_pull_says_what_is_wanted():
+    request = Case(start=17, expression="A", tags=frozenset("A")).asked()
+    assert request == PullRequest("g", "t", 3, 17, 1024 * 1024, 15_000, "A")
+
+
+def test_whole_batches_are_taken_and_the_next_pull_follows_at_once():
+    case = Case()
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3), stored_batch(3, 2))
+    assert case.sink.offsets == [0, 1, 2, 3, 4]
+    assert case.asked().queue_offset == 5
+    message = case.sink.messages[3]
+    assert (message.broker_name, message.queue_id, message.ordinal) == ("broker-a", 3, 0)
+
+
+def test_only_one_pull_is_under_way():
+    case = Case()
+    case.loop.resume()
+    case.loop.resume()
+    case.asked()
+
+
+def test_what_stands_before_the_offset_is_left_out():
+    case = Case(start=2)
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 5))
+    assert case.sink.offsets == [2, 3, 4]
+
+
+def test_a_batch_that_was_received_before_is_left_out():
+    case = Case(start=5)
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 5), stored_batch(5, 1))
+    assert case.sink.offsets == [5]
+
+
+def test_an_empty_answer_is_followed_by_the_next_pull():
+    case = Case(start=4)
+    case.network.answer(PullStatus.NO_NEW_MSG, next_offset=4)
+    assert case.asked().queue_offset == 4
+
+
+def test_a_filter_may_pass_over_messages():
+    case = Case(tags=frozenset("A"), expression="A")
+    case.network.answer(PullStatus.NO_MATCHED_MSG, next_offset=40)
+    assert case.asked().queue_offset == 40
+
+
+def test_tags_are_compared_again():
+    case = Case(tags=frozenset("A"), expression="A")
+    case.network.answer(PullStatus.FOUND, stored_batch(10, 4, tags="ABAB"), next_offset=20)
+    assert case.sink.offsets == [10, 12]
+    assert case.asked().queue_offset == 20
+
+
+def test_without_room_nothing_is_pulled_until_there_is_some():
+    case = Case()
+    case.sink.room = False
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert case.sink.offsets == [0, 1, 2]
+    assert not case.network.requests
+    assert case.loop.waiting_for_room
+    case.sink.room = True
+    case.loop.resume()
+    assert case.asked().queue_offset == 3
+    assert not case.loop.waiting_for_room
+
+
+def test_a_paused_queue_is_not_pulled():
+    case = Case()
+    case.loop.paused = True
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert not case.network.requests
+    case.loop.paused = False
+    case.loop.resume()
+    assert case.asked().queue_offset == 3
+
+
+def test_failures_wait_longer_each_time_and_success_ends_that():
+    case = Case()
+    delays = []
+    for _ in range(6):
+        case.network.fail(EndpointUnreachable("gone"))
+        assert not case.network.requests
+        delays.append(case.network.run_timer())
+    assert delays == [BACKOFF_MS, 200, 400, 800, BACKOFF_MAX_MS, BACKOFF_MAX_MS]
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 1))
+    case.network.fail(BrokerError("no"))
+    assert case.network.run_timer() == BACKOFF_MS
+    assert case.counters.failures == 7
+
+
+def test_the_brokers_wish_to_wait_is_granted():
+    case = Case()
+    case.network.fail(SystemBusy("full", retry_after_ms=3_000))
+    assert case.network.run_timer() == 3_000
+
+
+def test_a_dropped_loop_takes_nothing_more():
+    case = Case()
+    case.loop.drop()
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert case.sink.messages == []
+    assert not case.network.requests
+
+
+def test_a_restart_forgets_the_pull_under_way():
+    case = Case()
+    case.sink.move(50)
+    case.loop.restart()
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert case.sink.messages == []
+    assert case.asked().queue_offset == 50
+
+
+def test_a_restart_forgets_the_wait_for_the_next_try():
+    case = Case()
+    case.network.fail(EndpointUnreachable("gone"))
+    case.loop.restart()
+    case.network.run_timer()
+    case.asked()
+
+
+# ---- Damage ---------------------------------------------------------------------------
+
+
+def damaged(batch: bytes, at: int = 130) -> bytes:
+    return batch[:at] + bytes((batch[at] ^ 0x55,)) + batch[at + 1 :]
+
+
+def test_what_stands_before_damage_is_taken_and_the_rest_asked_for_again():
+    case = Case()
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3), damaged(stored_batch(3, 3)))
+    assert case.sink.offsets == [0, 1, 2]
+    assert case.counters.corrupt_batches == 1
+    case.network.run_timer()
+    assert case.asked().queue_offset == 3
+    case.network.answer(PullStatus.FOUND, stored_batch(3, 3))
+    assert case.sink.offsets == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("at", [10, 20, 60, 130])
+def test_damage_is_seen_wherever_it_is(at):
+    case = Case()
+    case.network.answer(PullStatus.FOUND, damaged(stored_batch(0, 3), at))
+    assert case.sink.messages == []
+    assert case.counters.corrupt_batches == 1
+
+
+def test_lasting_damage_stops_the_queue_and_skips_nothing():
+    case = Case()
+    for _ in range(CORRUPT_TRIES - 1):
+        case.network.answer(PullStatus.FOUND, damaged(stored_batch(0, 3)), stored_batch(3, 3))
+        assert case.network.run_timer() == BACKOFF_MS
+        assert not case.loop.stopped
+    case.network.answer(PullStatus.FOUND, damaged(stored_batch(0, 3)), stored_batch(3, 3))
+    assert case.loop.stopped
+    assert case.sink.messages == []
+    assert case.network.run_timer() == STOPPED_RETRY_MS
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))  # repaired
+    assert not case.loop.stopped
+    assert case.sink.offsets == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [stored_batch(5, 3)],
+        [stored_batch(0, 3), stored_batch(4, 3)],
+        [stored_batch(0, 3, queue_id=4)],
+        [],
+    ],
+)
+def test_an_answer_that_does_not_fit_is_a_failure(body):
+    case = Case()
+    case.network.answer(PullStatus.FOUND, *body)
+    assert case.counters.failures == 1
+    assert all(offset < 3 for offset in case.sink.offsets)
+    assert not case.network.requests
+    assert case.network.run_timer() == BACKOFF_MS
+
+
+def test_an_unreadable_header_is_a_failure():
+    case = Case()
+    case.network.requests.pop()[1](Command(0, 0, 1, memoryview(b"\xc1"), memoryview(b"")))
+    assert case.counters.failures == 1
+    assert case.network.run_timer() == BACKOFF_MS
+
+
+# ---- Offsets that the broker does not hold --------------------------------------------
+
+
+def test_below_the_first_message_it_goes_on_at_the_first():
+    case = Case(start=5)
+    case.network.answer(PullStatus.OFFSET_ILLEGAL, low=100, high=200)
+    case.network.run_timer()
+    assert case.sink.moves == [100]
+    assert case.asked().queue_offset == 100
+    assert case.counters.offsets_moved == 1
+
+
+def test_behind_the_end_it_asks_again_and_then_goes_to_the_lowest_end_told():
+    case = Case(start=500)
+    for high in (120, 100):
+        case.network.answer(PullStatus.OFFSET_ILLEGAL, low=10, high=high)
+        assert case.sink.moves == []
+        assert case.network.run_timer() == BEYOND_END_RETRY_MS
+    case.network.answer(PullStatus.OFFSET_ILLEGAL, low=10, high=130)
+    case.network.run_timer()
+    assert case.sink.moves == [100]
+    assert case.asked().queue_offset == 100
+
+
+def test_an_end_that_was_short_for_a_moment_may_have_been_filled_with_other_messages():
+    case = Case(start=500)
+    case.network.answer(PullStatus.OFFSET_ILLEGAL, low=0, high=100)
+    case.network.run_timer()
+    case.network.answer(PullStatus.FOUND, stored_batch(500, 3))
+    assert case.sink.messages == []
+    case.network.run_timer()
+    assert case.sink.moves == [100]
+    assert case.asked().queue_offset == 100
