@@ -1,0 +1,208 @@
+"""Consume queues, queue table and side files lost, torn or ahead: the log decides."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqmesh.errors import StoreLocked
+from mqmesh.storage.interface import PutStatus
+from mqmesh.testing.store_contract import NOW, make_batch
+from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
+
+TAGS = ["red", "green", None, "blue", "red"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[StoreFiles]:
+    files = StoreFiles(tmp_path / "store")
+    yield files
+    files.close()
+
+
+def fill(files: StoreFiles) -> dict[str, bytes]:
+    """A store with three queues and mixed tags; returns its queue files after a clean stop."""
+    store = files.open()
+    for number in range(30):
+        for queue_id in range(3):
+            batch = make_batch(
+                [f"{queue_id} {number} {index}" for index in range(5)],
+                queue_id=queue_id,
+                tags=TAGS if number % 2 else (),
+                first_sequence=5 * number,
+            )
+            store.put([batch], NOW)
+    settle(store)
+    store.close()
+    return files.queue_files()
+
+
+def lose_all(root: Path) -> None:
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def lose_root(root: Path) -> None:
+    shutil.rmtree(root)
+
+
+def lose_one_file(root: Path) -> None:
+    sorted(path for path in root.rglob("*") if path.is_file())[3].unlink()
+
+
+def lose_last_entry(root: Path) -> None:
+    path = sorted(path for path in root.rglob("*") if path.is_file())[-1]
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def tear_last_entry(root: Path) -> None:
+    path = sorted(path for path in root.rglob("*") if path.is_file())[-1]
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize(
+    "damage", [lose_all, lose_root, lose_one_file, lose_last_entry, tear_last_entry]
+)
+def test_damaged_queues_become_what_they_were(
+    files: StoreFiles, damage: Callable[[Path], None]
+) -> None:
+    good = fill(files)
+    assert len(good) == 9
+    damage(files.directory / "consumequeue")
+    store = files.open()
+    assert len(deliverable(store, "topic", 2)) == 150
+    store.close()
+    assert files.queue_files() == good
+
+
+@pytest.mark.parametrize("names", [["queue-table"], ["queue-table", "queue-table.bak"]])
+def test_a_lost_queue_table_is_made_again(files: StoreFiles, names: list[str]) -> None:
+    good = fill(files)
+    for name in names:
+        (files.directory / name).unlink(missing_ok=True)
+    store = files.open()
+    assert len(deliverable(store, "topic", 1)) == 150
+    (again,) = store.put([make_batch(["x"] * 5, queue_id=1, first_sequence=145)], NOW)
+    assert again.status is PutStatus.DUPLICATE
+    store.close()
+    assert files.queue_files() == good
+
+
+def test_a_garbled_queue_table_is_kept_aside_and_made_again(files: StoreFiles) -> None:
+    good = fill(files)
+    for name in ("queue-table", "queue-table.bak"):
+        (files.directory / name).write_bytes(b"garbage")
+    store = files.open()
+    assert len(deliverable(store, "topic", 1)) == 150
+    store.close()
+    assert files.queue_files() == good
+    assert (files.directory / "queue-table.damaged-1").read_bytes() == b"garbage"
+
+
+def test_an_older_queue_table_is_brought_up_to_date(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, [f"{number}" for number in range(50)])
+    now_ms = settle(store)
+    old = (files.directory / "queue-table").read_bytes()
+    put_bodies(store, [f"{number}" for number in range(50, 120)])
+    settle(store, now_ms)
+    crashed = files.copy()
+    (crashed.directory / "queue-table").write_bytes(old)
+    recovered = crashed.open()
+    assert deliverable(recovered) == {number: f"{number}" for number in range(120)}
+    crashed.close()
+
+
+def test_queues_ahead_of_a_log_that_lost_its_tail_are_trimmed(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, [f"{number}" for number in range(100)])
+    settle(store)
+    good = files.queue_files()
+    offsets = put_bodies(store, [f"lost {number}" for number in range(100)])
+    store._queues.write_oldest(10)
+    crashed = files.copy()
+    assert crashed.queue_files() != good
+    crashed.write(offsets[0], bytes(5000))
+    recovered = crashed.open()
+    assert recovered.queue_bounds("topic", 0) == (0, 100)
+    crashed.close()
+    assert crashed.queue_files() == good
+
+
+def test_files_of_queues_that_nobody_knows_are_removed(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, ["a"])
+    settle(store)
+    crashed = files.copy()
+    stray = crashed.directory / "consumequeue" / ("ab" * 16) / "3"
+    stray.mkdir(parents=True)
+    (stray / f"{0:020d}").write_bytes(bytes(20))
+    # Only a start after a crash looks for them.
+    recovered = crashed.open()
+    assert deliverable(recovered) == {0: "a"}
+    assert not stray.parent.exists()
+    crashed.close()
+
+
+def test_batches_before_and_after_a_deletion_are_told_apart(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, ["old"] * 30)
+    settle(store)
+    store.delete_topic("topic")
+    put_bodies(store, ["new"] * 3)
+    for remove in ([], ["queue-table", "queue-table.bak"]):
+        crashed = files.copy()
+        for name in remove:
+            (crashed.directory / name).unlink(missing_ok=True)
+        recovered = crashed.open()
+        assert deliverable(recovered) == dict.fromkeys(range(3), "new")
+        crashed.close()
+        assert deliverable(crashed.open()) == dict.fromkeys(range(3), "new")
+        crashed.close()
+
+
+def test_a_recovery_that_was_killed_goes_on_where_it_was(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = files.open()
+    put_bodies(store, ["x" * 5000] * 100)
+    crashed = files.copy()
+    total = store.stats().max_commitlog_offset
+    monkeypatch.setattr("mqmesh.storage.recovery.SAVE_EVERY_BYTES", 50_000)
+    monkeypatch.setattr("mqmesh.storage.recovery.PROGRESS_EVERY_BYTES", 40_000)
+
+    class Killed(BaseException):
+        pass
+
+    def die(progress: object) -> None:
+        nonlocal patience
+        patience -= 1
+        if patience < 0:
+            raise Killed
+
+    read = []
+    for _ in range(3):
+        patience = 2
+        crashed.progress = type("Deadly", (), {"append": staticmethod(die)})()  # type: ignore[assignment]
+        with pytest.raises(Killed):
+            crashed.open()
+        crashed.progress = []
+        survivor = crashed.copy()
+        read.append(survivor.open().stats().recovered_bytes)
+        survivor.close()
+    assert read == sorted(read, reverse=True)
+    assert read[-1] < read[0] < total
+    recovered = crashed.open()
+    assert len(deliverable(recovered)) == 100
+    assert crashed.progress[-1].done_bytes == crashed.progress[-1].total_bytes
+    crashed.close()
+
+
+def test_a_store_is_opened_once(files: StoreFiles) -> None:
+    store = files.open()
+    with pytest.raises(StoreLocked, match="pid"):
+        files.open()
+    put_bodies(store, ["still at work"])
+    store.close()
+    assert deliverable(files.open()) == {0: "still at work"}

@@ -1,0 +1,113 @@
+"""The system dies: of what was not synced, any subset of pages may be on the disk."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqmesh.storage.checkpoint import CheckpointFile
+from mqmesh.storage.consume_queue import ENTRY_SIZE
+from mqmesh.storage.store import CommitLogStore
+from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
+
+PAGE = 4096
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[StoreFiles]:
+    files = StoreFiles(tmp_path / "store")
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next opening on the system is a freshly started one."""
+    boots = iter(range(1, 100_000))
+    monkeypatch.setattr(
+        "mqmesh.storage.opening.read_boot_id", lambda: next(boots).to_bytes(16, "big")
+    )
+
+
+def lose_pages(before: StoreFiles, after: StoreFiles, durable_end: int, seed: int) -> None:
+    """Reverts a random subset of the log's unsynced pages to what was there before."""
+    choice = random.Random(seed)
+    for number in (0, 1):
+        path = after.segment(number)
+        old = before.segment(number).read_bytes()
+        new = bytearray(path.read_bytes())
+        for start in range(0, len(new), PAGE):
+            if number * len(new) + start + PAGE > durable_end and choice.random() < 0.5:
+                new[start : start + PAGE] = old[start : start + PAGE]
+        path.write_bytes(new)
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_any_subset_of_unsynced_pages_leaves_a_prefix(files: StoreFiles) -> None:
+    store = files.open()
+    synced = [f"synced {number} " + "s" * 3000 for number in range(12)]
+    put_bodies(store, synced)
+    settle(store)
+    durable_end = store.durable_offset()
+    before = files.copy()
+    # The segment behind is made and synced before it is written to.
+    store._log.next_segment(store._log._current)
+    before = files.copy()
+    unsynced = [f"unsynced {number} " + "u" * (500 * (number % 9)) for number in range(20)]
+    put_bodies(store, unsynced)
+    bodies = synced + unsynced
+    for seed in range(150):
+        after = files.copy()
+        lose_pages(before, after, durable_end, seed)
+        recovered = after.open()
+        found = deliverable(recovered)
+        assert found == dict(enumerate(bodies[: len(found)])), seed
+        assert len(found) >= len(synced), seed
+        assert not recovered.stats().damaged, seed
+        put_bodies(recovered, ["new"])
+        after.close()
+        again = after.open()
+        assert again.stats().cut_bytes == 0, seed
+        assert deliverable(again) == {**found, len(found): "new"}, seed
+        after.close()
+        shutil.rmtree(after.directory)
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_queues_that_lost_unsynced_pages_are_written_again(files: StoreFiles) -> None:
+    store = files.open()
+    bodies = [f"{number}" for number in range(200)]
+    put_bodies(store, bodies[:100])
+    now_ms = settle(store)
+    put_bodies(store, bodies[100:])
+    settle(store, now_ms)
+    reference = files.queue_files()
+    crashed = files.copy()
+    # The table says they are written, and the checkpoint that only the first half is synced.
+    claim_queues_synced(crashed, files_offset_of(store, 100))
+    for path, content in reference.items():
+        kept = max(0, 100 * ENTRY_SIZE - int(Path(path).name))
+        lost = content[:kept] + bytes(max(0, len(content) - kept))
+        (crashed.directory / "consumequeue" / path).write_bytes(lost)
+    recovered = crashed.open()
+    assert deliverable(recovered) == dict(enumerate(bodies))
+    crashed.close()
+    assert crashed.queue_files() == reference
+
+
+def files_offset_of(store: CommitLogStore, queue_offset: int) -> int:
+    """Commit-log offset of the batch at a queue offset."""
+    entry = store._queues.by_topic["topic"][0].read(store._files, queue_offset, queue_offset + 1)
+    return int.from_bytes(entry[:8], "little")
+
+
+def claim_queues_synced(files: StoreFiles, commitlog_offset: int) -> None:
+    """Rewrites the checkpoint: consume queue files are only synced so far."""
+    file = CheckpointFile(files.directory / "checkpoint", sync=os.fsync)
+    assert file.newest is not None
+    file.save(msgspec.structs.replace(file.newest, queues_synced_through=commitlog_offset))
+    file.close()
