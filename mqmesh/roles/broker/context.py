@@ -11,6 +11,7 @@ from mqmesh.protocol.command import Command, Reply, Request
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -62,6 +63,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         groups: Clients and consumer groups.
         holds: Pulls that wait.
         stage: Sends of this tick, and those that wait for the disk.
+        metas: Batch metas decoded before.
         stats: Counters.
         wire: Ways to peers.
         keeper: Ways to have tables saved.
@@ -77,6 +79,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     groups: ConsumerGroups
     holds: PullHold
     stage: SendStage
+    metas: MetaCache
     stats: BrokerStats
     wire: Wire
     keeper: Keeper

@@ -28,6 +28,7 @@ from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.staging import SendStage
@@ -229,6 +230,7 @@ class BrokerServer:
             ),
             holds=PullHold(config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
+            metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify),
             keeper=Keeper(self._save_topics, self._save_offsets),

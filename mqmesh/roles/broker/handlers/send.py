@@ -28,7 +28,7 @@ from mqmesh.message import (
 from mqmesh.protocol.codes import code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
-from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header, read_meta
+from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header
 from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
 from mqmesh.roles.broker.handlers.pull import wake_pulls
 from mqmesh.roles.broker.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
@@ -144,7 +144,7 @@ def _split(
 
 def _admit(context: BrokerContext, header: BatchHeader, data: memoryview) -> BatchOutcome | None:
     try:
-        meta = read_meta(data, header)
+        meta = context.metas.read(data, header)
         name = meta.topic
         topic = context.topics.get(name) or _create(context, name, header.queue_id)
         if header.queue_id >= topic.writable_queues:

@@ -28,6 +28,7 @@ from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.send import finish_sends
+from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -90,6 +91,7 @@ class Stage:
             ),
             holds=PullHold(self.config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
+            metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
             keeper=Keeper(self._save_topics, lambda: self.saved.append("offsets")),
