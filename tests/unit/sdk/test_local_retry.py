@@ -1,0 +1,100 @@
+"""Failed messages come again, later each time."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry
+from mqmesh.sdk.process_queue import OPEN, PARKED, Span
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+INFO = BatchInfo(
+    "t",
+    0,
+    "broker-a",
+    QueueOffset(0),
+    CommitLogOffset(0),
+    100,
+    TimestampMs(0),
+    TimestampMs(0),
+    "h:1",
+    "h:2",
+    1,
+    1,
+    0,
+)
+
+
+class Case:
+    def __init__(self):
+        self.timers = []
+        self.submitted = []
+        self.retry = LocalRetry(
+            lambda delay_ms, callback: self.timers.append((delay_ms, callback)),
+            lambda *portion: self.submitted.append(portion),
+        )
+        self.work = QueueWork(lambda found: ConsumeResult.SUCCESS, 1, lambda: None)
+        self.span = Span(0, bytearray([PARKED] * 4), 0)
+        self.messages = [
+            StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO) for at in (1, 2)
+        ]
+
+    def fail(self, attempt=0, cause=ConsumeResult.RECONSUME_LATER):
+        portion = Portion(self.work, [], self.span, attempt)
+        self.retry.on_failed(portion, self.messages, cause)
+        return self.timers.pop()
+
+
+def test_the_same_messages_are_submitted_again_as_a_further_attempt():
+    case = Case()
+    _, run = case.fail(attempt=2)
+    run()
+    assert case.submitted == [(case.work, case.messages, case.span, 3)]
+    assert list(case.span.states) == [PARKED, OPEN, OPEN, PARKED]
+    assert case.retry.failures == 1
+
+
+def test_delays_grow_and_the_last_one_repeats():
+    case = Case()
+    delays = [case.fail(attempt)[0] for attempt in range(len(RETRY_DELAYS_MS) + 2)]
+    assert delays == [1_000, 5_000, 10_000, 30_000, 60_000, 120_000, 120_000, 120_000]
+
+
+def test_what_belongs_to_another_member_is_not_tried_again():
+    case = Case()
+    _, run = case.fail()
+    case.work.revoked = True
+    run()
+    assert case.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "level", "words"),
+    [
+        (ValueError("no"), logging.WARNING, "failed with an exception"),
+        (None, logging.WARNING, "got None from its listener, which must return a ConsumeResult"),
+        (ConsumeResult.RECONSUME_LATER, logging.DEBUG, "is to come again later"),
+    ],
+)
+def test_the_log_says_what_and_why(caplog, cause, level, words):
+    caplog.set_level(logging.DEBUG)
+    Case().fail(cause=cause)
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert words in record.getMessage()
+    assert "t:broker-a:0, offset 1" in record.getMessage()
+    assert "and 1 more" in record.getMessage()
+    assert (record.exc_info is not None) == isinstance(cause, ValueError)
+
+
+def test_a_trace_is_logged_once():
+    case = Case()
+    error = ValueError("no")
+    case.fail(0, error)
+    case.fail(1, error)
+    assert case.retry.failures == 2
