@@ -55,6 +55,9 @@ from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
 
+# A plain number: operators of enum.Flag take longer than a look-up of the queue.
+_REDELIVERED = int(Attributes.REDELIVERED)
+
 TAILS_AT_ONCE = 32
 """Consume queues written in one slice."""
 
@@ -160,14 +163,15 @@ class CommitLogStore(MessageStore):
         append = commitlog.begin(store_timestamp)
         ends: dict[ConsumeQueue, int] = {}
         results = []
+        most_bytes = self._config.max_batch_bytes
         for batch in batches:
             header, topic, queue_id = batch.header, batch.topic, batch.queue_id
             assert queue_id == header.queue_id
             size, count = header.total_size, header.message_count
-            if size > self._config.max_batch_bytes:
+            if size > most_bytes:
                 results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
                 continue
-            if not header.attributes & Attributes.REDELIVERED:
+            if not header.attributes & _REDELIVERED:
                 twin = states.find(topic, queue_id, header)
                 if twin is not None:
                     self._duplicates += 1

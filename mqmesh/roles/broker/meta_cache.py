@@ -4,7 +4,7 @@ from typing import Final
 
 from mqmesh.record_batch import HEADER_SIZE, BatchHeader, BatchMeta, read_meta
 
-MAX_ENTRIES: Final = 8_192
+MAX_ENTRIES: Final = 32_768
 MAX_KEY_BYTES: Final = 512
 """Larger metas are decoded each time: they differ anyway, or come from somebody strange."""
 
