@@ -1,0 +1,194 @@
+"""docs/protocol.md says what the code does: codes, headers, limits, and its worked example."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import types
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+import pytest
+
+import mqmesh.protocol
+from mqmesh.protocol import command, messaging, pulling, route
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.pulling import ExpressionType, PullStatus
+from mqmesh.protocol.route import Perm
+from mqmesh.transport import client, server, sockets
+
+HEADERS = {
+    value.__name__: value
+    for info in pkgutil.iter_modules(mqmesh.protocol.__path__)
+    for value in vars(importlib.import_module(f"mqmesh.protocol.{info.name}")).values()
+    if isinstance(value, type)
+    and issubclass(value, msgspec.Struct)
+    and value.__module__ == f"mqmesh.protocol.{info.name}"
+    and value.__struct_config__.array_like
+}
+
+
+@pytest.fixture(scope="module")
+def text(project_root) -> str:
+    return (project_root / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def tables(text: str) -> dict[str, list[list[str]]]:
+    """The rows of the first table below each heading, without its head."""
+    found: dict[str, list[list[str]]] = {}
+    heading = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("#").strip().strip("`")
+            done = False
+        elif line.startswith("|") and not done:
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            found.setdefault(heading, []).append([cell.strip("`| ") for cell in cells])
+        elif found.get(heading):
+            done = True
+    return {heading: rows[2:] for heading, rows in found.items()}
+
+
+def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
+    """A field's type and bounds, as the document writes them."""
+    if get_origin(kind) is Annotated:
+        inner, *metas = get_args(kind)
+        return type_name(inner, metas[-1])
+    if get_origin(kind) in (Union, types.UnionType):
+        names = [type_name(one) for one in get_args(kind) if one is not type(None)]
+        return " or ".join([*names, "nil"])
+    most = f" ≤ {meta.max_length:,}" if meta and meta.max_length is not None else ""
+    if get_origin(kind) is list:
+        return f"[{type_name(get_args(kind)[0])}]{most}"
+    if get_origin(kind) is dict:
+        key, value = map(type_name, get_args(kind))
+        return f"{{{key}: {value}}}{most}"
+    if kind is int:
+        low = meta.ge if meta else None
+        high = meta.le if meta else None
+        return "int" if low is None and high is None else f"int {number(low)}…{number(high)}"
+    if kind is str:
+        least = f"{meta.min_length} ≤ " if meta and meta.min_length is not None else ""
+        return f"{least}text{most}"
+    if kind is bool:
+        return "bool"
+    assert issubclass(kind, msgspec.Struct), kind
+    return kind.__name__
+
+
+def number(value: Any) -> str:
+    powers = {2**63 - 1: "2^63-1", 2**32 - 1: "2^32-1", 2**31: "2^31"}
+    return powers.get(value, f"{value:,}")
+
+
+def default_name(field: msgspec.structs.FieldInfo) -> str:
+    """A field's default, as the document writes it."""
+    if field.required:
+        return "—"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if value is None:
+        return "nil"
+    return f"{value:,}" if type(value) is int else msgspec.json.encode(value).decode()
+
+
+def rows_of(kind: type[msgspec.Struct]) -> list[list[str]]:
+    """What a header's table must say: position, field, type, default."""
+    return [
+        [str(position), field.name, type_name(field.type), default_name(field)]
+        for position, field in enumerate(msgspec.structs.fields(kind))
+    ]
+
+
+def flat(rows: list[list[str]], *columns: int) -> list[tuple[str, ...]]:
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
+@pytest.mark.parametrize("name", sorted(HEADERS))
+def test_every_header_is_described_field_by_field(text, name):
+    described = [row[:4] for row in tables(text).get(name, [])]
+    assert described == rows_of(HEADERS[name])
+    for row in tables(text).get(name, []):
+        assert row[4], f"{name}.{row[1]} has no meaning"
+
+
+def test_every_request_code_is_listed_and_described(text):
+    listed = tables(text)["Request codes"]
+    assert flat(listed, 0, 1) == [(str(code.value), code.name) for code in sorted(RequestCode)]
+    for code in RequestCode:
+        assert re.search(rf"^### {code.name} \({code.value}\)$", text, re.MULTILINE), code
+
+
+def test_every_command_says_who_serves_it_what_it_answers_and_which_errors(text):
+    for code in RequestCode:
+        section = re.split(rf"^### {code.name} .*$", text, flags=re.MULTILINE)[1]
+        section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+        for word in ("**Served by:**", "**Header:**", "**Answer:**", "**Errors:**"):
+            assert word in section, f"{code.name} lacks {word}"
+
+
+def test_every_response_code_is_listed(text):
+    listed = tables(text)["Response codes"]
+    assert flat(listed, 0, 1) == [(str(code.value), code.name) for code in sorted(ResponseCode)]
+
+
+@pytest.mark.parametrize("kind", [SendStatus, PullStatus, Perm])
+def test_every_number_on_the_wire_is_listed(text, kind):
+    listed = tables(text)[kind.__name__]
+    assert flat(listed, 0, 1) == [(str(int(one)), one.name) for one in kind.__members__.values()]
+
+
+@pytest.mark.parametrize("kind", [MessageModel, ConsumeFromWhere, ExpressionType])
+def test_every_word_on_the_wire_is_listed(text, kind):
+    for one in kind:
+        assert f"`{one.value}`" in text
+
+
+def test_the_frame_layout_is_that_of_the_code(text):
+    rows = re.findall(r"^(\d+|16) +(\d|…) +(u\d+|…) ", command.__doc__ or "", re.MULTILINE)
+    assert [tuple(row[:3]) for row in tables(text)["Frame"]][:5] == rows[:5]
+
+
+def test_the_limits_are_those_of_the_code(text):
+    listed = {row[0]: row[1] for row in tables(text)["Limits"]}
+    expected = {
+        "frame": command.MAX_FRAME_BYTES,
+        "header": command.MAX_HEADER_BYTES,
+        "remark": command.MAX_REMARK_CHARACTERS,
+        "batches in a SEND_MESSAGE": messaging.MAX_BATCHES_PER_REQUEST,
+        "`max_bytes` of a PULL_MESSAGE": pulling.MAX_PULL_BYTES,
+        "`suspend_timeout_ms` of a PULL_MESSAGE": pulling.MAX_SUSPEND_MS,
+        "offsets in a request": pulling.MAX_OFFSETS_PER_REQUEST,
+        "queues of a topic": route.MAX_QUEUES_PER_TOPIC,
+        "topics of a broker": route.MAX_TOPICS_PER_BROKER,
+        "connections of a server": server.MAX_PEERS,
+        "answers that wait for one client": server.BACKLOG_BYTES_PER_PEER,
+        "requests of one client": client.MAX_REQUESTS_WAITING,
+        "frames queued in ZeroMQ": sockets.HIGH_WATER_MARK,
+        "handshake": sockets.HANDSHAKE_TIMEOUT_MS,
+        "heartbeat interval": sockets.HEARTBEAT_INTERVAL_MS,
+        "heartbeat timeout": sockets.HEARTBEAT_TIMEOUT_MS,
+    }
+    clean = {name.strip("`"): re.sub(r"[^\d]", "", value) for name, value in listed.items()}
+    for name, value in expected.items():
+        assert clean[name.strip("`")] == str(value), name
+
+
+def test_the_worked_example_is_what_the_code_sends(text):
+    request, response = re.findall(r"^```hex\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    asked = command.encode_frame(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        7,
+        header=command.encode_header(route.GetRouteRequest("flights")),
+    )
+    answered = command.encode_frame(
+        ResponseCode.TOPIC_NOT_EXIST,
+        7,
+        header=command.encode_header(command.ErrorHeader("no")),
+        flags=command.RESPONSE,
+    )
+    for example, frame in ((request, asked), (response, answered)):
+        data = "".join(line.partition("#")[0] for line in example.splitlines())
+        assert bytes.fromhex(data) == frame
