@@ -1,0 +1,83 @@
+"""Entries of a queue: made, kept, written and read."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.message import tag_hash
+from mqmesh.storage.consume_queue import (
+    ENTRY,
+    ENTRY_SIZE,
+    ConsumeQueue,
+    entries_of,
+    hashes_of,
+)
+from mqmesh.storage.open_files import OpenFiles
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> ConsumeQueue:
+    return ConsumeQueue(
+        "topic", 3, str(tmp_path / "q" / "t" / "3"), first=0, end=0, file_entries=16
+    )
+
+
+def add(queue: ConsumeQueue, entries: bytes) -> None:
+    queue.tail += entries
+    queue.end += len(entries) // ENTRY_SIZE
+
+
+def test_an_entry_is_these_bytes_for_ever() -> None:
+    entry = entries_of(1 << 40, 70_000, 1, (0x1122334455667788).to_bytes(8, "little"))
+    assert entry.hex() == "0000000000010000701101008877665544332211"
+
+
+@given(st.lists(st.sampled_from([None, "red", "green"]), min_size=1, max_size=50))
+def test_entries_are_the_same_as_made_one_by_one(tags: list[str | None]) -> None:
+    hashes = [tag_hash(tag) for tag in tags]
+    packed = b"".join(number.to_bytes(8, "little") for number in hashes)
+    entries = entries_of(5, 6, len(tags), packed)
+    assert entries == b"".join(ENTRY.pack(5, 6, number) for number in hashes)
+    assert list(hashes_of(entries)) == hashes
+
+
+@pytest.mark.parametrize("tag_hashes", [b"", tag_hash("red").to_bytes(8, "little")])
+def test_a_batch_of_one_tag_has_equal_entries(tag_hashes: bytes) -> None:
+    entries = entries_of(5, 6, 3, tag_hashes)
+    assert entries == ENTRY.pack(5, 6, int.from_bytes(tag_hashes, "little")) * 3
+
+
+def test_entries_are_read_across_files_and_tail(queue: ConsumeQueue) -> None:
+    files = OpenFiles(4)
+    entries = [ENTRY.pack(number, 1, 0) for number in range(50)]
+    add(queue, b"".join(entries[:41]))
+    changed: set[str] = set()
+    queue.write_tail(files, changed)
+    add(queue, b"".join(entries[41:]))
+    assert (queue.written, queue.end) == (41, 50)
+    for start in range(51):
+        for stop in range(start, 51):
+            assert queue.read(files, start, stop) == b"".join(entries[start:stop])
+    names = sorted(path.name for path in Path(queue.directory).iterdir())
+    assert names == [f"{number * 16 * 20:020d}" for number in range(3)]
+    parent = Path(queue.directory).parent
+    assert {str(parent), str(parent.parent), queue.directory} < changed
+    files.close()
+
+
+def test_missing_entries_are_damage(queue: ConsumeQueue) -> None:
+    files = OpenFiles(4)
+    add(queue, bytes(20 * 20))
+    queue.write_tail(files, set())
+    files.close()
+    Path(queue.file_path(0)).write_bytes(bytes(20 * 15))
+    assert queue.read(files, 0, 15) == bytes(300)
+    with pytest.raises(CorruptRecord):
+        queue.read(files, 0, 16)
+    Path(queue.file_path(1)).unlink()
+    with pytest.raises(CorruptRecord):
+        queue.read(files, 16, 17)
+    files.close()

@@ -1,0 +1,106 @@
+"""All queues: found, written a few at a time, dropped."""
+
+from pathlib import Path
+
+import pytest
+
+from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET
+from mqmesh.storage.consume_queues import LARGE_TAIL_BYTES, ConsumeQueues
+from mqmesh.storage.open_files import OpenFiles
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> ConsumeQueues:
+    root = tmp_path / "consumequeue"
+    root.mkdir()
+    return ConsumeQueues(root, OpenFiles(8), file_entries=1000, most_unwritten_bytes=100_000)
+
+
+def test_queues_are_found_by_topic_and_id(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 7, first=3, end=9)
+    assert queues.find("topic", 7) is queue
+    assert queues.find("topic", 8) is None
+    assert queues.find("other", 7) is None
+    assert list(queues) == [queue]
+    assert len(queues) == 1
+
+
+def test_oldest_tails_are_written_first(queues: ConsumeQueues) -> None:
+    some = [queues.add("topic", number) for number in range(5)]
+    for queue in some:
+        queues.append(queue, 0, 1, 10, b"")
+    queues.append(some[0], 0, 1, 1, b"")
+    assert queues.unwritten_bytes == 51 * ENTRY_SIZE
+    assert queues.write_oldest(2)
+    assert [queue.written for queue in some] == [11, 10, 0, 0, 0]
+    assert queues.unwritten_bytes == 30 * ENTRY_SIZE
+    assert queues.dirty_count == 3
+
+
+def test_large_tails_are_written_without_being_asked_twice(queues: ConsumeQueues) -> None:
+    queue, small = queues.add("topic", 0), queues.add("topic", 1)
+    queues.append(small, 0, 1, 1, b"")
+    for _ in range(LARGE_TAIL_BYTES // ENTRY_SIZE // 1000 + 1):
+        queues.append(queue, 0, 1, 1000, b"")
+    assert queues.full
+    queues.write_large()
+    assert queue.written == queue.end
+    assert small.written == 0
+    assert not queues.crowded
+
+
+def test_names_of_topics_never_become_paths(queues: ConsumeQueues, tmp_path: Path) -> None:
+    for topic in ("../../etc", "%RETRY%group", "a" * 255):
+        queue = queues.add(topic, 0)
+        parts = Path(queue.directory).relative_to(tmp_path / "consumequeue").parts
+        assert len(parts[0]) == 32
+        assert int(parts[0], 16)
+        assert parts[1] == "0"
+
+
+def test_a_dropped_topic_leaves_a_directory_to_remove(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    queues.append(queue, 0, 1, 10, b"")
+    queues.write(queue)
+    queues.append(queue, 0, 1, 10, b"")
+    aside = queues.drop_topic("topic")
+    assert aside is not None
+    assert Path(aside).is_dir()
+    assert not Path(queue.directory).exists()
+    assert (queues.unwritten_bytes, queues.dirty_count, len(queues)) == (0, 0, 0)
+    again = queues.add("topic", 0)
+    queues.append(again, 0, 1, 1, b"")
+    queues.write(again)
+    second = queues.drop_topic("topic")
+    assert second not in (None, aside)
+    assert queues.drop_topic("never there") is None
+
+
+def test_lost_messages_get_void_entries(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    queues.skip_to(queue, 5)
+    assert queue.end == 5
+    assert bytes(queue.tail[:8]) == VOID_OFFSET.to_bytes(8, "little")
+
+
+def test_lost_entries_are_noticed(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    queues.append(queue, 0, 1, 2500, b"")
+    queues.write(queue)
+    assert queues.lost() is None
+    path = Path(queue.file_path(2))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert queues.lost() is queue
+    path.unlink()
+    assert queues.lost() is queue
+
+
+def test_trimming_keeps_what_is_known(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    queues.append(queue, 0, 1, 2500, b"")
+    queues.write(queue)
+    queue.end = queue.written = 1500
+    assert queues.trim() == 1000 * ENTRY_SIZE
+    assert Path(queue.file_path(1)).stat().st_size == 500 * ENTRY_SIZE
+    assert not Path(queue.file_path(2)).exists()
+    assert queues.trim() == 0
