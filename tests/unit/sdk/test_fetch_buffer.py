@@ -1,0 +1,128 @@
+"""Messages that wait to be polled."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
+from mqmesh.sdk.process_queue import FlowLimits
+from mqmesh.units import QueueOffset
+
+
+def messages(start: int, count: int) -> list[StoredMessage]:
+    return [StoredMessage("t", b"x", queue_offset=QueueOffset(start + i)) for i in range(count)]
+
+
+class Case:
+    def __init__(self, start=0, **limits):
+        self.arrivals = 0
+        self.buffer = FetchBuffer(start, FlowLimits(**limits), threading.Condition(), self._arrived)
+
+    def take(self, count):
+        start = self.buffer.next_offset
+        self.buffer.take(messages(start, count), start + count, count * 10)
+
+    def poll(self, most):
+        found = []
+        self.buffer.poll(most, found)
+        return [message.queue_offset for message in found]
+
+    def _arrived(self):
+        self.arrivals += 1
+
+
+def test_messages_come_in_order_and_as_many_as_are_wanted():
+    case = Case(start=5)
+    case.take(3)
+    case.take(4)
+    assert case.poll(2) == [5, 6]
+    assert case.buffer.position == 7
+    assert case.poll(100) == [7, 8, 9, 10, 11]
+    assert case.buffer.position == 12
+    assert case.poll(1) == []
+    assert case.arrivals == 2
+
+
+def test_the_position_passes_over_what_a_filter_left_out():
+    case = Case()
+    case.buffer.take([], 40, 0)
+    assert case.buffer.position == 40
+    case.buffer.take(messages(45, 1), 60, 10)
+    case.buffer.take([], 70, 0)
+    assert case.buffer.position == 40
+    assert case.poll(10) == [45]
+    assert case.buffer.position == 70
+    assert case.arrivals == 1
+
+
+def test_only_what_is_acknowledged_is_committed():
+    case = Case()
+    case.take(10)
+    case.poll(4)
+    assert case.buffer.commit_offset() == 0
+    case.buffer.acked = case.buffer.position
+    assert case.buffer.commit_offset() == 4
+
+
+@pytest.mark.parametrize("limits", [{"messages": 10}, {"size_bytes": 100}])
+def test_a_full_buffer_wants_no_more(limits):
+    case = Case(**limits)
+    case.take(9)
+    assert case.buffer.has_room()
+    case.take(1)
+    assert not case.buffer.has_room()
+    case.poll(1)
+    assert case.buffer.has_room()
+
+
+def test_moving_drops_what_is_held():
+    case = Case()
+    case.take(10)
+    case.poll(3)
+    case.buffer.move(100)
+    assert (case.buffer.position, case.buffer.next_offset) == (100, 100)
+    assert case.buffer.commit_offset() == 100
+    assert case.poll(10) == []
+    case.take(1)
+    assert case.poll(10) == [100]
+
+
+def test_a_queue_that_was_given_away_has_nothing_to_poll():
+    case = Case()
+    case.take(10)
+    case.buffer.drop()
+    assert case.poll(10) == []
+    assert case.buffer.dropped
+
+
+def test_queues_take_turns():
+    cases = {MessageQueue("t", "broker-a", number): Case() for number in range(3)}
+    for case in cases.values():
+        case.take(4)
+    buffers = {queue: case.buffer for queue, case in cases.items()}
+    order = PollOrder()
+    for _ in range(6):
+        order.poll(buffers, 2)
+    assert [case.buffer.position for case in cases.values()] == [4, 4, 4]
+    assert order.poll(buffers, 2) == []
+
+
+def test_a_poll_takes_from_several_queues():
+    cases = [Case(), Case()]
+    for case in cases:
+        case.take(3)
+    buffers = {MessageQueue("t", "b", n): case.buffer for n, case in enumerate(cases)}
+    assert len(PollOrder().poll(buffers, 5)) == 5
+
+
+def test_a_paused_queue_is_passed_over():
+    cases = [Case(), Case()]
+    for case in cases:
+        case.take(3)
+    cases[0].buffer.paused = True
+    buffers = {MessageQueue("t", "b", n): case.buffer for n, case in enumerate(cases)}
+    assert len(PollOrder().poll(buffers, 10)) == 3
+    assert cases[0].buffer.position == 0
