@@ -410,6 +410,11 @@ class CommitLogStore(MessageStore):
             writable=self._stopped_by() is None,
         )
 
+    def wait_for_chores(self) -> None:
+        """Blocks until the helper thread has done what it was asked for; for tests."""
+        if not self._closed:
+            self._parts.chores.submit(lambda: None).result()
+
     def checkpointed_through(self) -> CommitLogOffset:
         """What lies before needs not be read again after whatever kind of crash."""
         return CommitLogOffset(self._checkpointer.queues_synced_through)

@@ -58,8 +58,15 @@ class StoreFiles:
         for store in self._stores:
             store.close()
 
-    def copy(self) -> "StoreFiles":
-        """The files as they are now: what is there after the death of the process."""
+    def copy(self, *, at_rest: bool = True) -> "StoreFiles":
+        """The files as they are now: what is there after the death of the process.
+
+        Args:
+            at_rest: Wait until helper threads change nothing; else the caller stops them.
+        """
+        if at_rest:
+            for store in self._stores:
+                store.wait_for_chores()
         self._copies += 1
         name = f"{self.directory.name}-{self._copies}"
         copy = StoreFiles(self.directory.with_name(name), self.config)

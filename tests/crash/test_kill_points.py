@@ -62,7 +62,7 @@ class KillPoints:
             with self._lock:
                 files, self._files = self._files, None
                 if files is not None:
-                    self._copies.append((files.copy(), self._facts()))
+                    self._copies.append((files.copy(at_rest=False), self._facts()))
                     self._files = files
                 return call(*arguments, **keywords)
 
