@@ -13,12 +13,14 @@ import msgspec
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.record_batch import Attributes
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
+_NO_WAIT_STORE: Final = int(Attributes.NO_WAIT_STORE)
 _ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
 
 
@@ -104,12 +106,15 @@ class SendStage:
         return found
 
 
-def fill_in(sends: Sequence[OpenSend], results: Sequence[PutResult]) -> None:
+def fill_in(
+    sends: Sequence[OpenSend], batches: Sequence[BatchToPut], results: Sequence[PutResult]
+) -> None:
     """Gives sends the outcomes that the store decided.
 
     Args:
         sends: As staged.
-        results: One for each None in their outcomes, in order.
+        batches: One for each None in their outcomes, in order.
+        results: What became of each batch.
     """
     position = 0
     for send in sends:
@@ -117,9 +122,10 @@ def fill_in(sends: Sequence[OpenSend], results: Sequence[PutResult]) -> None:
         for index, outcome in enumerate(outcomes):
             if outcome is None:
                 result = results[position]
+                waits = not batches[position].header.attributes & _NO_WAIT_STORE
                 position += 1
                 outcomes[index] = _outcome(result)
-                if result.end_offset > send.end_offset:
+                if waits and result.end_offset > send.end_offset:
                     send.end_offset = result.end_offset
 
 

@@ -1,13 +1,15 @@
 """SEND_MESSAGE: check each batch, write all batches of a tick at once, answer.
 
 A batch that fails its checks gets an outcome of its own; the others of the
-request go on. Nothing is answered before the store has it, and with
-``SYNC_FLUSH`` not before the disk has it, or the time for that is over.
+request go on, but for later ones of the same queue: order comes first. Nothing
+is answered before the store has it, and with ``SYNC_FLUSH`` not before the disk
+has it, or the time for that is over.
 """
 
 from typing import Final
 
 from mqmesh.errors import (
+    BrokerNotAvailable,
     CorruptBatch,
     InvalidArgument,
     MessageIllegal,
@@ -42,7 +44,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 4 * (
 """More than a legal message can have beside its body; characters may take four bytes."""
 
 _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
-    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED
+    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED | Attributes.NO_WAIT_STORE
 )
 
 
@@ -59,10 +61,17 @@ def send_message(context: BrokerContext, request: Request) -> Reply | None:
             retry_after_ms=context.config.busy_retry_after_ms,
         )
     outcomes: list[BatchOutcome | None] = []
+    refused_queues: set[int] = set()
     for header, data, error in _split(command.body, batch_count):
-        outcomes.append(
-            _admit(context, header, data) if error is None else _refusal(context, error)
-        )
+        if header.queue_id in refused_queues:
+            # Stored now, it would stand before what its sender will repeat.
+            error = BrokerNotAvailable(
+                f"an earlier batch for queue {header.queue_id} of the same request was refused"
+            )
+        outcome = _admit(context, header, data) if error is None else _refusal(context, error)
+        if outcome is not None:
+            refused_queues.add(header.queue_id)
+        outcomes.append(outcome)
     stage.sends.append(OpenSend(request, outcomes))
     stage.staged_bytes += len(command.body)
     if stage.staged_bytes >= context.config.max_staged_bytes:
@@ -84,7 +93,7 @@ def finish_sends(context: BrokerContext) -> None:
         for send in sends:
             _answer(context, send)
         return
-    fill_in(sends, results)
+    fill_in(sends, batches, results)
     # With ASYNC_FLUSH nobody waits for the disk: everything counts as if it were there.
     sync = context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
     durable_offset = context.store.durable_offset() if sync else MAX_OFFSET
@@ -117,13 +126,13 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
 
 def _split(
     body: memoryview, batch_count: int
-) -> list[tuple[BatchHeader, memoryview, CorruptBatch | None]]:
+) -> list[tuple[BatchHeader, memoryview, MQMeshError | None]]:
     """Takes a body apart; a batch whose bytes were changed comes with its error.
 
     Raises:
         CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
     """
-    found: list[tuple[BatchHeader, memoryview, CorruptBatch | None]] = []
+    found: list[tuple[BatchHeader, memoryview, MQMeshError | None]] = []
     position, end = 0, len(body)
     while position < end:
         failure = None

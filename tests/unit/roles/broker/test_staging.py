@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from mqmesh.message import Message
 from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.record_batch import encode_batch, read_header
 from mqmesh.roles.broker.staging import OpenSend, SendStage, fill_in, fill_in_refusal
-from mqmesh.storage.interface import PutResult, PutStatus
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 
 def open_send(*outcomes, end_offset=0, deadline_ms=0):
@@ -17,10 +19,23 @@ def stored(at):
     return PutResult(PutStatus.PUT_OK, at, at * 100, at * 100 + 100, 5)
 
 
+def batch_to_put():
+    data = encode_batch(
+        [Message("t", b"x")],
+        topic="t",
+        queue_id=0,
+        producer_id=1,
+        first_sequence=0,
+        born_timestamp=1,
+    )
+    return BatchToPut("t", 0, read_header(data), data)
+
+
 def test_results_go_where_nothing_was_decided_yet():
     refused = BatchOutcome(13)
     sends = [open_send(None, refused, None), open_send(refused), open_send(None)]
-    fill_in(sends, [stored(1), stored(2), PutResult(PutStatus.MESSAGE_ILLEGAL, -1, -1, -1, 5)])
+    results = [stored(1), stored(2), PutResult(PutStatus.MESSAGE_ILLEGAL, -1, -1, -1, 5)]
+    fill_in(sends, [batch_to_put()] * 3, results)
     assert [one.base_queue_offset for one in sends[0].outcomes] == [1, -1, 2]
     assert sends[0].end_offset == 300
     assert sends[1].outcomes == [refused]

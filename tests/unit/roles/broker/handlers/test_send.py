@@ -109,10 +109,21 @@ def test_every_message_that_the_sdk_may_send_passes_the_limit(make_stage):
 def test_changed_bytes_cost_the_batch_not_the_request(stage):
     broken = bytearray(stage.batch(bodies=(b"precious",)))
     broken[-3] ^= 1
-    good, bad, last = stage.send(stage.batch(), bytes(broken), stage.batch())
+    good, bad, last = stage.send(stage.batch(), bytes(broken), stage.batch(queue_id=1))
     assert (good.code, last.code) == (0, 0)
     assert bad.code == ResponseCode.MESSAGE_ILLEGAL
     assert "checksum" in bad.remark
+
+
+def test_behind_a_refused_batch_nothing_of_its_queue_is_stored(stage):
+    broken = bytearray(stage.batch())
+    broken[-3] ^= 1
+    bad, later, other = stage.send(bytes(broken), stage.batch(), stage.batch(queue_id=1))
+    assert bad.code == ResponseCode.MESSAGE_ILLEGAL
+    assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "an earlier batch" in later.remark
+    assert other.code == 0
+    assert stage.send(stage.batch())[0].base_queue_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -200,6 +211,14 @@ def test_with_sync_flush_the_answer_waits_for_the_disk(make_stage):
     stage.store.synced *= 2
     answer_durable(stage.context)
     assert [one.code for one in stage.outcomes(second)] == [0, ResponseCode.NO_PERMISSION]
+
+
+def test_with_sync_flush_a_sender_need_not_wait(make_stage):
+    stage = make_stage(flush_disk_type=SYNC)
+    stage.store.synced = 0
+    opaque = stage.begin_send(stage.batch(attributes=Attributes.NO_WAIT_STORE))
+    stage.end_tick()
+    assert [one.status for one in stage.outcomes(opaque)] == [SendStatus.SEND_OK]
 
 
 def test_with_sync_flush_waiting_has_an_end(make_stage):
