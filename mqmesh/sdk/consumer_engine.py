@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from mqmesh.protocol.membership import (
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.consumer_options import ConsumerOptions
+from mqmesh.sdk.local_offsets import LocalOffsets
 from mqmesh.sdk.offset_store import REQUEST_TIMEOUT_MS, BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.pull_loop import PullCounters, PullLoop, Sink
@@ -111,6 +113,9 @@ class ConsumerEngine(Generic[S]):
             on_broker=self._broker_changed,
         )
         self.offsets: OffsetStore = BrokerOffsets(group, self.client.client_id, self)
+        if options.message_model == MessageModel.BROADCASTING:
+            folder = Path(options.offsets_dir).expanduser()
+            self.offsets = LocalOffsets(folder, group, client.instance_name)
         self.positions = StartPositions(
             self.offsets, self, options.consume_from_where, options.consume_timestamp_ms
         )
@@ -127,6 +132,14 @@ class ConsumerEngine(Generic[S]):
         self._closing = False
 
     # ---- Life; from other threads -----------------------------------------------------
+
+    def open(self) -> None:
+        """Makes the offsets usable, before ``start``.
+
+        Raises:
+            ConfigError: Those of a broadcasting consumer are not.
+        """
+        self.offsets.open()
 
     def start(self) -> None:
         """Starts the engine, and waits until the first queues can be pulled.
@@ -159,6 +172,7 @@ class ConsumerEngine(Generic[S]):
         except MQMeshError as error:
             _log.warning("group %s: the last offsets were not committed: %s", self.group, error)
         self.client.close()
+        self.offsets.close()
 
     # ---- Network, for the parts below --------------------------------------------------
 
@@ -230,6 +244,8 @@ class ConsumerEngine(Generic[S]):
         self.offsets.commit(offsets, on_done)
 
     def _reachable(self) -> list[MessageQueue]:
+        if self.options.message_model == MessageModel.BROADCASTING:
+            return list(self.assigned)
         return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
 
     def _report_commit(self, error: MQMeshError | None) -> None:

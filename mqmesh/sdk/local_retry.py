@@ -10,7 +10,7 @@ from typing import Final
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import Portion, QueueWork
-from mqmesh.sdk.process_queue import OPEN, Span
+from mqmesh.sdk.process_queue import DONE, OPEN, Span
 
 RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
 """Before each further try; the last one repeats."""
@@ -59,8 +59,31 @@ class LocalRetry:
         self._call_later(delay_ms, retry)
 
 
+class NoRetry:
+    """Broadcasting does not try again: a failed message is reported, and counts as done.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def on_failed(
+        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
+    ) -> None:
+        """Gives up a failed call's messages; called by a worker."""
+        self.failures += 1
+        _report(messages, portion.attempt, cause, None)
+        for message in messages:
+            portion.span.mark(message.queue_offset, message.queue_offset, DONE)
+
+
 def _report(
-    messages: list[StoredMessage], attempt: int, cause: BaseException | object, delay_ms: int
+    messages: list[StoredMessage],
+    attempt: int,
+    cause: BaseException | object,
+    delay_ms: int | None,
 ) -> None:
     first = messages[0]
     what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
@@ -74,14 +97,9 @@ def _report(
     )
     # One trace is enough: the same failure may repeat for hours.
     trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
-    level = logging.DEBUG if cause is ConsumeResult.RECONSUME_LATER else logging.WARNING
-    _log.log(
-        level,
-        "%s (%s) %s; try %d in %d ms",
-        what,
-        where,
-        told,
-        attempt + 2,
-        delay_ms,
-        exc_info=trace,
-    )
+    wanted = cause is ConsumeResult.RECONSUME_LATER and delay_ms is not None
+    then = "BROADCASTING does not try again"
+    if delay_ms is not None:
+        then = f"try {attempt + 2} in {delay_ms} ms"
+    level = logging.DEBUG if wanted else logging.WARNING
+    _log.log(level, "%s (%s) %s; %s", what, where, told, then, exc_info=trace)

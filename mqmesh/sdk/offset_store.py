@@ -31,6 +31,16 @@ class OffsetStore(Protocol):
 
     generation: int
 
+    def open(self) -> None:
+        """Makes it usable; from any thread, once.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+
+    def close(self) -> None:
+        """Ends its use; from any thread."""
+
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
         """Looks up committed offsets.
 
@@ -70,6 +80,12 @@ class BrokerOffsets:
         self._client_id = client_id
         self._network = network
         self._committed: dict[MessageQueue, int] = {}
+
+    def open(self) -> None:
+        """Nothing to do: brokers are asked when the time comes."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
         header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues)))

@@ -94,10 +94,12 @@ class PullConsumer:
 
         Raises:
             ClientClosed: After ``close``.
+            ConfigError: The offset file of a broadcasting consumer cannot be used.
         """
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
         if self._state == "new":
+            self._engine.open()
             self._state = "running"
             self._engine.start()
 

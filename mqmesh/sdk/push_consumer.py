@@ -10,12 +10,13 @@ import msgspec
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
 from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
-from mqmesh.sdk.local_retry import LocalRetry
+from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.process_queue import ProcessQueue
 from mqmesh.sdk.pull_loop import PullCounters
@@ -143,7 +144,11 @@ class PushConsumer:
             allocate_strategy(strategy),
             self._make_sink,
         )
-        self._retry = LocalRetry(self._call_later, self._submit)
+        self._retry: LocalRetry | NoRetry = (
+            NoRetry()
+            if self.options.message_model == MessageModel.BROADCASTING
+            else LocalRetry(self._call_later, self._submit)
+        )
         self._service = self._make_service()
         self._listeners: dict[str, Listener] = {}
         self._state = "new"
@@ -158,10 +163,12 @@ class PushConsumer:
 
         Raises:
             ClientClosed: After ``close``.
+            ConfigError: The offset file of a broadcasting consumer cannot be used.
         """
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
         if self._state == "new":
+            self._engine.open()
             self._state = "running"
             self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
             self._engine.start()
