@@ -3,22 +3,27 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from mqmesh.errors import (
     ClientClosed,
+    EndpointUnreachable,
     MQMeshError,
     NoRoute,
     RemoteProtocolError,
     RequestTimeout,
     TopicNotFound,
+    TransportError,
 )
 from mqmesh.host import host_id
+from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, UnregisterClientRequest
 from mqmesh.protocol.route import BrokerAddress, GetRouteRequest, RouteHint, TopicRoute
+from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.namesrv_link import NamesrvLink
 from mqmesh.sdk.options import ClientOptions, new_client_id
 from mqmesh.sdk.route_cache import RouteCache
@@ -27,6 +32,8 @@ from mqmesh.transport.client import CommandClient, OnDone
 from mqmesh.transport.loop import EventLoop
 
 CLOSE_TIMEOUT_S: Final = 1.5
+SLICE_S: Final = 0.1
+"""How long a call from another thread waits before it looks whether the client was closed."""
 
 OnRoute = Callable[[TopicRoute | MQMeshError], None]
 _T = TypeVar("_T")
@@ -37,7 +44,7 @@ class ClientEngine:
     """Routes, connections and heartbeats of one client, in one thread of its own.
 
     Methods are for the engine's own thread, where all callbacks come, unless they say
-    otherwise.
+    otherwise. An engine belongs to the process that made it: in a forked child it is closed.
 
     Args:
         options: Settings.
@@ -45,6 +52,8 @@ class ClientEngine:
         on_routes: Told the topics whose routes changed.
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_broker: Told when the connection to a broker was made or broke.
+        on_end: Called last in the engine's thread, after ``close`` or when the thread dies;
+            no callback comes after it.
     """
 
     def __init__(
@@ -55,6 +64,7 @@ class ClientEngine:
         on_routes: Callable[[set[str]], None] | None = None,
         on_command: Callable[[str, Command], None] | None = None,
         on_broker: Callable[[str, bool], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self._addresses = options.namesrv_addresses()
         self.options = options
@@ -66,13 +76,16 @@ class ClientEngine:
         self._on_routes = on_routes
         self._on_command = on_command
         self._on_broker = on_broker
+        self._on_end = on_end
         self._brokers: dict[str, CommandClient] = {}
+        self._places: dict[str, BrokerAddress] = {}
         self._topics: set[str] = set()
         self._asking: dict[str, list[OnRoute]] = {}
         self._host_id = host_id()
         self._link: NamesrvLink | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
+        tell_of_forks(self)
 
     # ---- Life; from any thread -------------------------------------------------------
 
@@ -90,7 +103,7 @@ class ClientEngine:
             self.options.poll_name_server_interval_ms, lambda: self.refresh(self._topics)
         )
         self.loop.call_every(self.options.missing_route_interval_ms, self._refresh_missing)
-        self.loop.call_every(self.options.heartbeat_broker_interval_ms, self.heartbeat_now)
+        self.loop.call_every(self.options.heartbeat_broker_interval_ms, self._beat)
         self._thread = threading.Thread(
             target=self._run, name=f"mqmesh-{self.client_id}", daemon=True
         )
@@ -116,8 +129,12 @@ class ClientEngine:
 
     @property
     def closed(self) -> bool:
-        """True after ``close``; from any thread."""
+        """True after ``close``, or when the engine's thread died; from any thread."""
         return self._closed
+
+    def on_fork(self) -> None:
+        """This process is a fork: thread and sockets stayed with the parent."""
+        self._closed = True
 
     def post(self, callback: Callable[[], None]) -> None:
         """Calls back in the engine's thread, soon; from any thread.
@@ -139,6 +156,7 @@ class ClientEngine:
 
         Raises:
             RequestTimeout: The callback was not called in time.
+            ClientClosed: The client was closed meanwhile.
             MQMeshError: What the callback was called with.
         """
         assert not self.loop.in_loop_thread, "it would wait for itself"
@@ -150,20 +168,28 @@ class ClientEngine:
             done.set()
 
         self.post(lambda: function(finish))
-        if not done.wait(timeout_ms / 1_000):
-            raise RequestTimeout(f"no outcome within {timeout_ms} ms")
+        deadline = time.monotonic() + timeout_ms / 1_000
+        while not done.wait(min(max(deadline - time.monotonic(), 0), SLICE_S)):
+            self._check_open()
+            if time.monotonic() >= deadline:
+                raise RequestTimeout(f"no outcome within {timeout_ms} ms")
         value = outcome[0]
         if isinstance(value, MQMeshError):
             raise value
         return value
 
-    def wait_route(self, topic: str, timeout_ms: int) -> TopicRoute:
+    def wait_route(self, topic: str, timeout_ms: int, *, fresh: bool = False) -> TopicRoute:
         """The route of a topic, asked for if it is not known; from other threads.
+
+        Args:
+            topic: Topic.
+            timeout_ms: How long to wait.
+            fresh: Ask also if it is known.
 
         Raises:
             NoRoute: No name server knows the topic, or none answered.
         """
-        route = self.routes.route(topic)
+        route = None if fresh else self.routes.route(topic)
         if route is not None:
             return route
 
@@ -172,21 +198,15 @@ class ClientEngine:
 
         try:
             return self.call(ask, timeout_ms)
-        except (TopicNotFound, RequestTimeout) as error:
+        except (TopicNotFound, TransportError) as error:
             raise NoRoute(
                 f"no route for topic {topic!r} from {self.options.namesrv_addr}: {error}"
             ) from error
 
-    def endpoint(self, broker_name: str) -> str:
-        """The best endpoint of a broker group's master; from any thread.
-
-        Raises:
-            NoRoute: The group, or its master, is not known.
-        """
-        address = self.routes.address(broker_name)
-        if address is None:
-            raise NoRoute(f"no address is known of the master of broker group {broker_name!r}")
-        return choose_endpoint(address, self._host_id if self.options.use_ipc else None)
+    def live_endpoint(self, broker_name: str) -> str | None:
+        """Where a broker's master is reached right now, or None; from any thread."""
+        client = self._brokers.get(broker_name)
+        return client.endpoint if client is not None and client.connected else None
 
     # ---- Routes ----------------------------------------------------------------------
 
@@ -197,6 +217,7 @@ class ClientEngine:
             topic: Topic.
             on_done: Told the route, or ``TopicNotFound``, or why no name server answered.
         """
+        header = encode_header(GetRouteRequest(topic))
         self._topics.add(topic)
         asking = self._asking.get(topic)
         if asking is not None:
@@ -206,7 +227,7 @@ class ClientEngine:
         self._asking[topic] = [on_done]
         self._link.request(
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            encode_header(GetRouteRequest(topic)),
+            header,
             lambda answer: self._take_route(topic, answer),
         )
 
@@ -229,22 +250,15 @@ class ClientEngine:
             ClientClosed: The client is closed.
         """
         self._check_open()
-        endpoint = self.endpoint(broker_name)
+        address = self.routes.address(broker_name)
+        if address is None:
+            raise NoRoute(f"no address is known of the master of broker group {broker_name!r}")
         client = self._brokers.get(broker_name)
-        if client is not None:
-            if client.endpoint == endpoint:
-                return client
-            # The broker came back elsewhere; what waited for the old place fails and is retried.
-            del self._brokers[broker_name]
-            client.close()
-        client = CommandClient(
-            self.context,
-            self.loop,
-            endpoint,
-            on_command=lambda command: self._take_command(broker_name, command),
-            on_connection=lambda up: self._connection(broker_name, up),
-        )
-        self._brokers[broker_name] = client
+        if client is None or client.unreachable or self._places[broker_name] != address:
+            endpoint = self._best_endpoint(address)
+            if client is None or client.endpoint != endpoint:
+                client = self._connect(broker_name, endpoint)
+            self._places[broker_name] = address
         return client
 
     def request(
@@ -256,10 +270,23 @@ class ClientEngine:
         header: bytes,
         timeout_ms: int,
     ) -> None:
-        """Asks a broker group's master; every outcome, bad or good, goes to ``on_done``."""
+        """Asks a broker group's master.
+
+        Every outcome, bad or good, goes to ``on_done``, and never before this returns; only
+        when the client is closed it may be that none comes any more.
+        """
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, ClientClosed) and not self._closed:
+                answer = EndpointUnreachable(
+                    f"broker {broker_name} has moved; whether the request was carried out is "
+                    "unknown"
+                )
+            on_done(answer)
+
         try:
             client = self.broker(broker_name)
-            client.request(code, on_done, *parts, header=header, timeout_ms=timeout_ms)
+            client.request(code, done, *parts, header=header, timeout_ms=timeout_ms)
         except MQMeshError as error:
             self.loop.call_later(0, lambda error=error: on_done(error))  # type: ignore[misc]
 
@@ -273,9 +300,18 @@ class ClientEngine:
         client = self._brokers.get(broker_name)
         return client is not None and client.unreachable
 
+    def may_come(self, broker_name: str) -> bool:
+        """False when waiting for a connection to a broker promises little: try another one."""
+        known = self.routes.address(broker_name) is not None
+        return known and not self.is_unreachable(broker_name)
+
+    def has_queue(self, queue: MessageQueue) -> bool:
+        """True when the routes say that a queue may be written to."""
+        return queue in self.routes.publish_queues(queue.topic)
+
     def heartbeat_now(self) -> None:
         """Sends a heartbeat to every connected broker."""
-        for name, client in self._brokers.items():
+        for name, client in list(self._brokers.items()):
             if client.connected:
                 self._send_heartbeat(name, client)
 
@@ -288,10 +324,23 @@ class ClientEngine:
     def _run(self) -> None:
         try:
             self.loop.run()
+        except BaseException:
+            _log.critical("the thread of client %s died", self.client_id, exc_info=True)
         finally:
+            self._closed = True
             self._release()
 
     def _release(self) -> None:
+        steps = [self._leave, self._close_link, self._on_end, self.loop.close, self._end_context]
+        for step in steps:
+            try:
+                if step is not None:
+                    step()
+            except Exception:
+                # The other steps must be taken too.
+                _log.exception("client %s could not close cleanly", self.client_id)
+
+    def _leave(self) -> None:
         header = encode_header(UnregisterClientRequest(self.client_id))
         for client in self._brokers.values():
             if client.connected:
@@ -300,10 +349,30 @@ class ClientEngine:
                 except MQMeshError as error:
                     _log.warning("could not take leave of %s: %s", client.endpoint, error)
             client.close()
+
+    def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
-        self.loop.close()
+
+    def _end_context(self) -> None:
         self.context.destroy(linger=sockets.LINGER_MS)
+
+    def _connect(self, broker_name: str, endpoint: str) -> CommandClient:
+        client = CommandClient(
+            self.context,
+            self.loop,
+            endpoint,
+            on_command=lambda command: self._take_command(broker_name, command),
+            on_connection=lambda up: self._connection(broker_name, up),
+        )
+        old = self._brokers.get(broker_name)
+        self._brokers[broker_name] = client
+        if old is not None:
+            # The broker came back elsewhere. The new connection stands in the table already,
+            # because what waited for the old place may be sent again while it closes.
+            _log.info("broker %s moved from %s to %s", broker_name, old.endpoint, endpoint)
+            old.close()
+        return client
 
     def _take_hint(self, hint: RouteHint) -> None:
         missing = [topic for topic in self._topics if self.routes.route(topic) is None]
@@ -329,10 +398,24 @@ class ClientEngine:
         for on_done in asking:
             on_done(outcome)
 
-    def _drop_moved(self) -> None:
+    def _beat(self) -> None:
         for name, client in list(self._brokers.items()):
             address = self.routes.address(name)
-            if address is not None and self.endpoint(name) != client.endpoint:
+            if client.in_flight or address is None:
+                continue
+            if not client.connected and not self.routes.is_used(name):
+                del self._brokers[name]
+                client.close()
+            elif client.connected and self._best_endpoint(address) != client.endpoint:
+                self._connect(name, self._best_endpoint(address))  # its Unix socket is there again
+        self.heartbeat_now()
+
+    def _best_endpoint(self, address: BrokerAddress) -> str:
+        return choose_endpoint(address, self._host_id if self.options.use_ipc else None)
+
+    def _drop_moved(self) -> None:
+        for name in list(self._brokers):
+            if self.routes.address(name) is not None:
                 self.broker(name)
 
     def _take_command(self, broker_name: str, command: Command) -> None:

@@ -5,17 +5,23 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-import zmq
-
-from mqmesh.errors import MQMeshError, RemoteProtocolError, TransportError
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    MQMeshError,
+    RemoteProtocolError,
+    TransportError,
+)
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.transport import sockets
 from mqmesh.transport.client import CommandClient, OnDone
+from mqmesh.transport.hints import HintSubscriber
 from mqmesh.transport.loop import EventLoop
 
-HINTS_PER_TICK: Final = 64
+HURRY_MS: Final = 100
+"""For an answer of a name server that is unreachable, while there are others to ask."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +35,8 @@ class NamesrvLink:
         addresses: ``host:port`` of each name server.
         timeout_ms: For one answer of one name server.
         on_hint: Told of every route change that the name server announces.
-        on_connected: Told when a connection to a name server was made.
+        on_connected: Told when a connection to a name server, or to its hints, was made: what
+            changed before is not hinted at any more.
     """
 
     def __init__(
@@ -48,8 +55,7 @@ class NamesrvLink:
         self._timeout_ms = timeout_ms
         self._on_hint = on_hint
         self._on_connected = on_connected
-        self._hints: sockets.Socket | None = None
-        self._hint_endpoint = ""
+        self._hints: HintSubscriber | None = None
         self._closed = False
         self._client = self._connect()
 
@@ -59,7 +65,8 @@ class NamesrvLink:
         Args:
             code: Request code.
             header: Encoded header.
-            on_done: Told the first answer (also a refusal), or the last failure.
+            on_done: Told the first answer (also a refusal), or the last failure; never before
+                this returns.
         """
         self._try(code, header, on_done, len(self._addresses))
 
@@ -74,6 +81,9 @@ class NamesrvLink:
         client = self._client
 
         def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, ClientClosed) and not self._closed:
+                # Another request found out first that this name server does not answer.
+                answer = EndpointUnreachable(f"name server {client.endpoint} was given up")
             if isinstance(answer, TransportError) and tries_left > 1 and not self._closed:
                 if client is self._client:
                     self._next()
@@ -83,8 +93,11 @@ class NamesrvLink:
 
         # With more servers to ask, an unreachable one is not worth the whole wait.
         hurry = client.unreachable and tries_left > 1
-        timeout_ms = 100 if hurry else self._timeout_ms
-        client.request(code, done, header=header, timeout_ms=timeout_ms)
+        timeout_ms = HURRY_MS if hurry else self._timeout_ms
+        try:
+            client.request(code, done, header=header, timeout_ms=timeout_ms)
+        except MQMeshError as error:
+            self._loop.call_later(0, lambda error=error: done(error))  # type: ignore[misc]
 
     def _next(self) -> None:
         _log.info("name server %s does not answer; asking the next", self._addresses[0])
@@ -108,49 +121,45 @@ class NamesrvLink:
             return
         if not up:
             self._drop_hints()
+            if len(self._addresses) > 1:
+                self._next()  # without hints, news would have to wait for the poll
             return
         self._on_connected()
         client.request(
             RequestCode.GET_BROKER_CLUSTER_INFO,
-            self._learn_hints,
+            lambda answer: self._learn_hints(client, answer),
             header=encode_header(GetClusterRequest()),
             timeout_ms=self._timeout_ms,
         )
 
-    def _learn_hints(self, answer: Command | MQMeshError) -> None:
-        if isinstance(answer, MQMeshError) or self._closed:
+    def _learn_hints(self, client: CommandClient, answer: Command | MQMeshError) -> None:
+        if isinstance(answer, MQMeshError) or client is not self._client or self._closed:
             return
         try:
             endpoint = decode_header(ClusterInfo, answer.header).hint_endpoint
         except RemoteProtocolError as error:
             _log.warning("name server %s: %s", self._addresses[0], error)
             return
-        if not endpoint or endpoint == self._hint_endpoint:
+        if not endpoint or (self._hints is not None and endpoint == self._hints.endpoint):
             return
         self._drop_hints()
-        self._hints = sockets.subscriber(self._context)
-        self._hints.connect(endpoint)
-        self._hint_endpoint = endpoint
-        self._loop.add(self._hints, self._read_hints)
+        self._hints = HintSubscriber(
+            self._context,
+            self._loop,
+            endpoint,
+            on_hint=self._read_hint,
+            on_connected=self._on_connected,
+        )
 
     def _drop_hints(self) -> None:
         if self._hints is not None:
-            self._loop.remove(self._hints)
-            sockets.close(self._hints)
+            self._hints.close()
             self._hints = None
-            self._hint_endpoint = ""
 
-    def _read_hints(self) -> None:
-        for _ in range(HINTS_PER_TICK):
-            if self._hints is None:
-                return
-            try:
-                parts = self._hints.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                hint = decode_header(RouteHint, parts[0])
-            except RemoteProtocolError as error:
-                _log.warning("hint of %s: %s", self._hint_endpoint, error)
-                continue
-            self._on_hint(hint)
+    def _read_hint(self, data: bytes) -> None:
+        try:
+            hint = decode_header(RouteHint, data)
+        except RemoteProtocolError as error:
+            _log.warning("hint of name server %s: %s", self._addresses[0], error)
+            return
+        self._on_hint(hint)

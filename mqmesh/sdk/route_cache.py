@@ -75,6 +75,14 @@ class RouteCache:
         route = self._routes.get(topic)
         return [] if route is None else [one.broker_name for one in route.brokers]
 
+    def is_used(self, broker_name: str) -> bool:
+        """True while a broker group carries a known topic."""
+        return any(
+            one.broker_name == broker_name
+            for route in self._routes.values()
+            for one in route.brokers
+        )
+
     def concerned(self, hint: RouteHint) -> list[str]:
         """Known topics that a name server's hint may concern."""
         topics, brokers = set(hint.topics), set(hint.brokers)
