@@ -3,16 +3,16 @@
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
 from mqmesh.errors import (
     ClientClosed,
     InvalidArgument,
-    MQMeshError,
 )
 from mqmesh.message import (
     Message,
@@ -21,41 +21,63 @@ from mqmesh.message import (
     check_messages,
     check_topic,
     is_plain,
+    is_system_topic,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.membership import HeartbeatRequest
-from mqmesh.protocol.messaging import decode_outcomes, encode_send
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.record_batch import MAX_MESSAGES, MAX_RAW_BYTES
 from mqmesh.sdk.client import ClientEngine
+from mqmesh.sdk.direct_path import DirectPath
+from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.producer_options import producer_options
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
-from mqmesh.sdk.send_buffer import Lane, SendBuffer
+from mqmesh.sdk.send_buffer import (
+    MESSAGE_OVERHEAD_BYTES,
+    Lane,
+    SendBuffer,
+    TopicLanes,
+    message_size,
+)
 from mqmesh.sdk.send_result import (
+    GRACE_MS,
     OnDone,
     PendingBatch,
     SendFuture,
     SendResult,
-    make_result,
 )
 from mqmesh.sdk.sender import BatchCodec, Sender
-from mqmesh.transport.channel import BlockingChannel
 from mqmesh.version import VERSION
 
 CLOSE_FLUSH_S: Final = 1.0
 """How long ``close`` waits for sends that have no outcome yet."""
+MAX_TIMEOUT_MS: Final = 600_000
 
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
+_WHY_NOT: Final = {
+    "new": "the producer is not started; call start() or use it with 'with'",
+    "closed": "the producer is closed",
+    "dead": "the producer's thread died; the log says why",
+    "forked": "the producer belongs to the process that made it; make one after the fork",
+}
+"""Why a producer in some state does not send."""
 _log = logging.getLogger(__name__)
 
 
 class Producer:
-    """Sends messages to any topic. Thread-safe.
+    """Sends messages to any topic. Thread-safe, but not for use in signal handlers.
 
     A synchronous ``send`` goes straight from the calling thread to the broker. Concurrent
     and asynchronous sends share batches by themselves: while a request is in flight, what
-    arrives next shares the next one. Every message is stored once however often its
-    request must be repeated, and messages of one queue keep the order of their sends.
+    arrives next shares the next one. A broker stores every message once however often its
+    request must be repeated, and messages of one sharding key, or sent to a chosen queue,
+    keep the order of their sends. Messages that may go to any queue are sent to another
+    broker when theirs fails; if the first one had stored them all the same, they are at
+    both, with the same message ids.
+
+    A producer belongs to its process: make it after ``fork``, not before.
 
     Args:
         group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_-]``.
@@ -82,13 +104,16 @@ class Producer:
             client,
             heartbeat=self._heartbeat,
             on_routes=self._routes_changed,
-            on_broker=lambda _name, _up: self._sender.schedule(),
+            on_broker=self._broker_changed,
+            on_end=self._ended,
         )
         one = self.options
         self._buffer = SendBuffer(
             max_bytes=one.buffer_memory_bytes,
             max_batch_bytes=one.batch_size_bytes,
             max_batch_messages=one.batch_messages,
+            clock=self._engine.loop.clock,
+            may_wait=lambda: not self._engine.loop.in_loop_thread,
         )
         self._codec = BatchCodec(secrets.randbits(64), one.compress_msg_body_over_how_much)
         self._routes = PublishRoutes(
@@ -103,9 +128,10 @@ class Producer:
             on_sent=self._routes.on_sent,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
-        self._direct = threading.Lock()
-        self._channels: dict[str, BlockingChannel] = {}
+        self._direct = DirectPath(self._engine, self._codec)
+        self._life = threading.Lock()
         self._state = "new"
+        tell_of_forks(self)
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -115,32 +141,34 @@ class Producer:
         Raises:
             ClientClosed: After ``close``.
         """
-        if self._state == "closed":
-            raise ClientClosed("the producer was closed; make a new one")
-        if self._state == "new":
-            self._state = "running"
-            self._engine.start()
+        with self._life:
+            if self._state == "new":
+                self._engine.start()
+                self._state = "running"
+        if self._state != "running":
+            self._refuse()
 
     def close(self) -> None:
-        """Waits up to a second for sends without an outcome, then closes; idempotent."""
-        if self._state == "closed":
+        """Waits up to a second for sends without an outcome, then closes; idempotent.
+
+        What has no outcome by then ends with ``ClientClosed``, before this returns unless it
+        is called by a callback.
+        """
+        with self._life:
+            before, self._state = self._state, "closed"
+        if before in ("closed", "forked"):
             return
-        running, self._state = self._state == "running", "closed"
-        if running and not self._engine.loop.in_loop_thread:
-            self._wait_for_outcomes()
-        error = ClientClosed("the producer was closed before the message was stored")
-        for batch in self._buffer.drain():
-            self._buffer.settle(batch)
-            batch.finish(None, error)
-        for channel in list(self._channels.values()):
-            channel.cancel()
-        with self._direct:  # a send that waited on a channel has given up by now
-            for channel in self._channels.values():
-                channel.close()
-            self._channels.clear()
+        patience_s = 0.0
+        if before == "running" and not self._engine.loop.in_loop_thread:
+            deadline = time.monotonic() + CLOSE_FLUSH_S
+            self._buffer.wait_empty(CLOSE_FLUSH_S)
+            patience_s = max(deadline - time.monotonic(), 0)
+        self._direct.close(patience_s)
         self._engine.close()
-        for batch in self._buffer.drain():  # sends that raced with the closing
-            batch.finish(None, error)
+
+    def on_fork(self) -> None:
+        """This process is a fork; it must make a producer of its own."""
+        self._state = "forked"
 
     def __enter__(self) -> Self:
         self.start()
@@ -190,36 +218,41 @@ class Producer:
             ClientClosed: The producer is not running.
         """
         self._check_blocking()
-        (message,) = check_messages([message], max_message_size=self.options.max_message_size)
+        (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
         deadline_ms = self._deadline(timeout_ms)
-        topic = self._routes.lanes(message.topic, deadline_ms)
+        topic = self._topic(message.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, message, queue, selector, arg)
         bound = lane is not None
         if lane is None:
             lane = self._routes.next_lane(topic)
         retries = self.options.retry_times_when_send_failed
-        if self._direct.acquire(blocking=False):
+        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
+        if endpoint is not None and self._direct.enter():
             try:
-                claimed = self._buffer.claim(lane)
-                if claimed:
-                    batch = self._buffer.lone_batch(
-                        lane,
-                        message,
-                        deadline_ms,
-                        bound=bound,
-                        retries=retries,
-                        wait_store=wait_store,
-                    )
-                    error = self._send_directly(lane, batch)
+                batch = self._buffer.lone_batch(
+                    lane,
+                    message,
+                    deadline_ms,
+                    bound=bound,
+                    retries=retries,
+                    wait_store=wait_store,
+                )
+                claimed = self._send_directly(lane, batch, endpoint)
             finally:
-                self._direct.release()
+                self._direct.leave()
             if claimed:
-                if error is None:
-                    return make_result(batch, 0)
-                # From here on it is retried like any other.
-                self._engine.post(lambda: self._sender.adopt(lane, batch, error))
                 return self._await(SendFuture(batch, 0), deadline_ms)
-        future, _ = self._buffer.append(lane, None, message, deadline_ms, None, retries, wait_store)
+        future, _ = self._buffer.append(
+            lane,
+            None,
+            message,
+            message_size(message),
+            deadline_ms,
+            None,
+            retries,
+            bound,
+            wait_store,
+        )
         self._sender.schedule()
         return self._await(future, deadline_ms)
 
@@ -250,20 +283,19 @@ class Producer:
         if self._state != "running":
             self._refuse()
         deadline_ms = self._deadline(timeout_ms)
-        # A topic that has lanes has a legal name, so a plain message needs no further check.
-        limit = self.options.max_message_size
-        topic = self._routes.known(message.topic) if is_plain(message, limit) else None
-        if topic is None:
-            (message,) = check_messages((message,), max_message_size=limit)
-            topic = self._routes.lanes(message.topic, deadline_ms)
+        if is_plain(message, self.options.max_message_size):
+            size = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        else:
+            (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+            size = message_size(message)
+        topic = self._routes.known(message.topic) or self._topic(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
-        buffer = self._buffer
-        if buffer.pending_bytes >= self.options.buffer_memory_bytes:
-            self._wait_room(deadline_ms)
         retries = self.options.retry_times_when_send_async_failed
-        future, lane = buffer.append(lane, topic, message, deadline_ms, on_done, retries)
+        future, lane = self._buffer.append(
+            lane, topic, message, size, deadline_ms, on_done, retries, lane is not None
+        )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()
         return future
@@ -282,11 +314,12 @@ class Producer:
             self._refuse()
         (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
         deadline_ms = self._deadline(None)
-        topic = self._routes.lanes(message.topic, deadline_ms)
+        topic = self._topic(message.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, message, **choice)
-        self._wait_room(deadline_ms)
         # It shares batches with the others, which costs less than a request of its own.
-        self._buffer.append(lane, topic, message, deadline_ms, None, 0)
+        self._buffer.append(
+            lane, topic, message, message_size(message), deadline_ms, None, 0, lane is not None
+        )
         self._sender.schedule()
 
     def send_batch(
@@ -308,7 +341,8 @@ class Producer:
             Where the batch is; ``queue_offset`` and ``message_id`` are the first message's.
 
         Raises:
-            InvalidArgument: Also for messages that do not fit into one batch.
+            InvalidArgument: Also for messages that do not fit into one batch: over 65,536, or
+                over 16 MiB.
             MQMeshError: As for ``send``.
         """
         self._check_blocking()
@@ -333,7 +367,8 @@ class Producer:
             on_done: As for ``send_async``.
 
         Raises:
-            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
+            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. What only
+            just does not fit into one batch is told by the future.
         """
         if self._state != "running":
             self._refuse()
@@ -349,7 +384,7 @@ class Producer:
             NoRoute, ClientClosed: As for ``send``.
         """
         self._check_blocking()
-        return list(self._routes.lanes(topic, self._deadline(timeout_ms)).queues)
+        return list(self._topic(topic, self._deadline(timeout_ms)).queues)
 
     def can_send_at_once(self, topic: str) -> bool:
         """True when ``send_async`` to a topic would not wait for a route or for room.
@@ -370,57 +405,51 @@ class Producer:
         Raises:
             NoRoute, QueueFull, ClientClosed, InvalidArgument: As for ``send_async``.
         """
+        self._check_blocking()
         deadline_ms = self._deadline(None)
-        self._routes.lanes(check_topic(topic), deadline_ms)
-        self._wait_room(deadline_ms)
+        self._topic(topic, deadline_ms)
+        self._buffer.wait_room(deadline_ms)
 
     # ---- Sending, the inner part -----------------------------------------------------
 
-    def _send_directly(self, lane: Lane, batch: PendingBatch) -> MQMeshError | None:
-        """One try in the calling thread, with the lane claimed; None when it succeeded."""
-        broker_name = lane.queue.broker_name
-        started_ms = self._now_ms()
-        error: MQMeshError
+    def _topic(self, name: str, deadline_ms: int) -> TopicLanes:
+        topic = self._routes.known(name)
+        if topic is None:
+            # A topic that has lanes has a legal name.
+            if is_system_topic(check_topic(name)):
+                raise InvalidArgument(f"topic {name!r} is reserved; users may not send to it")
+            topic = self._routes.lanes(name, deadline_ms)
+        return topic
+
+    def _send_directly(self, lane: Lane, batch: PendingBatch, endpoint: str) -> bool:
+        """One try in the calling thread; False when the lane is not idle.
+
+        What does not end with it is retried like any other.
+        """
         try:
-            data = self._codec.encode(batch, self._engine.loop.clock.wall_ms())
-            timeout_ms = max(batch.deadline_ms - started_ms, 1)
-            answer = self._channel(broker_name).request(
-                RequestCode.SEND_MESSAGE,
-                data,
-                header=encode_send(timeout_ms, 1),
-                timeout_ms=timeout_ms,
-            )
-            (outcome,) = decode_outcomes(answer.header, answer.body)
-        except MQMeshError as failure:
-            error = failure
+            if not self._buffer.claim(lane, batch):
+                return False
+            started_ms = self._now_ms()
+            answer = self._direct.send(batch, endpoint)
+            outcome = answer if isinstance(answer, BatchOutcome) else None
+            latency_ms = self._now_ms() - started_ms
+            self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
+            if outcome is not None and self._is_final(outcome):
+                batch.outcome = outcome
+                if self._buffer.unclaim(lane, batch):
+                    self._sender.schedule()
+            else:
+                self._sender.hand_over(lane, batch, answer)
         except BaseException:
             # Ctrl-C in the middle: the lane must not stay claimed for ever.
-            self._release(lane)
+            if self._buffer.unclaim(lane, batch):
+                self._sender.schedule()
             raise
-        else:
-            self._routes.on_sent(broker_name, self._now_ms() - started_ms, True)
-            if outcome.code == _SUCCESS:
-                batch.outcome = outcome
-                self._release(lane)
-                return None
-            return error_of(outcome.code, outcome.remark, outcome.retry_after_ms)
-        self._routes.on_sent(broker_name, self._now_ms() - started_ms, False)
-        return error
+        return True
 
-    def _channel(self, broker_name: str) -> BlockingChannel:
-        if self._state != "running":
-            self._refuse()
-        endpoint = self._engine.endpoint(broker_name)
-        channel = self._channels.get(broker_name)
-        if channel is None or channel.endpoint != endpoint:
-            if channel is not None:
-                channel.close()
-            channel = self._channels[broker_name] = BlockingChannel(self._engine.context, endpoint)
-        return channel
-
-    def _release(self, lane: Lane) -> None:
-        if self._buffer.release(lane):
-            self._sender.schedule()
+    def _is_final(self, outcome: BatchOutcome) -> bool:
+        again = self.options.retry_another_broker_when_not_store_ok
+        return outcome.code == _SUCCESS and not (outcome.status and again)
 
     def _add_batch(
         self,
@@ -431,19 +460,18 @@ class Producer:
         retries: int,
     ) -> SendFuture:
         checked = check_messages(messages, max_message_size=self.options.max_message_size)
-        if not checked:
-            raise InvalidArgument("a batch without messages")
+        if len(checked) > MAX_MESSAGES:
+            raise InvalidArgument(f"{len(checked)} messages; a batch holds up to {MAX_MESSAGES}")
+        if (size := sum(len(one.body) for one in checked)) > MAX_RAW_BYTES:
+            raise InvalidArgument(f"{size} bytes in one batch; it holds up to {MAX_RAW_BYTES}")
         first = checked[0]
-        if first.sharding_key is not None and any(
-            one.sharding_key != first.sharding_key for one in checked
-        ):
+        if any(one.sharding_key != first.sharding_key for one in checked):
             raise InvalidArgument("the messages of a batch have different sharding keys")
-        topic = self._routes.lanes(first.topic, deadline_ms)
+        topic = self._topic(first.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, first, queue)
         bound = lane is not None
         if lane is None:
             lane = self._routes.next_lane(topic)
-        self._wait_room(deadline_ms)
         future = self._buffer.append_batch(
             lane, checked, deadline_ms, on_done, bound=bound, retries=retries
         )
@@ -452,20 +480,9 @@ class Producer:
         return future
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
-        # The sender ends every send by its deadline; the extra second is for a stuck machine.
-        left_ms = max(deadline_ms - self._now_ms(), 0) + 1_000
+        # The sender ends every send by its deadline; the grace is for a stuck machine.
+        left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
         return future.result(left_ms / 1_000)
-
-    def _wait_room(self, deadline_ms: int) -> None:
-        waits = not self._engine.loop.in_loop_thread
-        self._buffer.wait_room(deadline_ms - self._now_ms() if waits else 0)
-
-    def _wait_for_outcomes(self) -> None:
-        if not self._buffer.wait_empty(CLOSE_FLUSH_S):
-            _log.warning(
-                "closing with %d bytes of messages whose outcome is unknown",
-                self._buffer.pending_bytes,
-            )
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -476,14 +493,29 @@ class Producer:
         self._routes.on_routes(topics)
         self._sender.schedule()
 
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if not up:
+            self._direct.interrupt(broker_name)
+        self._sender.schedule()
+
+    def _ended(self) -> None:
+        with self._life:
+            if self._state == "running":
+                self._state = "dead"
+        self._sender.end_all(
+            ClientClosed("the producer was closed before it was known that the message is stored")
+        )
+
     def _now_ms(self) -> int:
         return self._engine.loop.clock.monotonic_ms()
 
     def _deadline(self, timeout_ms: int | None) -> int:
         if timeout_ms is None:
             timeout_ms = self.options.send_msg_timeout_ms
-        elif timeout_ms < 1:
-            raise InvalidArgument(f"timeout_ms is {timeout_ms}; at least 1 is needed")
+        elif type(timeout_ms) is not int or not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+            raise InvalidArgument(
+                f"timeout_ms must be an int of 1 to {MAX_TIMEOUT_MS}, not {timeout_ms!r}"
+            )
         return self._now_ms() + timeout_ms
 
     def _check_blocking(self) -> None:
@@ -492,7 +524,5 @@ class Producer:
         if self._engine.loop.in_loop_thread:
             raise InvalidArgument("a callback cannot wait for a send; use send_async there")
 
-    def _refuse(self) -> None:
-        if self._state == "new":
-            raise ClientClosed("the producer is not started; call start() or use it with 'with'")
-        raise ClientClosed("the producer is closed")
+    def _refuse(self) -> NoReturn:
+        raise ClientClosed(_WHY_NOT[self._state])

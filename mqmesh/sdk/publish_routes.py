@@ -1,12 +1,15 @@
 """Where a producer's messages may go: the queues of each topic, and which one is next."""
 
+import logging
 import secrets
+import threading
 import time
 from typing import Any
 
 from mqmesh.errors import (
-    EndpointUnreachable,
+    ClientClosed,
     InvalidArgument,
+    MQMeshError,
     NoRoute,
     RequestTimeout,
     TopicNotFound,
@@ -19,6 +22,8 @@ from mqmesh.sdk.send_buffer import Lane, SendBuffer, TopicLanes
 
 POLL_MS = 50
 """Between looks for a route that is not there yet."""
+
+_log = logging.getLogger(__name__)
 
 
 class PublishRoutes:
@@ -35,6 +40,7 @@ class PublishRoutes:
         self._buffer = buffer
         self._faults = FaultTable() if avoid_slow else None
         self._topics: dict[str, TopicLanes] = {}
+        self._lock = threading.Lock()
 
     def known(self, topic: str) -> TopicLanes | None:
         """A topic's lanes, if it was sent to before."""
@@ -53,8 +59,14 @@ class PublishRoutes:
         if self._engine.loop.in_loop_thread:
             raise NoRoute(f"no route for topic {topic!r} yet, and a callback cannot wait for it")
         queues = self._find_queues(topic, deadline_ms)
-        lanes = self._buffer.topic_lanes(queues, secrets.randbits(16))
-        return self._topics.setdefault(topic, lanes)
+        with self._lock:
+            lanes = self._topics.get(topic)
+            if lanes is None:
+                # The routes may have changed since; then nobody has told us, so look again.
+                queues = self._engine.routes.publish_queues(topic) or queues
+                lanes = self._buffer.topic_lanes(queues, secrets.randbits(16), self._avoided)
+                self._topics[topic] = lanes
+        return lanes
 
     def bound_lane(
         self,
@@ -86,22 +98,34 @@ class PublishRoutes:
         """The lane of the next queue by round robin, not of a broker that fails."""
         return self._buffer.next_lane(topic, self._avoided(topic))
 
-    def another_lane(self, topic: str, avoid: frozenset[str]) -> Lane | None:
-        """A lane that leads to another broker than those named, if there is one."""
-        lanes = self._topics.get(topic)
-        if lanes is None or lanes.brokers <= avoid:
+    def another_lane(self, queue: MessageQueue) -> Lane | None:
+        """A lane for a batch that cannot be sent to a queue just now.
+
+        Returns:
+            One of another broker, rather of one that is neither away nor slow; of the same
+            broker only when the queue is gone; None if there is none.
+        """
+        topic = self._topics.get(queue.topic)
+        if topic is None:
             return None
-        lane = self._buffer.next_lane(lanes, avoid | self._avoided(lanes))
-        return None if lane.queue.broker_name in avoid else lane
+        own = frozenset((queue.broker_name,))
+        for avoid in (self._avoided(topic) | own, self._away(topic) | own):
+            if not topic.brokers <= avoid:
+                return self._buffer.next_lane(topic, avoid)
+        if queue not in topic.members:
+            return self._buffer.next_lane(topic, self._away(topic))
+        return None
 
     def on_routes(self, topics: set[str]) -> None:
         """Takes changed routes of the engine."""
-        for topic in topics & self._topics.keys():
-            queues = self._engine.routes.publish_queues(topic)
-            # A topic without any queue left keeps the old ones: its broker may be restarting.
-            if queues and queues != self._topics[topic].queues:
-                start = self._topics[topic].index
-                self._topics[topic] = self._buffer.topic_lanes(queues, start)
+        with self._lock:
+            for topic in topics & self._topics.keys():
+                queues = self._engine.routes.publish_queues(topic)
+                old = self._topics[topic]
+                # A topic without any queue left keeps the old ones: its broker may be restarting.
+                if queues and queues != old.queues:
+                    lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
+                    self._topics[topic] = lanes
 
     def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
         """Takes note of how a broker did."""
@@ -114,22 +138,23 @@ class PublishRoutes:
             self._faults.on_failed(broker_name, now_ms)
 
     def _avoided(self, topic: TopicLanes) -> frozenset[str]:
+        # Called with the buffer locked; takes no lock.
+        away = self._away(topic)
+        if self._faults is None or len(topic.brokers) == 1:
+            return away
+        now_ms, faults = self._engine.loop.clock.monotonic_ms(), self._faults
+        return away.union(name for name in topic.brokers if not faults.is_available(name, now_ms))
+
+    def _away(self, topic: TopicLanes) -> frozenset[str]:
         if len(topic.brokers) == 1:
             return frozenset()
-        now_ms = self._engine.loop.clock.monotonic_ms()
-        faults = self._faults
-        return frozenset(
-            name
-            for name in topic.brokers
-            if self._engine.is_unreachable(name)
-            or (faults is not None and not faults.is_available(name, now_ms))
-        )
+        return frozenset(name for name in topic.brokers if not self._engine.may_come(name))
 
     def _find_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
         # A cluster that is starting or restarting has no route for a moment; a send may wait
         # for the route as long as for its broker.
         clock = self._engine.loop.clock
-        why: Exception = NoRoute(f"no route for topic {topic!r} within the time given")
+        why: MQMeshError = NoRoute(f"no route for topic {topic!r} within the time given")
         while (left_ms := deadline_ms - clock.monotonic_ms()) > 0:
             queues, problem = self._look(topic, left_ms)
             if queues:
@@ -138,25 +163,38 @@ class PublishRoutes:
                 why = problem  # says more than that the time is over
             left_ms = deadline_ms - clock.monotonic_ms()
             time.sleep(max(min(left_ms, POLL_MS), 0) / 1_000)
+        if isinstance(why.__cause__, TopicNotFound):
+            # Else name servers would be asked each second, for ever, for a name mistyped once.
+            self._engine.post(lambda: self._forget(topic))
         raise NoRoute(str(why)) from why
 
-    def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], Exception]:
+    def _forget(self, topic: str) -> None:
+        if topic not in self._topics:
+            self._engine.forget_topic(topic)
+
+    def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
+        routes = self._engine.routes
         try:
-            self._engine.wait_route(topic, timeout_ms)
-        except NoRoute as error:
+            if not routes.publish_queues(topic):
+                self._engine.wait_route(topic, timeout_ms, fresh=True)
+        except ClientClosed:
+            raise
+        except MQMeshError as error:
             if isinstance(error.__cause__, TopicNotFound):
                 return self._pattern_queues(topic, timeout_ms), error
             return (), error
-        except EndpointUnreachable as error:
-            return (), error
-        queues = self._engine.routes.publish_queues(topic)
+        queues = routes.publish_queues(topic)
         return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")
 
     def _pattern_queues(self, topic: str, timeout_ms: int) -> tuple[MessageQueue, ...]:
         # Brokers that create topics by themselves announce this topic as the pattern.
+        routes = self._engine.routes
         try:
-            self._engine.wait_route(AUTO_CREATE_TOPIC, timeout_ms)
-        except (NoRoute, EndpointUnreachable):
-            return ()
-        pattern = self._engine.routes.publish_queues(AUTO_CREATE_TOPIC)
+            if not routes.publish_queues(AUTO_CREATE_TOPIC):
+                self._engine.wait_route(AUTO_CREATE_TOPIC, timeout_ms, fresh=True)
+        except ClientClosed:
+            raise
+        except MQMeshError as error:
+            _log.debug("topic %s: no pattern to create it by: %s", topic, error)
+        pattern = routes.publish_queues(AUTO_CREATE_TOPIC)
         return tuple(MessageQueue(topic, one.broker_name, one.queue_id) for one in pattern)

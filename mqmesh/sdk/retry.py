@@ -1,6 +1,7 @@
 """What to do about a send that failed. Pure."""
 
 import enum
+from typing import Final
 
 from mqmesh.errors import (
     BrokerError,
@@ -8,11 +9,14 @@ from mqmesh.errors import (
     EndpointUnreachable,
     MessageIllegal,
     MQMeshError,
+    NoRoute,
+    ProtocolError,
     RequestTimeout,
     SystemBusy,
+    TransportError,
 )
 
-BACKOFF_MS = 100
+BACKOFF_MS: Final = 100
 """Before the same broker is asked again after it refused."""
 
 
@@ -24,7 +28,7 @@ class SendFailure(enum.Enum):
     TRY_AGAIN = enum.auto()
     """Another try, counted."""
     WAIT = enum.auto()
-    """The broker is starting or stopping: try again, not counted, until the deadline."""
+    """The broker is starting, stopping or away: try again, not counted, until the deadline."""
 
 
 def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
@@ -39,8 +43,13 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
     """
     if isinstance(error, SystemBusy | MessageIllegal):
         return SendFailure.GIVE_UP
-    if isinstance(error, BrokerNotAvailable):
+    if isinstance(error, BrokerNotAvailable | NoRoute):
         return SendFailure.WAIT if retries else SendFailure.GIVE_UP
     if isinstance(error, RequestTimeout | EndpointUnreachable | BrokerError):
         return SendFailure.TRY_AGAIN if attempts <= retries else SendFailure.GIVE_UP
     return SendFailure.GIVE_UP
+
+
+def leaves_doubt(error: MQMeshError) -> bool:
+    """True when after such an error it is unknown whether a broker has stored the messages."""
+    return isinstance(error, TransportError | ProtocolError)

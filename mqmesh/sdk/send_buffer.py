@@ -6,24 +6,39 @@ one batch in flight a queue, a retry can never overtake what was sent after it.
 """
 
 import threading
-import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Final
 
-from mqmesh.errors import QueueFull
+from mqmesh.clock import Clock
+from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.send_result import OnDone, PendingBatch, SendFuture
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
 """What a message is taken to need beside its body."""
+STRING_OVERHEAD_BYTES: Final = 16
+"""The same for each of its texts; more than on the wire, so that few fit into one batch."""
+DEADLINE_SPREAD_MS: Final = 250
+"""Messages share a batch only if their deadlines are no further from the first one's."""
 LANES_LOOKED_AT: Final = 8
 """How many queues are looked at for an idle one."""
 
+_get_body = attrgetter("body")
+
 
 class Lane:
-    """What waits for one message queue; guarded by the buffer's lock."""
+    """What waits for one message queue; guarded by the buffer's lock.
 
-    __slots__ = ("closed", "in_flight", "listed", "open", "queue")
+    Attributes:
+        open: The batch that takes further messages; all of ``closed`` are before it.
+        in_flight: A batch of the queue is at the broker, or waits for its next try.
+        listed: The lane stands among those that something can be taken from.
+        claimant: The batch that goes past the buffer just now.
+    """
+
+    __slots__ = ("claimant", "closed", "in_flight", "listed", "open", "queue")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
@@ -31,15 +46,27 @@ class Lane:
         self.closed: deque[PendingBatch] = deque()
         self.in_flight = False
         self.listed = False
+        self.claimant: PendingBatch | None = None
 
 
 class TopicLanes:
-    """The lanes of a topic's writable queues, and the one that keyless messages stick to."""
+    """The lanes of a topic's writable queues, and the one that keyless messages stick to.
 
-    __slots__ = ("brokers", "index", "lanes", "members", "queues", "sticky")
+    Args:
+        queues: At least one.
+        lanes: Theirs.
+        index: Where the round robin begins.
+        avoid: Names of brokers to keep away from just now; called with the buffer locked.
+    """
+
+    __slots__ = ("avoid", "brokers", "index", "lanes", "members", "queues", "sticky")
 
     def __init__(
-        self, queues: tuple[MessageQueue, ...], lanes: tuple[Lane, ...], index: int
+        self,
+        queues: tuple[MessageQueue, ...],
+        lanes: tuple[Lane, ...],
+        index: int,
+        avoid: Callable[["TopicLanes"], frozenset[str]],
     ) -> None:
         self.queues = queues
         self.members = frozenset(queues)
@@ -47,24 +74,39 @@ class TopicLanes:
         self.lanes = lanes
         self.index = index
         self.sticky = lanes[index % len(lanes)]
+        self.avoid = avoid
 
 
 class SendBuffer:
     """All lanes of a producer. Thread-safe; ``lock`` also guards the batches' outcomes.
 
     Args:
-        max_bytes: Room for messages without an outcome.
-        max_batch_bytes: A batch is closed beyond it.
+        max_bytes: Room for messages without an outcome. A message is let in while there is
+            any room, so the last one may go beyond.
+        max_batch_bytes: A batch of several messages is never larger.
         max_batch_messages: A batch is closed at so many messages.
+        clock: Of the deadlines.
+        may_wait: False in threads that must not wait for room.
     """
 
-    def __init__(self, *, max_bytes: int, max_batch_bytes: int, max_batch_messages: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        max_batch_bytes: int,
+        max_batch_messages: int,
+        clock: Clock,
+        may_wait: Callable[[], bool],
+    ) -> None:
         self.lock = threading.Lock()
         self._room = threading.Condition(self.lock)
         self._max_bytes = max_bytes
         self._max_batch_bytes = max_batch_bytes
         self._max_batch_messages = max_batch_messages
+        self._clock = clock
+        self._may_wait = may_wait
         self._bytes = 0
+        self._closed = False
         self._lanes: dict[MessageQueue, Lane] = {}
         self._ready: dict[str, deque[Lane]] = {}
 
@@ -73,73 +115,93 @@ class SendBuffer:
         """Bytes of all messages without an outcome."""
         return self._bytes
 
-    def topic_lanes(self, queues: tuple[MessageQueue, ...], start: int) -> TopicLanes:
-        """The lanes of some queues.
+    # ---- Lanes -----------------------------------------------------------------------
 
-        Args:
-            queues: At least one.
-            start: Where the round robin begins.
-        """
+    def topic_lanes(
+        self,
+        queues: tuple[MessageQueue, ...],
+        start: int,
+        avoid: Callable[[TopicLanes], frozenset[str]],
+    ) -> TopicLanes:
+        """The lanes of some queues; arguments as of ``TopicLanes``."""
         with self.lock:
             lanes = tuple(self._lanes.setdefault(queue, Lane(queue)) for queue in queues)
-        return TopicLanes(queues, lanes, start)
+        return TopicLanes(queues, lanes, start, avoid)
 
     def lane(self, queue: MessageQueue) -> Lane:
         """The lane of one queue."""
         with self.lock:
             return self._lanes.setdefault(queue, Lane(queue))
 
+    def next_lane(self, topic: TopicLanes, avoid: frozenset[str] = frozenset()) -> Lane:
+        """The next lane of a topic by round robin: idle ones first, none of a broker to avoid."""
+        with self.lock:
+            return _next_lane(topic, avoid)
+
+    # ---- In ----------------------------------------------------------------------------
+
     def append(
         self,
         lane: Lane | None,
         topic: TopicLanes | None,
         message: Message,
+        size: int,
         deadline_ms: int,
         on_done: OnDone | None,
         retries: int,
+        bound: bool,
         wait_store: bool = True,
     ) -> tuple[SendFuture, Lane]:
         """Adds a message to its lane's open batch, or to that of the topic's sticky lane.
 
+        Args:
+            lane: Where to, or None for the sticky lane of ``topic``.
+            topic: The topic's lanes; needed without a lane.
+            message: Checked.
+            size: Its ``message_size``.
+            deadline_ms: Monotonic; also for waiting until there is room.
+            on_done: Called with the future when it is done.
+            retries: How often its batch may be sent again.
+            bound: It may go to this lane's queue only.
+            wait_store: It wants to be on disk and at the slave, as the broker's mode says.
+
         Returns:
             The message's future, and the lane it went to.
+
+        Raises:
+            QueueFull: There is no room in time.
+            ClientClosed: After ``close``.
         """
-        size = len(message.body) + MESSAGE_OVERHEAD_BYTES
         with self.lock:
-            bound = lane is not None
+            if self._bytes >= self._max_bytes or self._closed:
+                self._wait_for_room(deadline_ms)
             if lane is None:
                 assert topic is not None
                 lane = topic.sticky
                 if lane.open is None and len(topic.lanes) > 1:
-                    lane = _next_lane(topic)
+                    lane = _next_lane(topic, topic.avoid(topic))
             batch = lane.open
-            if batch is None or batch.wait_store is not wait_store or batch.retries != retries:
-                if batch is not None:
-                    self._close(lane)
-                batch = lane.open = PendingBatch(
-                    self.lock,
-                    lane.queue,
-                    deadline_ms,
-                    bound=bound,
-                    explicit=False,
-                    retries=retries,
-                    wait_store=wait_store,
-                )
-                if not (lane.in_flight or lane.listed):
-                    self._list(lane)
-            else:
-                # The batch lives as long as its youngest message may wait.
+            if (
+                batch is None
+                or batch.size + size > self._max_batch_bytes
+                or not batch.deadline_min_ms <= deadline_ms <= batch.deadline_max_ms
+                or batch.wait_store is not wait_store
+                or batch.retries != retries
+            ):
+                batch = self._open(lane, deadline_ms, retries, wait_store)
+            elif deadline_ms > batch.deadline_ms:
                 batch.deadline_ms = deadline_ms
-                batch.bound |= bound
             messages = batch.messages
             future = SendFuture(batch, len(messages))
             messages.append(message)
             batch.size += size
             self._bytes += size
+            if bound:
+                batch.bound = True
             if on_done is not None:
                 batch.callbacks.append((on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
-                self._close(lane)
+                self._close_batch(lane)
         return future, lane
 
     def append_batch(
@@ -153,7 +215,7 @@ class SendBuffer:
         retries: int,
         wait_store: bool = True,
     ) -> SendFuture:
-        """Adds an explicit batch, which stays one batch."""
+        """Adds an explicit batch, which stays one batch; arguments and errors as ``append``."""
         batch = PendingBatch(
             self.lock,
             lane.queue,
@@ -164,17 +226,29 @@ class SendBuffer:
             wait_store=wait_store,
         )
         batch.messages = messages
-        batch.size = sum(map(_body_size, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        batch.size = messages_size(messages)
         future = SendFuture(batch, 0)
+        if on_done is not None:
+            batch.callbacks.append((on_done, future))
         with self.lock:
-            self._bytes += batch.size
-            if on_done is not None:
-                batch.callbacks.append((on_done, future))
-            self._close(lane)
-            lane.closed.append(batch)
+            self._wait_for_room(deadline_ms)
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
+            self._bytes += batch.size
+            self._close_batch(lane)
+            lane.closed.append(batch)
         return future
+
+    def wait_room(self, deadline_ms: int) -> None:
+        """Waits until the buffer is below its bound.
+
+        Raises:
+            QueueFull, ClientClosed: As ``append``.
+        """
+        with self.lock:
+            self._wait_for_room(deadline_ms)
+
+    # ---- Past the buffer ----------------------------------------------------------------
 
     def lone_batch(
         self,
@@ -186,7 +260,7 @@ class SendBuffer:
         retries: int,
         wait_store: bool,
     ) -> PendingBatch:
-        """A batch of one message for a claimed lane, which is not in the buffer's account."""
+        """A batch of one message for a lane to be claimed; not in the buffer's account."""
         batch = PendingBatch(
             self.lock,
             lane.queue,
@@ -197,59 +271,52 @@ class SendBuffer:
             wait_store=wait_store,
         )
         batch.messages.append(message)
-        batch.size = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        batch.size = message_size(message)
         return batch
 
-    def next_lane(self, topic: TopicLanes, avoid: frozenset[str] = frozenset()) -> Lane:
-        """The next lane of a topic by round robin: idle ones first, none of a broker to avoid."""
-        with self.lock:
-            return _next_lane(topic, avoid)
-
-    def claim(self, lane: Lane) -> bool:
-        """Takes an idle lane for a send that goes past the buffer.
+    def claim(self, lane: Lane, batch: PendingBatch) -> bool:
+        """Takes an idle lane for a batch that goes past the buffer.
 
         Returns:
             False when something waits or is in flight there.
+
+        Raises:
+            ClientClosed: After ``close``.
         """
         with self.lock:
+            if self._closed:
+                raise _closed()
             if lane.in_flight or lane.open is not None or lane.closed:
                 return False
             lane.in_flight = True
+            lane.claimant = batch
             return True
 
-    def release(self, lane: Lane) -> bool:
-        """Ends a lane's flight.
+    def unclaim(self, lane: Lane, batch: PendingBatch) -> bool:
+        """Gives a claimed lane back; nothing happens if it is not the batch's (any more).
 
         Returns:
-            True when more waits there.
+            True when something waits there that can be sent now.
         """
         with self.lock:
-            lane.in_flight = False
-            more = lane.open is not None or bool(lane.closed)
-            if more and not lane.listed:
-                self._list(lane)
-            return more
+            if lane.claimant is not batch:
+                return False
+            return self._release(lane)
 
-    def account(self, batch: PendingBatch) -> None:
-        """Counts a batch that went past the buffer so far."""
+    def adopt(self, lane: Lane, batch: PendingBatch) -> bool:
+        """Takes a batch that went past the buffer into its account; the lane stays in flight.
+
+        Returns:
+            False when the batch has given its lane back.
+        """
         with self.lock:
+            if lane.claimant is not batch:
+                return False
+            lane.claimant = None
             self._bytes += batch.size
+            return True
 
-    def settle(self, batch: PendingBatch) -> None:
-        """Gives back the room of a batch that has its outcome."""
-        with self.lock:
-            self._bytes -= batch.size
-            self._room.notify_all()
-
-    def put_back(self, lane: Lane, batch: PendingBatch) -> None:
-        """Puts a batch at the head of a lane, of the same queue or another, to be sent again."""
-        with self.lock:
-            if batch.queue != lane.queue:
-                batch.queue = lane.queue
-                batch.encoded = None  # the queue id is part of it
-            lane.closed.appendleft(batch)
-            if not (lane.in_flight or lane.listed):
-                self._list(lane)
+    # ---- Out ---------------------------------------------------------------------------
 
     def ready_brokers(self) -> list[str]:
         """Brokers that something can be sent to."""
@@ -281,54 +348,159 @@ class SendBuffer:
                 lane.listed = False
         return taken
 
-    def wait_room(self, timeout_ms: int) -> None:
-        """Waits until the buffer is below its bound.
-
-        Args:
-            timeout_ms: 0 does not wait.
-
-        Raises:
-            QueueFull: There is no room in time.
-        """
-        if self._bytes < self._max_bytes:
-            return
-        deadline = time.monotonic() + timeout_ms / 1_000
+    def take_late(self, broker_name: str, now_ms: int) -> list[PendingBatch]:
+        """Takes what waits for a broker and has passed its deadline."""
+        late: list[PendingBatch] = []
         with self.lock:
-            while self._bytes >= self._max_bytes:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._room.wait(left):
-                    raise QueueFull(
-                        f"{self._bytes} bytes wait to be sent; the limit is {self._max_bytes} "
-                        "(buffer_memory_bytes)"
-                    )
+            for lane in self._ready.get(broker_name, ()):
+                while lane.closed and lane.closed[0].deadline_ms <= now_ms:
+                    late.append(lane.closed.popleft())
+                if not lane.closed and lane.open is not None and lane.open.deadline_ms <= now_ms:
+                    late.append(lane.open)
+                    lane.open = None
+        return late
+
+    def take_movable(self, broker_name: str) -> list[tuple[Lane, PendingBatch]]:
+        """Takes what waits for a broker and may as well go to another one, in order."""
+        found: list[tuple[Lane, PendingBatch]] = []
+        with self.lock:
+            for lane in self._ready.get(broker_name, ()):
+                self._close_batch(lane)
+                found += [(lane, batch) for batch in lane.closed if not batch.bound]
+                lane.closed = deque(batch for batch in lane.closed if batch.bound)
+        return found
+
+    # ---- Back ---------------------------------------------------------------------------
+
+    def release(self, lane: Lane) -> bool:
+        """Ends a lane's flight.
+
+        Returns:
+            True when more waits there.
+        """
+        with self.lock:
+            return self._release(lane)
+
+    def put_back(self, lane: Lane, batch: PendingBatch) -> None:
+        """Puts a batch at the head of its lane, to be sent again before all others."""
+        with self.lock:
+            lane.closed.appendleft(batch)
+            if not (lane.in_flight or lane.listed):
+                self._list(lane)
+
+    def move(self, lane: Lane, batch: PendingBatch) -> None:
+        """Puts a batch of another queue behind the closed ones of a lane."""
+        with self.lock:
+            if batch.queue != lane.queue:
+                batch.queue = lane.queue
+                batch.encoded = None  # the queue id is part of it
+            lane.closed.append(batch)
+            if not (lane.in_flight or lane.listed):
+                self._list(lane)
+
+    def settle(self, batch: PendingBatch) -> None:
+        """Gives back the room of a batch that has its outcome."""
+        with self.lock:
+            self._bytes -= batch.size
+            self._room.notify_all()
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Waits until every message has its outcome; False when that takes too long."""
         with self.lock:
             return self._room.wait_for(lambda: self._bytes == 0, timeout_s)
 
-    def drain(self) -> list[PendingBatch]:
-        """Takes out every batch that is not in flight, for closing."""
+    def close(self) -> list[PendingBatch]:
+        """Lets nothing in any more, and takes out every batch that is not in flight."""
         with self.lock:
+            self._closed = True
             found: list[PendingBatch] = []
             for lane in self._lanes.values():
-                self._close(lane)
+                self._close_batch(lane)
                 found += lane.closed
                 lane.closed.clear()
+                lane.listed = False
             self._ready.clear()
+            self._room.notify_all()
             return found
 
-    def _close(self, lane: Lane) -> None:
+    # ---- With the lock held -------------------------------------------------------------
+
+    def _wait_for_room(self, deadline_ms: int) -> None:
+        while self._bytes >= self._max_bytes and not self._closed:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0 or not self._may_wait():
+                raise QueueFull(
+                    f"{self._bytes} bytes wait to be sent; the limit is {self._max_bytes} "
+                    "(buffer_memory_bytes)"
+                )
+            self._room.wait(left_ms / 1_000)
+        if self._closed:
+            raise _closed()
+
+    def _open(self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool) -> PendingBatch:
+        # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
+        if not (lane.in_flight or lane.listed):
+            self._list(lane)
+        self._close_batch(lane)
+        batch = PendingBatch(
+            self.lock,
+            lane.queue,
+            deadline_ms,
+            bound=False,
+            explicit=False,
+            retries=retries,
+            wait_store=wait_store,
+        )
+        batch.deadline_min_ms = deadline_ms - DEADLINE_SPREAD_MS
+        batch.deadline_max_ms = deadline_ms + DEADLINE_SPREAD_MS
+        lane.open = batch
+        return batch
+
+    def _close_batch(self, lane: Lane) -> None:
         if lane.open is not None:
             lane.closed.append(lane.open)
             lane.open = None
+
+    def _release(self, lane: Lane) -> bool:
+        lane.in_flight = False
+        lane.claimant = None
+        more = lane.open is not None or bool(lane.closed)
+        if more and not lane.listed:
+            self._list(lane)
+        return more
 
     def _list(self, lane: Lane) -> None:
         lane.listed = True
         self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
 
 
-def _next_lane(topic: TopicLanes, avoid: frozenset[str] = frozenset()) -> Lane:
+def message_size(message: Message) -> int:
+    """What a message is taken to need, in bytes; about as much as on the wire."""
+    size = len(message.body) + MESSAGE_OVERHEAD_BYTES
+    texts = [text for text in (message.tag, message.sharding_key) if text is not None]
+    if message.keys:
+        texts += message.keys
+    if message.properties is not None:
+        texts += message.properties
+        texts += message.properties.values()
+    for text in texts:
+        length = len(text) if text.isascii() else len(text.encode())
+        size += length + STRING_OVERHEAD_BYTES
+    return size
+
+
+def messages_size(messages: Sequence[Message]) -> int:
+    """What messages are taken to need together, in bytes."""
+    size = sum(map(len, map(_get_body, messages))) + MESSAGE_OVERHEAD_BYTES * len(messages)
+    rich = [m for m in messages if m.properties is not None or m.keys]
+    return size + sum(message_size(m) - len(m.body) - MESSAGE_OVERHEAD_BYTES for m in rich)
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("the producer is closed")
+
+
+def _next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
     lanes, count = topic.lanes, len(topic.lanes)
     chosen: int | None = None
     # A bounded look-round: with 10,000 queues the choice must not cost more than with 4.
@@ -344,12 +516,11 @@ def _next_lane(topic: TopicLanes, avoid: frozenset[str] = frozenset()) -> Lane:
             break
     if chosen is None:
         # Rare: all of the next ones belong to brokers to avoid.
-        allowed = (i for i, lane in enumerate(lanes) if lane.queue.broker_name not in avoid)
-        chosen = next(allowed, (topic.index + 1) % count)
+        following = ((topic.index + step) % count for step in range(1, count + 1))
+        chosen = next(
+            (i for i in following if lanes[i].queue.broker_name not in avoid),
+            (topic.index + 1) % count,
+        )
     topic.index = chosen
     topic.sticky = lanes[chosen]
     return topic.sticky
-
-
-def _body_size(message: Message) -> int:
-    return len(message.body)

@@ -1,7 +1,10 @@
 """What becomes of a send: the result, and the future that it arrives in."""
 
+import logging
 import threading
+import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -9,6 +12,11 @@ from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import Message, MessageQueue, format_message_id
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+GRACE_MS: Final = 1_000
+"""How much later than by its deadline an outcome may come, on a machine that is stuck."""
+
+_log = logging.getLogger(__name__)
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
@@ -60,13 +68,28 @@ class PendingBatch:
 
     ``lock`` is the send buffer's: it guards ``messages`` until the batch is taken for
     sending, and the outcome with those who wait for it.
+
+    Attributes:
+        bound: It must go to this queue and no other.
+        deadline_ms: That of its youngest message.
+        deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
+        attempts: How often it was sent, as far as that counts.
+        cause: Why it had to be sent again last.
+        doubt: The error that left it unknown whether a broker has stored the batch.
+        accepted: Where and how a broker has it, though not as safely as it should be.
+        tried: Queue by broker, of those that may have stored it; None for no other than ``queue``.
     """
 
     __slots__ = (
+        "accepted",
         "attempts",
         "bound",
         "callbacks",
+        "cause",
+        "deadline_max_ms",
+        "deadline_min_ms",
         "deadline_ms",
+        "doubt",
         "encoded",
         "error",
         "event",
@@ -79,6 +102,7 @@ class PendingBatch:
         "queue",
         "retries",
         "size",
+        "tried",
         "wait_store",
     )
 
@@ -95,7 +119,7 @@ class PendingBatch:
     ) -> None:
         self.lock = lock
         self.queue = queue
-        self.deadline_ms = deadline_ms
+        self.deadline_ms = self.deadline_min_ms = self.deadline_max_ms = deadline_ms
         self.bound = bound
         self.explicit = explicit
         self.retries = retries
@@ -106,6 +130,10 @@ class PendingBatch:
         self.producer_id = 0
         self.first_sequence = -1
         self.encoded: bytes | None = None
+        self.cause: MQMeshError | None = None
+        self.doubt: MQMeshError | None = None
+        self.accepted: tuple[MessageQueue, BatchOutcome] | None = None
+        self.tried: dict[str, MessageQueue] | None = None
         self.outcome: BatchOutcome | None = None
         self.error: MQMeshError | None = None
         self.event: threading.Event | None = None
@@ -117,8 +145,11 @@ class PendingBatch:
         return self.outcome is not None or self.error is not None
 
     def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
-        """Sets the outcome and tells everybody who waits; once."""
+        """Sets the outcome and tells everybody who waits; further calls do nothing."""
+        assert (outcome is None) is not (error is None)
         with self.lock:
+            if self.done:
+                return
             self.outcome, self.error = outcome, error
             event, callbacks = self.event, self.callbacks
             self.callbacks = []
@@ -126,7 +157,11 @@ class PendingBatch:
         if event is not None:
             event.set()
         for on_done, future in callbacks:
-            on_done(future)
+            try:
+                on_done(future)
+            except BaseException:
+                # Whatever it is, SystemExit too, the others must be told.
+                _log.exception("a callback of a send failed")
 
 
 class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -160,19 +195,17 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         """
         batch = self._batch
         if not batch.done:
-            with batch.lock:
-                if not batch.done and batch.event is None:
-                    batch.event = threading.Event()
-            if not batch.done and batch.event is not None and not batch.event.wait(timeout):
-                raise RequestTimeout(f"no outcome of the send within {timeout} s")
+            _wait(batch, timeout)
         if batch.error is not None:
-            raise batch.error
+            # One error may be raised many times; what it saw the last time is not of interest.
+            raise batch.error.with_traceback(None)
         return make_result(batch, self._index)
 
     def add_done_callback(self, on_done: OnDone) -> None:
         """Calls back with this future when it is done, at once if it is.
 
-        The call comes in the producer's own thread and must not block.
+        The call comes in the producer's own thread and must not block; what it raises is
+        logged.
         """
         batch = self._batch
         with batch.lock:
@@ -180,6 +213,21 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
                 batch.callbacks.append((on_done, self))
                 return
         on_done(self)
+
+
+def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
+    with batch.lock:
+        if batch.done:
+            return
+        event = batch.event = batch.event or threading.Event()
+    if timeout_s is None:
+        # No longer than the send can take; also for who waits in a callback, where none comes.
+        timeout_s = max((batch.deadline_ms + GRACE_MS) / 1_000 - time.monotonic(), 0)
+    if not event.wait(timeout_s):
+        raise RequestTimeout(
+            f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored is "
+            "unknown"
+        )
 
 
 def make_result(batch: PendingBatch, index: int) -> SendResult:

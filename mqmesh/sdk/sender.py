@@ -7,11 +7,15 @@ from typing import Final
 
 from mqmesh.errors import (
     BrokerError,
+    ClientClosed,
+    EndpointUnreachable,
     InvalidArgument,
-    LocalProtocolError,
+    MessageIllegal,
     MQMeshError,
+    NoRoute,
     RemoteProtocolError,
     RequestTimeout,
+    TransportError,
 )
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
@@ -19,24 +23,28 @@ from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
     MAX_BATCHES_PER_REQUEST,
     BatchOutcome,
+    SendStatus,
     decode_outcomes,
     encode_send,
 )
 from mqmesh.record_batch import Attributes, encode_batch
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.options import born_host
-from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge
+from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.send_buffer import Lane, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request takes no further batch beyond it."""
+WATCH_MS: Final = 100
+"""Between looks at what waits for brokers without a connection."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
+_STATUSES: Final = frozenset(status.value for status in SendStatus)
 _log = logging.getLogger(__name__)
 
-ChooseLane = Callable[[str, frozenset[str]], Lane | None]
-"""Gives another lane of a topic, not on the brokers named, or None."""
+ChooseLane = Callable[[MessageQueue], Lane | None]
+"""Gives another lane in place of a queue's, if possible of another broker; or None."""
 
 
 class BatchCodec:
@@ -80,7 +88,8 @@ class BatchCodec:
                 attributes=0 if batch.wait_store else Attributes.NO_WAIT_STORE,
                 compress_over_bytes=self._compress_over_bytes,
             )
-        except LocalProtocolError as error:
+        except Exception as error:
+            # Also what messages do that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
 
@@ -88,8 +97,11 @@ class BatchCodec:
 class Sender:
     """Sends what the buffer has ready; a few requests in flight a broker.
 
+    Every batch that it took ends exactly once: stored, refused, or given up. Methods are for
+    the engine's thread, unless they say otherwise.
+
     Args:
-        engine: The client's engine; all methods are for its thread.
+        engine: The client's engine.
         buffer: Where batches come from.
         codec: Encodes them.
         choose_lane: For retries at another broker.
@@ -118,36 +130,122 @@ class Sender:
         self._on_sent = on_sent
         self._retry_not_stored = retry_not_stored
         self._in_flight: dict[str, int] = {}
+        self._held: dict[PendingBatch, Lane] = {}
+        self._coming: set[PendingBatch] = set()
+        self._absent: set[str] = set()
+        self._watching = False
         self._scheduled = False
-        self.unfinished = 0
 
     def has_room(self, broker_name: str) -> bool:
         """True when another request may go to a broker now; from any thread, a hint only."""
-        return self._in_flight.get(broker_name, 0) < self._max_in_flight
+        return (
+            broker_name not in self._absent
+            and self._in_flight.get(broker_name, 0) < self._max_in_flight
+        )
 
     def schedule(self) -> None:
         """Makes the engine's thread pump soon; from any thread."""
         if not self._scheduled:
             self._scheduled = True
-            self._engine.post(self.pump)
+            try:
+                self._engine.post(self.pump)
+            except ClientClosed:
+                return  # whoever closes ends what is in the buffer
 
     def pump(self) -> None:
         """Sends what is ready and may be sent."""
         self._scheduled = False
+        # First forgotten and then looked for again: who reads it meanwhile schedules in vain,
+        # whereas the other way round a message could be overlooked.
+        self._absent = set()
+        if self._engine.closed:
+            return
         for broker_name in self._buffer.ready_brokers():
+            if not self._engine.is_connected(broker_name):
+                self._wait_for(broker_name)
+                continue
             while self.has_room(broker_name):
                 taken = self._buffer.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST)
                 if not taken:
                     break
-                self.unfinished += len(taken)
                 self._send(broker_name, taken)
 
-    def adopt(self, lane: Lane, batch: PendingBatch, error: MQMeshError) -> None:
-        """Takes over a batch whose first try, past the buffer, failed; its lane is claimed."""
-        self._buffer.account(batch)
-        self.unfinished += 1
+    def hand_over(
+        self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError
+    ) -> None:
+        """Goes on with a batch whose first try went past the buffer; from any thread.
+
+        Args:
+            lane: Claimed by the batch.
+            batch: Sent once.
+            answer: What came of it.
+
+        Raises:
+            ClientClosed: The client is closed.
+        """
+        self._coming.add(batch)
+        self._engine.post(lambda: self._adopt(lane, batch, answer))
+
+    def end_all(self, error: MQMeshError) -> None:
+        """Ends every batch that has no outcome yet, and lets no message in any more."""
+        for batch in self._buffer.close():
+            self._finish(batch, None, error)
+        for batch, lane in list(self._held.items()):
+            self._end(lane, batch, None, error)
+        for batch in list(self._coming):
+            batch.finish(None, error)
+
+    def _adopt(self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError) -> None:
+        self._coming.discard(batch)
+        if not self._buffer.adopt(lane, batch):
+            return  # its sender was interrupted and does not wait any more
+        self._held[batch] = lane
         batch.attempts = 1
-        self._failed(lane, batch, error)
+        if isinstance(answer, BatchOutcome):
+            self._take_outcome(lane, batch, answer)
+        else:
+            self._failed(lane, batch, answer)
+        self.pump()
+
+    # ---- Brokers without a connection ----------------------------------------------------
+
+    def _wait_for(self, broker_name: str) -> None:
+        # Batches wait in the buffer, not in a request: there they grow, may still go to
+        # another broker, and end by their own deadlines.
+        self._absent.add(broker_name)
+        if not self._watching:
+            self._watching = True
+            self._engine.loop.call_later(WATCH_MS, self._watch)
+        try:
+            self._engine.broker(broker_name)
+        except MQMeshError as error:
+            _log.debug("broker %s cannot be connected to: %s", broker_name, error)
+
+    def _watch(self) -> None:
+        self._watching = False
+        now_ms = self._engine.loop.clock.monotonic_ms()
+        for broker_name in self._buffer.ready_brokers():
+            if self._engine.is_connected(broker_name):
+                continue
+            error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
+            for batch in self._buffer.take_late(broker_name, now_ms):
+                self._finish(batch, None, batch.cause or error)
+            if not self._engine.may_come(broker_name):
+                self._evacuate(broker_name)
+        self.pump()
+
+    def _evacuate(self, broker_name: str) -> None:
+        staying: list[tuple[Lane, PendingBatch]] = []
+        for lane, batch in self._buffer.take_movable(broker_name):
+            other = self._choose_lane(batch.queue)
+            if other is None:
+                staying.append((lane, batch))
+            else:
+                self._place(batch, other)
+        for lane, batch in reversed(staying):
+            self._buffer.put_back(lane, batch)
+
+    # ---- Requests and answers ------------------------------------------------------------
 
     def _send(self, broker_name: str, taken: list[tuple[Lane, PendingBatch]]) -> None:
         now_ms = self._engine.loop.clock.monotonic_ms()
@@ -155,10 +253,11 @@ class Sender:
         items: list[tuple[Lane, PendingBatch]] = []
         parts: list[bytes] = []
         timeout_ms = 0
+        self._held.update((batch, lane) for lane, batch in taken)
         for lane, batch in taken:
             left_ms = batch.deadline_ms - now_ms
             if left_ms <= 0:
-                self._end(lane, batch, None, _too_late(batch.queue))
+                self._end(lane, batch, None, batch.cause or _too_late(batch.queue))
                 continue
             try:
                 parts.append(self._codec.encode(batch, wall_ms))
@@ -189,19 +288,14 @@ class Sender:
     ) -> None:
         self._in_flight[broker_name] -= 1
         latency_ms = self._engine.loop.clock.monotonic_ms() - sent_ms
-        if not isinstance(answer, MQMeshError):
-            try:
-                outcomes = decode_outcomes(answer.header, answer.body)
-                if len(outcomes) != len(items):
-                    raise RemoteProtocolError(
-                        f"{len(outcomes)} outcomes for {len(items)} batches from {broker_name}"
-                    )
-            except RemoteProtocolError as error:
-                answer = error
-        if isinstance(answer, MQMeshError):
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            outcomes = read_outcomes(answer, len(items))
+        except MQMeshError as error:
             self._on_sent(broker_name, latency_ms, False)
             for lane, batch in items:
-                self._failed(lane, batch, answer)
+                self._failed(lane, batch, error)
         else:
             self._on_sent(broker_name, latency_ms, True)
             for (lane, batch), outcome in zip(items, outcomes, strict=True):
@@ -212,48 +306,83 @@ class Sender:
         if outcome.code != _OK:
             error = error_of(outcome.code, outcome.remark, outcome.retry_after_ms)
             self._failed(lane, batch, error)
-        elif (
+            return
+        if (
             outcome.status
             and self._retry_not_stored
             and not batch.bound
             and batch.attempts <= batch.retries
-            and self._move(lane, batch)
         ):
-            return
-        else:
-            self._end(lane, batch, outcome, None)
+            batch.accepted = (batch.queue, outcome)
+            if self._move(lane, batch):
+                return
+        self._end(lane, batch, outcome, None)
+
+    # ---- Failures ------------------------------------------------------------------------
 
     def _failed(self, lane: Lane, batch: PendingBatch, error: MQMeshError) -> None:
+        batch.cause = error
+        if leaves_doubt(error):
+            batch.doubt = error
+        loop = self._engine.loop
         verdict = judge(error, attempts=batch.attempts, retries=batch.retries)
-        now_ms = self._engine.loop.clock.monotonic_ms()
-        if verdict is SendFailure.GIVE_UP or batch.deadline_ms <= now_ms or self._engine.closed:
-            self._end(lane, batch, None, error)
+        if batch.deadline_ms <= loop.clock.monotonic_ms() or self._engine.closed:
+            verdict = SendFailure.GIVE_UP
+        if isinstance(error, BrokerError | NoRoute):
+            self._engine.refresh([batch.queue.topic])
+        if verdict is SendFailure.GIVE_UP:
+            if isinstance(error, MessageIllegal) and not batch.bound and batch.retries:
+                # Perhaps only the queue is gone; the routes will tell in a moment.
+                loop.call_later(BACKOFF_MS, lambda: self._reconsider(lane, batch, error))
+            else:
+                self._end(lane, batch, None, error)
             return
         if verdict is SendFailure.WAIT:
             batch.attempts -= 1
-        if isinstance(error, BrokerError):
-            self._engine.refresh([batch.queue.topic])
-        if not batch.bound and self._move(lane, batch):
+        elif not batch.bound and self._move(lane, batch):
             return
         # The lane stays in flight while its first batch waits, so that nothing overtakes it.
-        delay_ms = BACKOFF_MS if isinstance(error, BrokerError) else 0
-        self._engine.loop.call_later(delay_ms, lambda: self._again(lane, batch))
+        delay_ms = 0 if isinstance(error, TransportError) else BACKOFF_MS
+        loop.call_later(delay_ms, lambda: self._again(lane, batch))
 
     def _again(self, lane: Lane, batch: PendingBatch) -> None:
-        self.unfinished -= 1
-        self._buffer.put_back(lane, batch)
-        self._buffer.release(lane)
+        if batch not in self._held:
+            return  # ended by closing
+        if batch.bound or not self._move(lane, batch):
+            del self._held[batch]
+            self._buffer.put_back(lane, batch)
+            self._buffer.release(lane)
+        self.pump()
+
+    def _reconsider(self, lane: Lane, batch: PendingBatch, error: MessageIllegal) -> None:
+        if batch not in self._held:
+            return
+        if self._engine.has_queue(batch.queue) or not self._move(lane, batch):
+            self._end(lane, batch, None, error)
         self.pump()
 
     def _move(self, lane: Lane, batch: PendingBatch) -> bool:
-        other = self._choose_lane(batch.queue.topic, frozenset((batch.queue.broker_name,)))
-        if other is None or other.queue.broker_name == batch.queue.broker_name:
+        other = self._choose_lane(batch.queue)
+        if other is None:
             return False
-        self.unfinished -= 1
+        del self._held[batch]
         self._buffer.release(lane)
-        self._buffer.put_back(other, batch)
+        self._place(batch, other)
         self.schedule()
         return True
+
+    def _place(self, batch: PendingBatch, lane: Lane) -> None:
+        # A broker recognises a repetition by its queue. One that may have the batch already
+        # gets it for the same queue again.
+        if batch.tried is None:
+            batch.tried = {}
+        batch.tried[batch.queue.broker_name] = batch.queue
+        before = batch.tried.get(lane.queue.broker_name)
+        if before is not None and self._engine.has_queue(before):
+            lane = self._buffer.lane(before)
+        self._buffer.move(lane, batch)
+
+    # ---- Ends ----------------------------------------------------------------------------
 
     def _end(
         self,
@@ -262,13 +391,35 @@ class Sender:
         outcome: BatchOutcome | None,
         error: MQMeshError | None,
     ) -> None:
-        self.unfinished -= 1
+        del self._held[batch]
         self._buffer.release(lane)
+        self._finish(batch, outcome, error)
+
+    def _finish(
+        self, batch: PendingBatch, outcome: BatchOutcome | None, error: MQMeshError | None
+    ) -> None:
+        if error is not None and batch.accepted is not None:
+            (batch.queue, outcome), error = batch.accepted, None
+        elif error is not None and batch.doubt is not None and not leaves_doubt(error):
+            # That it was refused the last time does not mean that it is not there.
+            batch.doubt.__cause__, error = error, batch.doubt
         self._buffer.settle(batch)
-        try:
-            batch.finish(outcome, error)
-        except Exception:
-            _log.exception("a callback of a send failed")
+        batch.finish(outcome, error)
+
+
+def read_outcomes(answer: Command, batch_count: int) -> list[BatchOutcome]:
+    """What became of the batches of a request.
+
+    Raises:
+        RemoteProtocolError: The answer cannot be read, or does not fit the request.
+    """
+    outcomes = decode_outcomes(answer.header, answer.body)
+    if len(outcomes) != batch_count:
+        raise RemoteProtocolError(f"{len(outcomes)} outcomes for {batch_count} batches")
+    for outcome in outcomes:
+        if outcome.status not in _STATUSES:
+            raise RemoteProtocolError(f"send status {outcome.status} is unknown")
+    return outcomes
 
 
 def _too_late(queue: MessageQueue) -> RequestTimeout:
