@@ -204,6 +204,8 @@ class ConsumerGroups:
 
     def take_notices(self) -> list[Notice]:
         """Whom to tell of what changed since the last call: all members that are connected."""
+        if not self._changed and not self._returned:
+            return []  # nearly always: this is asked at the end of each turn of the loop
         owed: dict[tuple[str, str], None] = {}
         for name in self._changed:
             group = self._groups.get(name)
