@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.record_batch import read_meta
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue, entries_of
 from mqmesh.storage.consume_queues import MOST_VOID_ENTRIES, ConsumeQueues
@@ -110,7 +110,10 @@ class QueueRepair:
         assert header is not None
         if header.queue_id != self._queue.queue_id:
             return
-        meta = read_meta(record.data, header)
+        try:
+            meta = read_meta(record.data, header)
+        except CorruptBatch:
+            return
         if meta.topic != self._queue.topic:
             return
         base = header.base_queue_offset

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.record_batch import BatchHeader, read_meta
 from mqmesh.storage.checkpoint import Checkpoint
 from mqmesh.storage.consume_queue import ConsumeQueue
@@ -240,7 +240,12 @@ class Recovery:
             self._apply_deletion(record.marker)
 
     def _apply_batch(self, record: Record, header: BatchHeader) -> None:
-        meta = read_meta(record.data, header)
+        try:
+            meta = read_meta(record.data, header)
+        except CorruptBatch as error:
+            # Its checksums are right, so it was stored like that; no queue can have it.
+            self._damage.add(record.start, record.end, str(error), self._clock.wall_ms())
+            return
         base = header.base_queue_offset
         queue = self._queues.find(meta.topic, header.queue_id)
         if queue is None:
