@@ -124,6 +124,11 @@ class EventLoop:
         self.wake()
 
     @property
+    def stopping(self) -> bool:
+        """True once ``stop`` was called."""
+        return self._stopping
+
+    @property
     def in_loop_thread(self) -> bool:
         """True in the thread that is inside ``run``."""
         return self._thread == threading.get_ident()

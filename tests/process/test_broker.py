@@ -442,6 +442,22 @@ def test_a_recovering_broker_answers_ping_and_refuses_all_else(make_site, wire, 
     assert site.ask(RequestCode.PING, b"", RoleInfo).state == "running"
 
 
+def test_a_recovering_broker_can_be_told_to_stop(wire, short_tmp_path, monkeypatch):
+    def endless_open(*arguments, on_progress, **options):
+        while True:
+            on_progress(RecoveryProgress("reading", 1, 2))
+
+    monkeypatch.setattr(broker_server, "open_store", endless_open)
+    config = BrokerConfig(
+        listen_port=0, namesrv_addr=[], store_path_root_dir=str(short_tmp_path / "store")
+    )
+    broker = BrokerServer(config, wire.context, wire.loop)
+    wire.loop.call_later(10, wire.loop.stop)
+    with pytest.raises(BrokerNotAvailable, match="told to stop"):
+        broker.start()
+    broker.stop()
+
+
 def test_what_cannot_be_started_says_why(make_site, site, short_tmp_path):
     port = int(site.endpoint.rpartition(":")[2])
     with pytest.raises(OSError, match="in use"):

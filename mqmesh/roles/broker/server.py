@@ -297,6 +297,9 @@ class BrokerServer:
         if now_ms - self._pumped_ms >= PROGRESS_TICK_MS:
             self._pumped_ms = now_ms
             self._loop.tick(0)
+            if self._loop.stopping:
+                # Nothing is half done: recovery begins anew with the next start.
+                raise BrokerNotAvailable("told to stop while the store was recovering")
 
     def _on_disconnect(self, peer: bytes) -> None:
         if self._broker is not None:
