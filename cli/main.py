@@ -4,6 +4,7 @@ Exit codes: 0 ok, 1 the operation failed, 2 wrong usage or configuration, 130 Ct
 """
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -90,7 +91,7 @@ class Options:
     help="Name servers. [default: 127.0.0.1:9876;127.0.0.1:9877]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+@click.option("--debug", is_flag=True, help="Say more; show the traceback of a bug.")
 @click.pass_context
 def root(context: click.Context, namesrv: str | None, as_json: bool, debug: bool) -> None:
     """A message queue for Python teams, on ZeroMQ."""
@@ -98,6 +99,10 @@ def root(context: click.Context, namesrv: str | None, as_json: bool, debug: bool
     options.namesrv = namesrv
     options.as_json = as_json
     options.debug = debug
+    # Roles set up a log of their own; clients warn in words.
+    logging.basicConfig(
+        level=logging.INFO if debug else logging.WARNING, format="%(levelname)s: %(message)s"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,10 +23,11 @@ LEVEL_STYLES: Final = {
 NAME_WIDTH: Final = 10
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, flush: bool = True) -> None:
     """Prints a value as one line of JSON."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    if flush:
+        sys.stdout.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -44,10 +45,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*map(_cell, row))
     console = Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width; what reads it wants every row on one line.
-        console = Console(highlight=False, width=1_000)
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    # A pipe has no width; what reads it wants every row on one line, and no padding behind it.
+    console = Console(highlight=False, width=1_000)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
 def state_text(state: str) -> Text:

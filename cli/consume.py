@@ -1,0 +1,254 @@
+"""`mqmesh consume`: prints messages as they come."""
+
+import base64
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError, TopicNotFound
+from mqmesh.filtering.tags import parse_tags
+from mqmesh.logs import one_line
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.pull_consumer import PullConsumer
+
+from .interrupt import Interrupt
+from .options import json_option, namesrv_option
+from .render import print_json, timestamp
+
+POLL_MS: Final = 200
+"""So quickly Ctrl-C is noticed."""
+MESSAGES_A_POLL: Final = 1_000
+PREVIEW_BYTES: Final = 64
+
+_AGO = re.compile(r"(\d{1,9})(s|m|h|d)\Z")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MS = re.compile(r"\d{10,16}\Z")
+
+Show = Callable[[StoredMessage], None]
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-g",
+    "--group",
+    help="Consume as a member of this group, and commit. [default: look on, commit nothing]",
+)
+@click.option(
+    "--from",
+    "where",
+    default="last",
+    show_default=True,
+    metavar="WHERE",
+    help="Begin at: first, last, a time (2026-03-01T12:00Z, or ms since 1970), or so long ago "
+    "(30s, 10m, 2h, 1d). A group goes on where it has committed.",
+)
+@click.option("-t", "--tags", default="*", help="Only these tags: 'a || b'. [default: all]")
+@click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="End when nothing has come for so many seconds; with --max, exit code 1 then.",
+)
+@click.option("--body", "only_body", is_flag=True, help="Print bodies only, as they are.")
+@namesrv_option
+@json_option
+def consume(
+    topic: str,
+    group: str | None,
+    where: str,
+    tags: str,
+    most: int | None,
+    timeout: float | None,
+    only_body: bool,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Print the messages of TOPIC as they come, until Ctrl-C.
+
+    With --json one object a line; a body that is no UTF-8 text is in body_base64.
+
+    \b
+    Examples:
+      mqmesh consume orders
+      mqmesh consume orders --from first --max 10
+      mqmesh consume orders --from 10m --tags 'new || paid' --json
+      mqmesh consume orders --group audit --timeout 5
+    """
+    parse_tags(tags)
+    options = _start_position(where, SystemClock().wall_ms())
+    _warn_if_missing(topic, namesrv)
+    show = _show_body if only_body else _show_json if as_json else _pretty_printer()
+    with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder, Interrupt() as interrupt:
+        if group is None:
+            # A group of its own gets every message, and is forgotten afterwards.
+            group = f"mqmesh-consume-{secrets.token_hex(8)}"
+            options.update(
+                message_model=MessageModel.BROADCASTING, auto_commit=False, offsets_dir=folder
+            )
+        consumer = PullConsumer(group, namesrv_addr=namesrv, **options)
+        consumer.subscribe(topic, tags)
+        with consumer:
+            queues = len(consumer.assignment())
+            click.echo(f"consuming {topic} from {queues} queues; Ctrl-C ends", err=True)
+            count = _print_messages(consumer, show, most, timeout, interrupt)
+    if most is not None and count < most and not interrupt:
+        click.echo(f"error: only {count:,} of {most:,} messages came", err=True)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _print_messages(
+    consumer: PullConsumer,
+    show: Show,
+    most: int | None,
+    timeout: float | None,
+    interrupt: Interrupt,
+) -> int:
+    count = 0
+    last = time.monotonic()
+    while not interrupt and (most is None or count < most):
+        room = MESSAGES_A_POLL if most is None else min(most - count, MESSAGES_A_POLL)
+        messages = consumer.poll(POLL_MS, room)
+        for message in messages:
+            show(message)
+        sys.stdout.flush()
+        count += len(messages)
+        now = time.monotonic()
+        if messages:
+            last = now
+        elif timeout is not None and now - last >= timeout:
+            break
+    return count
+
+
+def _warn_if_missing(topic: str, namesrv: str) -> None:
+    with AdminClient(namesrv) as admin:
+        try:
+            admin.route(topic)
+        except TopicNotFound:
+            click.echo(f"topic {topic} does not exist yet; waiting for it", err=True)
+
+
+def _start_position(where: str, now_ms: int) -> dict[str, Any]:
+    if where in ("first", "last"):
+        begin = ConsumeFromWhere.FIRST_OFFSET if where == "first" else ConsumeFromWhere.LAST_OFFSET
+        return {"consume_from_where": begin}
+    return {
+        "consume_from_where": ConsumeFromWhere.TIMESTAMP,
+        "consume_timestamp_ms": parse_time(where, now_ms),
+    }
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Reads a time as users write it.
+
+    Args:
+        text: ISO 8601 (UTC where it names no zone), ms since 1970, or an age: ``10m``.
+        now_ms: Wall clock.
+
+    Returns:
+        Milliseconds since 1970.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    ago = _AGO.match(text)
+    if ago:
+        return max(now_ms - int(ago[1]) * _SECONDS[ago[2]] * 1_000, 0)
+    if _MS.match(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--from {text!r}: must be first, last, a time like 2026-03-01T12:00Z, ms since 1970, "
+            "or an age like 30s, 10m, 2h, 1d"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(int(moment.timestamp() * 1_000), 0)
+
+
+def _show_json(message: StoredMessage) -> None:
+    print_json(as_dict(message), flush=False)
+
+
+def as_dict(message: StoredMessage) -> dict[str, Any]:
+    """A message for programs; the names and their order are stable."""
+    body = message.body
+    try:
+        text: str | None = body.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {
+        "topic": message.topic,
+        "broker_name": message.broker_name,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "properties": message.properties or {},
+        "sharding_key": message.sharding_key,
+        "flag": message.flag,
+        "born_timestamp": message.born_timestamp,
+        "store_timestamp": message.store_timestamp,
+        "born_host": message.born_host,
+        "reconsume_times": message.reconsume_times,
+        "body": text,
+        "body_base64": base64.b64encode(body).decode() if text is None else None,
+    }
+
+
+def _show_body(message: StoredMessage) -> None:
+    sys.stdout.buffer.write(message.body + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _pretty_printer() -> Show:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        return lambda message: print("  ".join(text for text, _ in parts_of(message)))
+
+    def show(message: StoredMessage) -> None:
+        parts = [Text(text, style=style) for text, style in parts_of(message)]
+        console.print(Text("  ").join(parts))
+
+    return show
+
+
+def parts_of(message: StoredMessage) -> list[tuple[str, str]]:
+    """What people are shown of a message, and in which style."""
+    parts = [
+        (timestamp(message.store_timestamp).partition("T")[2].removesuffix("Z"), "dim"),
+        (f"{message.broker_name}/{message.queue_id}@{message.queue_offset}", "cyan"),
+    ]
+    if message.tag is not None:
+        parts.append((one_line(message.tag), "green"))
+    if message.keys:
+        parts.append((one_line(",".join(message.keys)), "magenta"))
+    for name, value in (message.properties or {}).items():
+        parts.append((one_line(f"{name}={value}"), "yellow"))
+    parts.append((_body_text(message.body), ""))
+    return parts
+
+
+def _body_text(body: bytes) -> str:
+    try:
+        return one_line(body.decode())
+    except UnicodeDecodeError:
+        shown = body[:PREVIEW_BYTES].hex()
+        return f"<{len(body):,} bytes> {shown}{'…' if len(body) > PREVIEW_BYTES else ''}"

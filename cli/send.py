@@ -1,0 +1,253 @@
+"""`mqmesh send`: sends messages from the command line, a file or a pipe."""
+
+import io
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.logs import one_line
+from mqmesh.message import Message
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.send_result import SendFuture, SendResult
+
+from .interrupt import Interrupt
+from .main import INTERRUPTED
+from .options import json_option, namesrv_option
+from .render import print_json
+
+GROUP: Final = "mqmesh-cli"
+MAX_UNANSWERED: Final = 20_000
+"""Sends whose outcome is still to come; more wait."""
+PROGRESS_INTERVAL_S: Final = 0.1
+LONG_OVER_RATE_S: Final = 1.0
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Send what is in a file.",
+)
+@click.option("--lines", is_flag=True, help="Every line of the input that is not empty is a body.")
+@click.option("-t", "--tag", help="Tag, for cheap filtering.")
+@click.option("-k", "--key", "keys", multiple=True, help="Key to find it by. Repeatable.")
+@click.option(
+    "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property. Repeatable."
+)
+@click.option("--sharding-key", help="Equal ones go to the same queue, in order.")
+@click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
+@click.option("--group", default=GROUP, show_default=True, help="Producer group.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.001, 600), default=3.0, show_default=True, help="Seconds."
+)
+@namesrv_option
+@json_option
+def send(
+    topic: str,
+    body: str | None,
+    path: Path | None,
+    lines: bool,
+    tag: str | None,
+    keys: tuple[str, ...],
+    pairs: tuple[str, ...],
+    sharding_key: str | None,
+    count: int,
+    rate: float | None,
+    group: str,
+    timeout: float,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Send messages to TOPIC.
+
+    The body is the argument, a file, or what is piped in, byte for byte. With --json one
+    object a message is printed, in the order of sending.
+
+    \b
+    Examples:
+      mqmesh send orders 'hello' --tag new --key 4711 -p shop=Berlin
+      mqmesh send orders --file order.xml --sharding-key customer-7
+      cat orders.jsonl | mqmesh send orders --lines
+      mqmesh send load 'x' --count 100000 --rate 5000
+    """
+    properties = _properties(pairs)
+    with Interrupt() as interrupt, _input(body, path) as stream:
+        bodies: Iterable[bytes] = _lines(stream) if lines else [stream.read()]
+        messages = (
+            Message(topic, one, tag, keys, properties, sharding_key=sharding_key)
+            for one in bodies
+            for _ in range(count)
+        )
+        total = None if lines else count
+        sending = _Sending(as_json, total)
+        options: dict[str, Any] = {"send_msg_timeout_ms": max(round(timeout * 1_000), 1)}
+        with Producer(group, namesrv_addr=namesrv, **options) as producer:
+            if total == 1:
+                sending.settle(producer.send(next(messages)))
+            else:
+                with sending.progress():
+                    _send_all(producer, _paced(messages, rate, interrupt), sending)
+        sending.summary()
+        if sending.failed:
+            return ExitCode.FAILED
+        return INTERRUPTED if interrupt else ExitCode.OK
+
+
+def _send_all(producer: Producer, messages: Iterator[Message], sending: "_Sending") -> None:
+    waiting: deque[SendFuture] = deque()
+    for message in messages:
+        try:
+            waiting.append(producer.send_async(message))
+        except MQMeshError as error:
+            sending.fail(error)
+            if isinstance(error, ConfigError):
+                break  # the next one would be as wrong
+        while waiting and (waiting[0].done() or len(waiting) >= MAX_UNANSWERED):
+            sending.take(waiting.popleft())
+    for future in waiting:
+        sending.take(future)
+
+
+class _Sending:
+    """Counts outcomes and shows how it goes."""
+
+    def __init__(self, as_json: bool, total: int | None) -> None:
+        self.failed = 0
+        self._sent = 0
+        self._total = total
+        self._as_json = as_json
+        self._began = time.monotonic()
+        self._shown = 0.0
+        self._show: Callable[[int], None] | None = None
+
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("sending"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=self._total)
+            self._show = lambda count: progress.update(task, completed=count)
+            yield
+
+    def take(self, future: SendFuture) -> None:
+        try:
+            self.settle(future.result())
+        except MQMeshError as error:
+            self.fail(error)
+
+    def settle(self, result: SendResult) -> None:
+        self._sent += 1
+        if self._as_json:
+            print_json(_as_dict(result))
+        elif self._total == 1:
+            queue = result.message_queue
+            click.echo(
+                f"{result.status.name} {result.message_id} in queue {queue.queue_id} of "
+                f"{queue.topic} on {queue.broker_name}, offset {result.queue_offset}"
+            )
+        elif result.status is not SendStatus.SEND_OK:
+            click.echo(f"{result.status.name} {result.message_id}", err=True)
+        now = time.monotonic()
+        if self._show is not None and now - self._shown >= PROGRESS_INTERVAL_S:
+            self._shown = now
+            self._show(self._sent)
+
+    def fail(self, error: MQMeshError) -> None:
+        self.failed += 1
+        if self._as_json:
+            print_json({"error": str(error), "kind": type(error).__name__})
+        if self.failed == 1:
+            click.echo(f"error: {one_line(str(error))}", err=True)
+
+    def summary(self) -> None:
+        if self._total == 1 or self._as_json:
+            return
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        rate = f"{self._sent / seconds:,.0f} a second"
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        click.echo(f"{self._sent:,} messages sent in {seconds:.2f} s ({rate}){failed}")
+
+
+def _paced(
+    messages: Iterator[Message], rate: float | None, interrupt: Interrupt
+) -> Iterator[Message]:
+    """The messages, not faster than the rate, until a signal comes."""
+    began = time.monotonic()
+    for number, message in enumerate(messages):
+        if rate is not None:
+            due = began + number / rate
+            # Who was held up for long does not make up for it with a burst.
+            if time.monotonic() - due > LONG_OVER_RATE_S:
+                began += time.monotonic() - due
+            interrupt.wait(due - time.monotonic())
+        if interrupt:
+            return
+        yield message
+
+
+@contextmanager
+def _input(body: str | None, path: Path | None) -> Iterator[BinaryIO]:
+    if body is not None and body != "-":
+        if path is not None:
+            raise ConfigError("a body and --file exclude each other")
+        yield io.BytesIO(body.encode(errors="surrogateescape"))
+    elif path is not None:
+        with path.open("rb") as file:
+            yield file
+    elif sys.stdin.isatty():
+        raise ConfigError("no body; give one, or --file, or pipe one in")
+    else:
+        yield sys.stdin.buffer
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    for line in stream:
+        body = line.rstrip(b"\r\n")
+        if body:
+            yield body
+
+
+def _properties(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--property {pair!r}: must have the form NAME=VALUE")
+        found[name] = value
+    return found or None
+
+
+def _as_dict(result: SendResult) -> dict[str, Any]:
+    return {
+        "status": result.status.name,
+        "message_id": result.message_id,
+        "topic": result.message_queue.topic,
+        "broker_name": result.message_queue.broker_name,
+        "queue_id": result.message_queue.queue_id,
+        "queue_offset": result.queue_offset,
+        "store_timestamp": result.store_timestamp,
+    }
