@@ -528,7 +528,7 @@ def test_random_bytes_and_oversized_frames_on_the_port_leave_other_clients_unaff
 def test_one_producer_of_oversized_batches_does_not_stop_the_others(site):
     for _ in range(3):
         (big, small) = site.send(
-            site.batch(bodies=(b"x" * (15 * MIB),)), site.batch(bodies=(b"small",))
+            site.batch(bodies=(b"x" * (15 * MIB),)), site.batch(queue_id=1, bodies=(b"small",))
         )
         assert big.code == ResponseCode.MESSAGE_ILLEGAL
         assert small.code == 0

@@ -47,6 +47,9 @@ _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
     Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED | Attributes.NO_WAIT_STORE
 )
 
+_ANY_TOPIC: Final = ""
+"""Stands for the topic of a batch that could not be read."""
+
 
 def send_message(context: BrokerContext, request: Request) -> Reply | None:
     """Stages the batches of a request; the answer comes with the end of the tick."""
@@ -61,17 +64,13 @@ def send_message(context: BrokerContext, request: Request) -> Reply | None:
             retry_after_ms=context.config.busy_retry_after_ms,
         )
     outcomes: list[BatchOutcome | None] = []
-    refused_queues: set[int] = set()
+    refused: set[QueueKey] = set()
     for header, data, error in _split(command.body, batch_count):
-        if header.queue_id in refused_queues:
-            # Stored now, it would stand before what its sender will repeat.
-            error = BrokerNotAvailable(
-                f"an earlier batch for queue {header.queue_id} of the same request was refused"
-            )
-        outcome = _admit(context, header, data) if error is None else _refusal(context, error)
-        if outcome is not None:
-            refused_queues.add(header.queue_id)
-        outcomes.append(outcome)
+        if error is None:
+            outcomes.append(_admit(context, header, data, refused))
+        else:
+            refused.add((_ANY_TOPIC, header.queue_id))
+            outcomes.append(_refusal(context, error))
     stage.sends.append(OpenSend(request, outcomes))
     stage.staged_bytes += len(command.body)
     if stage.staged_bytes >= context.config.max_staged_bytes:
@@ -126,13 +125,13 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
 
 def _split(
     body: memoryview, batch_count: int
-) -> list[tuple[BatchHeader, memoryview, MQMeshError | None]]:
+) -> list[tuple[BatchHeader, memoryview, CorruptBatch | None]]:
     """Takes a body apart; a batch whose bytes were changed comes with its error.
 
     Raises:
         CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
     """
-    found: list[tuple[BatchHeader, memoryview, MQMeshError | None]] = []
+    found: list[tuple[BatchHeader, memoryview, CorruptBatch | None]] = []
     position, end = 0, len(body)
     while position < end:
         failure = None
@@ -151,10 +150,21 @@ def _split(
     return found
 
 
-def _admit(context: BrokerContext, header: BatchHeader, data: memoryview) -> BatchOutcome | None:
+def _admit(
+    context: BrokerContext, header: BatchHeader, data: memoryview, refused: set[QueueKey]
+) -> BatchOutcome | None:
+    """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
+    name = _ANY_TOPIC
     try:
         meta = context.metas.read(data, header)
         name = meta.topic
+        if refused and not refused.isdisjoint(
+            ((name, header.queue_id), (_ANY_TOPIC, header.queue_id))
+        ):
+            # Stored now, it would stand before what its sender will repeat.
+            raise BrokerNotAvailable(
+                f"an earlier batch for queue {header.queue_id} of the same request was refused"
+            )
         topic = context.topics.get(name) or _create(context, name, header.queue_id)
         if header.queue_id >= topic.writable_queues:
             context.topics.require_writable(name, header.queue_id)
@@ -170,6 +180,7 @@ def _admit(context: BrokerContext, header: BatchHeader, data: memoryview) -> Bat
                 f"may have {limit} (max_message_size)"
             )
     except MQMeshError as error:
+        refused.add((name, header.queue_id))
         return _refusal(context, error)
     context.stage.batches.append(BatchToPut(name, header.queue_id, header, data, meta.tag_hashes))
     return None

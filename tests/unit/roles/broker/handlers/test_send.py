@@ -126,6 +126,15 @@ def test_behind_a_refused_batch_nothing_of_its_queue_is_stored(stage):
     assert stage.send(stage.batch())[0].base_queue_offset == 0
 
 
+def test_a_refusal_of_one_topic_does_not_concern_another(stage):
+    bad, other, later, good = stage.send(
+        stage.batch("%RETRY%g"), stage.batch("t"), stage.batch("%RETRY%g"), stage.batch("t")
+    )
+    assert (other.code, good.code) == (0, 0)
+    assert bad.code == ResponseCode.NO_PERMISSION
+    assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
 @pytest.mark.parametrize(
     "damage",
     [
