@@ -85,6 +85,8 @@ class RouteCache:
 
     def concerned(self, hint: RouteHint) -> list[str]:
         """Known topics that a name server's hint may concern."""
+        if not hint.topics:
+            return list(self._routes)  # too many to list: a new broker may carry any of them
         topics, brokers = set(hint.topics), set(hint.brokers)
         return [
             topic
