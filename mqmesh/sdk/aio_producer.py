@@ -16,7 +16,9 @@ from mqmesh.sdk.send_result import SendFuture, SendResult
 class Producer:
     """Sends messages from coroutines; names and meaning as in ``mqmesh.Producer``.
 
-    Sends that are awaited side by side share batches by themselves.
+    Sends that are awaited side by side share batches by themselves. Who cancels a send does
+    not take its message back: it may be stored all the same. A producer belongs to the event
+    loop that it was started in.
 
     Args:
         group, namesrv_addr, client, options: As for ``mqmesh.Producer``.
@@ -34,9 +36,14 @@ class Producer:
         self._completions: Completions | None = None
 
     async def start(self) -> None:
-        """Connects."""
-        self._completions = Completions(asyncio.get_running_loop())
+        """Connects; further calls do nothing.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
         self._inner.start()
+        if self._completions is None:
+            self._completions = Completions(asyncio.get_running_loop())
 
     async def close(self) -> None:
         """Waits a moment for sends without an outcome, then closes."""
@@ -64,12 +71,11 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``."""
-        await self._ready(message.topic)
-        return await self._outcome(
-            self._inner.send_async(
-                message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
-            )
+        waiting = await self._ready(message)
+        future = self._inner.send_async(
+            message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
         )
+        return await self._outcome(future, waiting)
 
     async def send_batch(
         self,
@@ -79,31 +85,36 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
-        if messages:
-            await self._ready(messages[0].topic)
-        return await self._outcome(
-            self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
-        )
+        first = messages[0] if isinstance(messages, Sequence) and messages else None
+        waiting = await self._ready(first)
+        future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
+        return await self._outcome(future, waiting)
 
     async def send_oneway(self, message: Message, **choice: Any) -> None:
         """Sends a message and never tells what became of it."""
-        await self._ready(message.topic)
+        await self._ready(message)
         self._inner.send_oneway(message, **choice)
 
     async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic may be sent to."""
         return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
 
-    async def _ready(self, topic: str) -> None:
-        # What may wait, for a first route or for room, must not hold up the event loop.
+    async def _ready(self, message: Message | None) -> asyncio.Future[None]:
+        """Waits until a message can be sent at once; the future is for its outcome."""
         inner = self._inner
-        while not inner.can_send_at_once(topic):
-            await asyncio.to_thread(inner.wait_until_can_send, topic)
+        # What is no message is left to the sender, who says what is wrong with it.
+        if isinstance(message, Message) and isinstance(message.topic, str):
+            # What may wait, for a first route or for room, must not hold up the event loop.
+            while not inner.can_send_at_once(message.topic):
+                await asyncio.to_thread(inner.wait_until_can_send, message.topic)
+        elif self._completions is None:
+            inner.can_send_at_once("")  # says that the producer is not started
+        assert self._completions is not None, "nothing is sent before start"
+        return self._completions.new_future()
 
-    async def _outcome(self, future: SendFuture) -> SendResult:
-        assert self._completions is not None, "can_send_at_once refused before start"
-        waiting = asyncio.get_running_loop().create_future()
+    async def _outcome(self, future: SendFuture, waiting: asyncio.Future[None]) -> SendResult:
         completions = self._completions
+        assert completions is not None
         future.add_done_callback(lambda _: completions.add(waiting))
         await waiting
         return future.result()

@@ -5,6 +5,8 @@ import threading
 from collections import deque
 from typing import Any
 
+from mqmesh.errors import InvalidArgument
+
 
 class Completions:
     """Sets asyncio futures from another thread.
@@ -20,6 +22,16 @@ class Completions:
         self._loop = loop
         self._lock = threading.Lock()
         self._done: deque[asyncio.Future[Any]] = deque()
+
+    def new_future(self) -> asyncio.Future[None]:
+        """A future to wait for in the running event loop.
+
+        Raises:
+            InvalidArgument: That is another event loop.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument("a client can be used only in the event loop it was started in")
+        return self._loop.create_future()
 
     def add(self, future: asyncio.Future[Any]) -> None:
         """Marks a future as done, soon; from any thread."""

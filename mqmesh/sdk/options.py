@@ -1,6 +1,7 @@
 """Settings that every client has."""
 
 import os
+import re
 import secrets
 import socket
 from typing import Annotated, Final
@@ -11,6 +12,10 @@ from mqmesh.errors import InvalidArgument
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 """Where ``mqmesh up`` puts its name servers."""
+
+MAX_PORT: Final = 65_535
+
+_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:([0-9]{1,5})")
 
 Ms = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 
@@ -43,12 +48,14 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Raises:
             InvalidArgument: There is none, or one is not of the form host:port.
         """
+        if not isinstance(self.namesrv_addr, str):
+            raise InvalidArgument(f"namesrv_addr must be a str, not {self.namesrv_addr!r}")
         found = [part.strip() for part in self.namesrv_addr.split(";") if part.strip()]
         if not found:
             raise InvalidArgument("namesrv_addr names no name server; give host:port;host:port")
         for address in found:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            form = _ADDRESS.fullmatch(address)
+            if form is None or not 0 < int(form[1]) <= MAX_PORT:
                 raise InvalidArgument(f"name server {address!r} is not of the form host:port")
         return found
 
