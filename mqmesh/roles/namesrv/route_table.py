@@ -122,7 +122,7 @@ class RouteTable:
         name, broker_id = request.broker_name, request.broker_id
         group = self._groups.get(name)
         member = group.members.get(broker_id) if group is not None else None
-        topics = _table_of(request)
+        topics = _table_of(request, member)
         self._check(request, peer, group, member, topics)
         if group is None:
             # What stayed of an ordered topic is in the index still.
@@ -403,14 +403,18 @@ class RouteTable:
         return int(perm)
 
 
-def _table_of(request: RegisterBrokerRequest) -> _Table | None:
+def _table_of(request: RegisterBrokerRequest, member: _Member | None) -> _Table | None:
     if request.topics is None:
         return None
-    table = {check_topic(config.topic): config for config in request.topics}
+    table = {config.topic: config for config in request.topics}
     if len(table) != len(request.topics):
         raise InvalidArgument(
             f"broker {request.broker_name!r} names {len(request.topics) - len(table)} topics twice"
         )
+    # Of ten thousand topics one may be new; the names of the others were checked before.
+    known = (member.topics if member is not None else None) or {}
+    for topic in table.keys() - known.keys():
+        check_topic(topic)
     return table
 
 
