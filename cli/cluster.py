@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,13 @@ from mqmesh.roles.run_file import (
 from mqmesh.roles.supervisor import Supervisor
 from mqmesh.sdk.admin import AdminClient
 
-from .layout import check_ports, load_cluster, role_specs
+from .layout import ClusterConfig, check_ports, load_cluster, role_specs
 from .options import config_options, json_option
 from .render import LogStream, duration, print_json, print_table, state_text
 
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16
+REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
 
 _data_dir_option = click.option(
@@ -68,6 +70,7 @@ def up(
             namesrv=config.namesrv_addr,
             ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
             say=LogStream(as_json=as_json).say,
+            is_complete=partial(_all_registered, config),
         )
         code = supervisor.run()
     finally:
@@ -165,6 +168,19 @@ def down(
 
 def _with_data_dir(overrides: tuple[str, ...], data_dir: Path | None) -> list[str]:
     return [*overrides, *([f"data_dir={data_dir}"] if data_dir is not None else [])]
+
+
+def _all_registered(config: ClusterConfig) -> bool:
+    """Every name server of the cluster knows every broker."""
+    wanted = {broker.broker_name for broker in config.broker}
+    for address in config.namesrv_addr.split(";") if config.namesrv else ():
+        try:
+            with AdminClient(address, timeout_ms=REGISTERED_TIMEOUT_MS) as admin:
+                if not wanted <= {broker.broker_name for broker in admin.cluster().brokers}:
+                    return False
+        except MQMeshError:
+            return False
+    return True
 
 
 def _look_at(entry: RoleEntry) -> dict[str, Any]:

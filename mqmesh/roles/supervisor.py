@@ -30,6 +30,8 @@ from mqmesh.roles.run_file import RoleEntry, RunRecord, remove_record, write_rec
 MAX_WAIT_MS: Final = 1_000
 SLOW_START_MS: Final = 10_000
 """A process that is not ready after this is mentioned, once a start."""
+COMPLETE_TIMEOUT_MS: Final = 5_000
+COMPLETE_PAUSE_MS: Final = 20
 OWN_NAME: Final = "mqmesh"
 
 
@@ -92,6 +94,8 @@ class Supervisor:
         namesrv: Name servers, for the record.
         ready_note: Second half of the sentence that says the cluster is ready.
         say: Told every line of the common log stream.
+        is_complete: Asked, once all processes serve, until it says that they know of each
+            other; only then is the cluster ready. It may take some 100 ms.
         clock: Source of time.
 
     Attributes:
@@ -106,6 +110,7 @@ class Supervisor:
         namesrv: str = "",
         ready_note: str = "",
         say: Callable[[LogLine], None],
+        is_complete: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
         self.failure = ""
@@ -122,6 +127,8 @@ class Supervisor:
         self._exit_code = int(ExitCode.OK)
         self._began_ms = 0
         self._began_wall_ms = 0
+        self._is_complete = is_complete
+        self._all_serve_since_ms: int | None = None
         self._was_ready = False
 
     def run(self) -> int:
@@ -156,11 +163,31 @@ class Supervisor:
             self._look_after(child, now_ms)
         if self._stop_plan is not None:
             self._carry_on_stopping(self._stop_plan, now_ms)
+        elif not self._was_ready:
+            self._look_whether_ready(now_ms)
+
+    def _look_whether_ready(self, now_ms: int) -> None:
+        if any(child.state != "running" for child in self._children):
+            self._all_serve_since_ms = None
+            return
+        if self._all_serve_since_ms is None:
+            self._all_serve_since_ms = now_ms
+        if self._is_complete():
+            self._was_ready = True
+            seconds = (self._clock.monotonic_ms() - self._began_ms) / 1_000
+            self._say("INFO", f"cluster is ready in {seconds:.2f} s; {self._ready_note}")
+        elif now_ms - self._all_serve_since_ms >= COMPLETE_TIMEOUT_MS:
+            self._was_ready = True
+            self._say(
+                "WARNING", "all processes serve, but not every broker is known at a name server"
+            )
 
     def _wait_ms(self) -> int:
         now_ms = self._clock.monotonic_ms()
         if self._stop_plan is not None:
             return min(self._stop_plan.wait_ms(now_ms), MAX_WAIT_MS)
+        if self._all_serve_since_ms is not None and not self._was_ready:
+            return COMPLETE_PAUSE_MS
         due = [child.start_due_ms - now_ms for child in self._children if not child.process]
         return max(0, min([*due, MAX_WAIT_MS]))
 
@@ -239,10 +266,6 @@ class Supervisor:
             f"(process {ready.pid}, {seconds:.2f} s)",
         )
         self._record()
-        if not self._was_ready and all(one.state == "running" for one in self._children):
-            self._was_ready = True
-            seconds = (self._clock.monotonic_ms() - self._began_ms) / 1_000
-            self._say("INFO", f"cluster is ready in {seconds:.2f} s; {self._ready_note}")
 
     def _on_exit(self, child: _Child, exit_code: int, now_ms: int) -> None:
         self._release(child)
