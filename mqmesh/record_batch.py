@@ -477,6 +477,22 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
     return meta
 
 
+def read_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> memoryview | bytes:
+    """The payload of a batch whose header was read: an array of as many messages as it says.
+
+    Raises:
+        CorruptBatch: It does not inflate, or has another number of messages.
+    """
+    start = position + HEADER_SIZE + header.meta_size
+    stored = memoryview(buffer)[start : start + header.payload_size]
+    payload = _inflate(stored, header.raw_size) if header.codec == CODEC_ZSTD else stored
+    if _array_size(payload) != header.message_count:
+        raise CorruptBatch(
+            f"payload of {_array_size(payload)} messages in a batch of {header.message_count}"
+        )
+    return payload
+
+
 def decode_messages(
     buffer: Buffer,
     header: BatchHeader,
@@ -502,13 +518,7 @@ def decode_messages(
             stays within ten times ``MAX_RAW_BYTES`` whatever the bytes are.
     """
     meta = read_meta(buffer, header, position)
-    start = position + HEADER_SIZE + header.meta_size
-    stored = memoryview(buffer)[start : start + header.payload_size]
-    payload = _inflate(stored, header.raw_size) if header.codec == CODEC_ZSTD else stored
-    if _array_size(payload) != header.message_count:
-        raise CorruptBatch(
-            f"payload of {_array_size(payload)} messages in a batch of {header.message_count}"
-        )
+    payload = read_payload(buffer, header, position)
     try:
         if header.raw_size > MAX_STRINGS:  # else there cannot be as many
             shapes = _shapes_decoder.decode(payload)
