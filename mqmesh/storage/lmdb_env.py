@@ -1,0 +1,237 @@
+"""One LMDB environment: the only module that knows the library.
+
+What is kept here can always be made again from the commit log, so environments
+run without syncs (``sync=False``); who needs one durable calls ``sync``. They
+run without LMDB's own lock file as well: a lock around the directory lets one
+process in, and no reading transaction ever outlives a call of this module. So
+there are no stale readers, and the map can grow between any two calls.
+
+Never ``writemap``: it trades an error for a signal on a full disk. LMDB 0.9
+keeps no checksums of its pages; what must be noticed, the values have to tell.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.storage.atomic_file import NO_ROOM
+from mqmesh.units import GIB
+
+log = logging.getLogger(__name__)
+
+DATA_FILE: Final = "data.mdb"
+MOST_MAP_BYTES: Final = 256 * GIB
+"""An environment grows no further; it is address space, not memory."""
+
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.PanicError,
+    lmdb.IncompatibleError,
+    lmdb.BadTxnError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+)
+
+Pair = tuple[bytes, bytes]
+
+
+class LmdbEnv:
+    """Pairs of bytes in the order of their keys. One thread at a time.
+
+    Attributes:
+        grown: How often the map was enlarged since it was opened.
+    """
+
+    def __init__(self, directory: Path, *, map_size: int) -> None:
+        """Opens an environment, making it if need be.
+
+        Args:
+            directory: Its own; made if need be.
+            map_size: Room for data in bytes; it grows by itself.
+
+        Raises:
+            CorruptRecord: What is there is no sound environment.
+            DiskFull: No room to make it.
+            StorageError: It cannot be opened.
+        """
+        self._directory = directory
+        self.grown = 0
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # What is there already must fit, whatever the configuration says by now.
+            map_size = max(map_size, 2 * self.file_bytes)
+            self._env = lmdb.open(
+                str(directory),
+                map_size=map_size,
+                sync=False,
+                metasync=False,
+                readahead=False,
+                lock=False,
+                max_dbs=0,
+            )
+        except (lmdb.Error, OSError) as error:
+            raise self._error(error, "cannot be opened") from error
+        self._check_size()
+
+    def _check_size(self) -> None:
+        # Beyond the end of a file that was cut, the map answers with SIGBUS instead of data.
+        pages = self._env.info()["last_pgno"] + 1
+        wanted = pages * self._env.stat()["psize"]
+        found = self.file_bytes
+        if pages > 2 and found < wanted:
+            self._env.close()
+            raise CorruptRecord(f"{self._path} has {found} bytes, {wanted} are in use")
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of its file, 0 before it was made."""
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / DATA_FILE
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, None if there is none.
+
+        Raises:
+            CorruptRecord, StorageError: It cannot be read.
+        """
+        try:
+            with self._env.begin() as transaction:
+                return transaction.get(key)
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+
+    def at_or_before(self, key: bytes) -> Pair | None:
+        """The pair with the last key that is not behind the one given, None if there is none.
+
+        Raises:
+            CorruptRecord, StorageError: It cannot be read.
+        """
+        try:
+            with self._env.begin() as transaction, transaction.cursor() as cursor:
+                if cursor.set_range(key):
+                    found = cursor.key() == key or cursor.prev()
+                else:
+                    found = cursor.last()
+                return cursor.item() if found else None
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+
+    def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
+        """Pairs whose keys lie at or behind ``start`` and before ``stop``.
+
+        Args:
+            start: First key.
+            stop: Behind the last key.
+            most: Pairs to return.
+
+        Raises:
+            CorruptRecord, StorageError: It cannot be read.
+        """
+        found: list[Pair] = []
+        try:
+            with self._env.begin() as transaction, transaction.cursor() as cursor:
+                more = cursor.set_range(start)
+                while more and len(found) < most:
+                    pair = cursor.item()
+                    if pair[0] >= stop:
+                        break
+                    found.append(pair)
+                    more = cursor.next()
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+        return found
+
+    def keys(self, start: bytes, stop: bytes, *, most: int) -> list[bytes]:
+        """As ``range``, keys only."""
+        found: list[bytes] = []
+        try:
+            with self._env.begin() as transaction, transaction.cursor() as cursor:
+                more = cursor.set_range(start)
+                while more and len(found) < most:
+                    key = cursor.key()
+                    if key >= stop:
+                        break
+                    found.append(key)
+                    more = cursor.next()
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+        return found
+
+    def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
+        """Puts and deletes pairs in one transaction: all of it or nothing.
+
+        Nothing is durable before ``sync``, but what was written survives the death of the
+        process. After any error but ``DiskFull`` close the environment: what its file holds
+        is then not known.
+
+        Args:
+            puts: Pairs; for keys that are there already, new values. Quickest when sorted.
+            deletes: Keys; one that is not there does no harm.
+
+        Raises:
+            DiskFull: No room; nothing was written.
+            CorruptRecord, StorageError: It cannot be written.
+        """
+        deletes = list(deletes)
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    for key in deletes:
+                        transaction.delete(key)
+                    with transaction.cursor() as cursor:
+                        cursor.putmulti(puts)
+                return
+            except lmdb.MapFullError:
+                # The transaction is gone, so nothing stands in the way of a larger map.
+                self._grow()
+            except lmdb.Error as error:
+                raise self._error(error, "cannot be written") from error
+
+    def _grow(self) -> None:
+        wanted = 2 * self._env.info()["map_size"]
+        if wanted > MOST_MAP_BYTES:
+            raise StorageError(f"{self._path} would grow beyond {MOST_MAP_BYTES} bytes")
+        try:
+            self._env.set_mapsize(wanted)
+        except lmdb.Error as error:
+            raise self._error(error, "cannot grow") from error
+        self.grown += 1
+        log.info("%s gets room for %d bytes", self._path, wanted)
+
+    def sync(self) -> None:
+        """Makes everything written durable.
+
+        Raises:
+            StorageError: It failed; nobody knows what the file holds, so remove it.
+        """
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be synced") from error
+
+    def close(self) -> None:
+        """Closes the environment; may be called again."""
+        self._env.close()
+
+    def _error(self, error: lmdb.Error | OSError, what: str) -> StorageError:
+        if isinstance(error, _DAMAGE):
+            return CorruptRecord(f"{self._path} {what}: {error}")
+        number = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+        if number in NO_ROOM or isinstance(error, lmdb.DiskError):
+            return DiskFull(f"{self._path} {what}: {os.strerror(errno.ENOSPC)}")
+        return StorageError(f"{self._path} {what}: {error}")

@@ -1,0 +1,144 @@
+"""What the index keeps of a batch: entries of 20 bytes.
+
+Layout of an entry, big endian, so that sorted bytes are sorted entries (the
+same table stands in ``docs/storage-format.md``):
+
+======== ===== ===== ===========================================================
+position bytes type  meaning
+======== ===== ===== ===========================================================
+0        16    bytes hash of what can be looked up
+16       4     u32   place: where the batch begins in its log segment
+======== ===== ===== ===========================================================
+
+There are two kinds of hash, both BLAKE2b-128. For each distinct key of a batch,
+of the physical topic, a zero byte and the key. For the batch's message ids, of
+a zero byte (no topic begins with one), the producer id, a width w, and the
+number n of a stretch of 2**w sequences: those from n * 2**w on. The width of a
+batch is the smallest of which one stretch could hold it all, so it is found in
+one or two stretches, and an id is found by asking for one stretch of every
+width there is.
+"""
+
+import hashlib
+import struct
+from functools import lru_cache
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import MAX_KEYS
+from mqmesh.record_batch import (
+    MAX_MESSAGES,
+    MAX_STRINGS,
+    Attributes,
+    BatchHeader,
+    Buffer,
+    decode_messages,
+    read_meta,
+    read_payload,
+)
+
+HASH_SIZE: Final = 16
+ENTRY_SIZE: Final = 20
+WIDTHS: Final = (MAX_MESSAGES - 1).bit_length() + 1
+"""Widths are 0 to one less than this."""
+
+_HAS_KEYS: Final = int(Attributes.HAS_KEYS)
+_STRETCH = struct.Struct("<xQBQ")
+_PLACE = struct.Struct(">I")
+
+_Label = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class _Keys(msgspec.Struct, array_like=True, gc=False):
+    # A message of which nothing but its keys is made into objects.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: Annotated[tuple[_Label, ...], msgspec.Meta(max_length=MAX_KEYS)] = ()
+
+
+_keys_decoder = msgspec.msgpack.Decoder(list[_Keys])
+
+
+def key_hash(topic: str, key: str) -> bytes:
+    """The hash that batches with a key are found under. On disk: never changes.
+
+    Args:
+        topic: Physical topic of the batch.
+        key: A key of one of its messages.
+    """
+    found = _topic_hash(topic).copy()
+    found.update(key.encode())
+    return found.digest()
+
+
+def id_hash(producer_id: int, sequence: int, width: int) -> bytes:
+    """The hash that batches of a width are found under by a message id. On disk: never changes.
+
+    Args:
+        producer_id: First half of the id.
+        sequence: Second half.
+        width: 0 to ``WIDTHS`` - 1.
+    """
+    stretch = _STRETCH.pack(producer_id, width, sequence >> width)
+    return hashlib.blake2b(stretch, digest_size=HASH_SIZE).digest()
+
+
+def width_of(message_count: int) -> int:
+    """The width of a batch."""
+    return (message_count - 1).bit_length()
+
+
+def entries_of(data: Buffer, header: BatchHeader, place: int) -> list[bytes]:
+    """The entries of a stored batch that passed its checks.
+
+    Args:
+        data: The batch.
+        header: Its header.
+        place: Where it begins in its segment, u32.
+
+    Returns:
+        Layout: entries, in no order, each once.
+
+    Raises:
+        CorruptBatch: Its keys cannot be decoded.
+    """
+    suffix = _PLACE.pack(place)
+    first = header.first_sequence
+    producer_id, width = header.producer_id, width_of(header.message_count)
+    last = first + header.message_count - 1
+    found = [id_hash(producer_id, first, width) + suffix]
+    if first >> width != last >> width:
+        found.append(id_hash(producer_id, last, width) + suffix)
+    if header.attributes & _HAS_KEYS:
+        copy = _topic_hash(read_meta(data, header).topic).copy
+        for key in distinct_keys(data, header):
+            hasher = copy()
+            hasher.update(key.encode())
+            found.append(hasher.digest() + suffix)
+    return found
+
+
+def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
+    """All keys of a batch's messages.
+
+    Raises:
+        CorruptBatch: They cannot be decoded.
+    """
+    if header.raw_size > MAX_STRINGS:
+        # It may have more strings than one reader should make; this way is slower, and safe.
+        return {key for message in decode_messages(data, header) for key in message.keys}
+    payload = read_payload(data, header)
+    try:
+        messages = _keys_decoder.decode(payload)
+        return set().union(*[message.keys for message in messages])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _topic_hash(topic: str) -> hashlib.blake2b:
+    # Only ever copied: a copy costs less than hashing the topic again.
+    return hashlib.blake2b(topic.encode() + b"\0", digest_size=HASH_SIZE)
