@@ -45,6 +45,8 @@ from mqmesh.transport.sockets import Context, zmq_endpoint
 
 TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
+CHORES_REST: Final = 4
+"""While requests come, the store's chores rest so many times as long as they work."""
 PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
@@ -94,6 +96,8 @@ class BrokerServer:
         self._offsets_saver: DocumentSaver | None = None
         self._saved_changes = 0
         self._timers: list[Timer] = []
+        self._chores: Timer | None = None
+        self._requests_seen = 0
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -321,13 +325,16 @@ class BrokerServer:
         broker.groups.tick(now_ms)
         if self._links is not None:
             self._links.tick()
-        self._do_chores()
+        if self._chores is None:
+            self._do_chores()
 
     def _do_chores(self) -> None:
+        self._chores = None
         if self._store is None or self._store_failed:
             return
+        began_ms = self._clock.monotonic_ms()
         try:
-            more = self._store.tick(self._clock.monotonic_ms())
+            more = self._store.tick(began_ms)
         except StoreClosed as error:
             self._store_failed = True
             _log.critical("the store has stopped, this broker only reads now: %s", error)
@@ -335,7 +342,15 @@ class BrokerServer:
                 self._links.withdraw_write_perm()
             return
         if more:
-            self._loop.call_later(0, self._do_chores)
+            # At once when nobody wants anything, else so that most of the time is theirs.
+            spent_ms = max(self._clock.monotonic_ms() - began_ms, 1)
+            delay_ms = spent_ms * CHORES_REST if self._is_busy() else 0
+            self._chores = self._loop.call_later(delay_ms, self._do_chores)
+
+    def _is_busy(self) -> bool:
+        requests = self._server.requests if self._server is not None else 0
+        busy, self._requests_seen = requests != self._requests_seen, requests
+        return busy
 
     def _on_sample(self) -> None:
         if self._broker is not None:
