@@ -32,6 +32,7 @@ from mqmesh.transport.client import CommandClient, OnDone
 from mqmesh.transport.loop import EventLoop
 
 CLOSE_TIMEOUT_S: Final = 1.5
+HEARTBEAT_RETRY_MS: Final = 300
 SLICE_S: Final = 0.1
 """How long a call from another thread waits before it looks whether the client was closed."""
 
@@ -436,8 +437,18 @@ class ClientEngine:
 
     def _send_heartbeat(self, broker_name: str, client: CommandClient) -> None:
         def done(answer: Command | MQMeshError) -> None:
-            if isinstance(answer, MQMeshError) and not self._closed:
+            if not isinstance(answer, MQMeshError) or self._closed:
+                return
+            if answer.retriable:
+                # Until it is accepted, a broker that just came back does not know us.
+                _log.info("heartbeat to broker %s: %s", broker_name, answer)
+                self.loop.call_later(HEARTBEAT_RETRY_MS, again)
+            else:
                 _log.warning("heartbeat to broker %s: %s", broker_name, answer)
+
+        def again() -> None:
+            if self._brokers.get(broker_name) is client and client.connected and not self._closed:
+                self._send_heartbeat(broker_name, client)
 
         client.request(
             RequestCode.HEART_BEAT,

@@ -312,8 +312,8 @@ class ConsumerEngine(Generic[S]):
         if not up:
             return
         if broker_name in self._met_brokers:
-            # Its list of members is not complete again before the others came back.
-            self._quiet_until_ms = self.client.loop.clock.monotonic_ms() + REJOIN_MS
+            self._keep_quiet()
+            self.offsets.forget_broker(broker_name)
             self.commit_soon()
         self._met_brokers.add(broker_name)
         self.rebalance_soon()
@@ -389,9 +389,15 @@ class ConsumerEngine(Generic[S]):
         )
 
     def _introduce(self) -> None:
-        # The broker does not know us (yet): what we have stays ours until it does.
+        # The broker does not know us (yet, or any more): what we have stays ours until it does.
+        if self.assigned:
+            self._keep_quiet()
         self.client.heartbeat_now()
         self.rebalance_soon(RETRY_MS)
+
+    def _keep_quiet(self) -> None:
+        # A broker's list of members is not complete again before the others came back to it.
+        self._quiet_until_ms = self.client.loop.clock.monotonic_ms() + REJOIN_MS
 
     def _divide(self, topic: str, members: ConsumerList) -> None:
         own_id, client_ids = self.client.client_id, sorted(members.client_ids)

@@ -105,6 +105,9 @@ class LocalOffsets:
     def forget(self, queue: MessageQueue) -> None:
         """Nobody else reads our file, so there is nothing to forget."""
 
+    def forget_broker(self, broker_name: str) -> None:
+        """Brokers know nothing of them."""
+
     def _save(self) -> None:
         document = _Document(
             DOCUMENT_VERSION,

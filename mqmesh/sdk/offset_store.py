@@ -61,6 +61,9 @@ class OffsetStore(Protocol):
     def forget(self, queue: MessageQueue) -> None:
         """The queue was given away: what was committed last is not known any more."""
 
+    def forget_broker(self, broker_name: str) -> None:
+        """A broker came back, perhaps without the last commits."""
+
 
 class BrokerOffsets:
     """Offsets kept by the brokers.
@@ -137,6 +140,10 @@ class BrokerOffsets:
 
     def forget(self, queue: MessageQueue) -> None:
         self._committed.pop(queue, None)
+
+    def forget_broker(self, broker_name: str) -> None:
+        kept = {q: at for q, at in self._committed.items() if q.broker_name != broker_name}
+        self._committed = kept
 
     def _send(
         self, broker_name: str, offsets: dict[MessageQueue, int], on_done: OnCommitted

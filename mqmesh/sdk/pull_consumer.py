@@ -9,7 +9,14 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, NoRoute, OffsetIllegal
+from mqmesh.errors import (
+    ClientClosed,
+    ConfigError,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    OffsetIllegal,
+)
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.pulling import QueueBoundsResponse
@@ -99,7 +106,11 @@ class PullConsumer:
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
         if self._state == "new":
-            self._engine.open()
+            try:
+                self._engine.open()
+            except ConfigError:
+                self.close()
+                raise
             self._state = "running"
             self._engine.start()
 
@@ -168,18 +179,26 @@ class PullConsumer:
         Raises:
             InvalidArgument: Topics were subscribed to before.
             ClientClosed: After ``close``.
+            RequestTimeout: The client's thread does not answer.
         """
         wanted = list(queues)
         for queue in wanted:
             check_topic(queue.topic)
         self._choose_mode("assign")
-        self._do(lambda: self._engine.assign(wanted))
-        if self._state == "running":
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._state == "closed" or self._buffers.keys() >= set(wanted),
-                    self.options.start_timeout_ms / 1_000,
-                )
+        if self._state == "new":
+            self._engine.assign(wanted)
+            return
+
+        def assign(done: _OnDone[bool]) -> None:
+            self._engine.assign(wanted)
+            done(True)
+
+        self._call(assign)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._state == "closed" or all(map(self._is_ready, wanted)),
+                self.options.start_timeout_ms / 1_000,
+            )
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic, sorted, whoever reads them.
@@ -465,10 +484,13 @@ class PullConsumer:
 
     def _buffer(self, queue: MessageQueue) -> FetchBuffer:
         self._check_running()
-        buffer = self._buffers.get(queue)
-        if buffer is None or buffer.dropped:
+        if not self._is_ready(queue):
             raise InvalidArgument(f"{queue} is not assigned to this consumer")
-        return buffer
+        return self._buffers[queue]
+
+    def _is_ready(self, queue: MessageQueue) -> bool:
+        buffer = self._buffers.get(queue)
+        return buffer is not None and not buffer.dropped
 
     def _chosen(self, queues: tuple[MessageQueue, ...]) -> list[MessageQueue]:
         for queue in queues:

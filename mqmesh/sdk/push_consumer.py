@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
+from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument, MQMeshError
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.membership import MessageModel
@@ -168,7 +168,11 @@ class PushConsumer:
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
         if self._state == "new":
-            self._engine.open()
+            try:
+                self._engine.open()
+            except ConfigError:
+                self.close()
+                raise
             self._state = "running"
             self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
             self._engine.start()

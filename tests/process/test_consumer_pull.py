@@ -1,0 +1,371 @@
+"""Pull consumers and the consumers for asyncio against a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
+from mqmesh.message import Message
+from mqmesh.sdk import aio_consumer
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 20.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster that no test harms; topics get 4 queues."""
+    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster):
+    """A topic with messages 0 to 99, some in each queue, which no other test uses."""
+    topic = f"pull-{next(_numbers)}"
+    send(cluster, topic, range(100))
+    with consumer_of(cluster, "any") as consumer:
+        assert len(consumer.queues(topic)) == 4  # now name servers know the topic
+    return topic
+
+
+def send(cluster, topic, numbers):
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        for number in numbers:
+            message = Message(topic, b"%d" % number, sharding_key=str(number))
+            producer.send_async(message)
+
+
+def consumer_of(cluster, group, **options):
+    options = {"consume_from_where": "FIRST_OFFSET", **options}
+    return PullConsumer(group, namesrv_addr=cluster.namesrv_addr, **options)
+
+
+def poll_until(consumer, count):
+    found, deadline = [], time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
+        found += consumer.poll(100, count - len(found))
+    return found
+
+
+def numbers_of(messages):
+    return sorted(int(message.body) for message in messages)
+
+
+def test_subscribing_and_polling_gives_every_message_once_and_in_order(cluster, topic):
+    with consumer_of(cluster, topic) as consumer:
+        consumer.subscribe(topic)
+        found = poll_until(consumer, 100)
+        assert consumer.poll(0) == []
+        assert consumer.assignment() == consumer.queues(topic)
+    assert numbers_of(found) == list(range(100))
+    expected = Counter()
+    for message in found:
+        assert message.queue_offset == expected[message.queue_id]
+        expected[message.queue_id] += 1
+
+
+def test_a_poll_waits_for_a_message_and_no_longer(cluster, topic):
+    with consumer_of(cluster, topic, consume_from_where="LAST_OFFSET") as consumer:
+        consumer.subscribe(topic)
+        assert consumer.poll(50) == []
+        sender = threading.Thread(target=send, args=(cluster, topic, [100]))
+        sender.start()
+        began = time.monotonic()
+        assert numbers_of(consumer.poll(10_000)) == [100]
+        assert time.monotonic() - began < 5
+        sender.join()
+
+
+def test_what_a_poll_returned_is_done_when_the_next_one_is_made(cluster, topic):
+    with consumer_of(cluster, topic) as consumer:
+        consumer.subscribe(topic)
+        done = numbers_of(poll_until(consumer, 60))
+    with pytest.raises(ZeroDivisionError), consumer_of(cluster, topic) as consumer:
+        consumer.subscribe(topic)
+        first = poll_until(consumer, 10)
+        second = consumer.poll(1_000, 10)
+        assert second
+        raise ZeroDivisionError  # so the second poll's messages were perhaps not worked on
+    done += numbers_of(first)
+    with consumer_of(cluster, topic) as consumer:
+        consumer.subscribe(topic)
+        rest = numbers_of(poll_until(consumer, 30))
+        assert consumer.poll(100) == []
+    assert sorted(done + rest) == list(range(100))
+
+
+def test_without_auto_commit_only_commit_commits(cluster, topic):
+    with consumer_of(cluster, topic, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        queue = consumer.assignment()[0]
+        poll_until(consumer, 60)
+        consumer.commit()
+        assert consumer.committed(queue) == consumer.position(queue)
+        poll_until(consumer, 40)
+    with consumer_of(cluster, topic, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        assert len(poll_until(consumer, 40)) == 40
+        consumer.commit({queue: 3})
+        assert consumer.committed(queue) == 3
+        assert sum(consumer.lag().values()) == 0
+
+
+def test_assigned_queues_are_read_whoever_else_is_in_the_group(cluster, topic):
+    with consumer_of(cluster, topic) as sharing, consumer_of(cluster, topic) as consumer:
+        sharing.subscribe(topic)
+        two = consumer.queues(topic)[:2]
+        consumer.assign(two)
+        assert consumer.assignment() == two
+        found = poll_until(consumer, sum(consumer.lag().values()))
+        assert {message.message_queue for message in found} == set(two)
+        consumer.assign(two[1:])
+        with pytest.raises(InvalidArgument, match="not assigned"):
+            consumer.position(two[0])
+        deadline = time.monotonic() + PATIENCE_S
+        while len(sharing.assignment()) < 4:  # nobody counts us as a member
+            assert time.monotonic() < deadline
+            sharing.poll(10)
+
+
+def test_seeking_goes_where_it_is_told(cluster, topic):
+    with consumer_of(cluster, topic) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        queue = queues[0]
+        poll_until(consumer, 100)
+        assert sum(consumer.lag().values()) == 0
+        consumer.seek_to_begin()
+        assert sum(consumer.lag().values()) == 100
+        assert len(poll_until(consumer, 100)) == 100
+        consumer.seek(queue, 2)
+        assert consumer.position(queue) == 2
+        (message,) = consumer.poll(1_000, 1)
+        assert (message.message_queue, message.queue_offset) == (queue, 2)
+        consumer.seek_to_end(queue)
+        assert consumer.poll(50) == []
+        assert consumer.lag(queue) == {queue: 0}
+        for offset in (-1, 1_000):
+            with pytest.raises(OffsetIllegal, match=f"offset {offset} "):
+                consumer.seek(queue, offset)
+
+
+def test_seeking_to_a_time_finds_what_was_stored_from_then_on(cluster, topic):
+    with consumer_of(cluster, topic) as consumer:
+        consumer.assign(consumer.queues(topic))
+        old = poll_until(consumer, 100)
+        # The store's clock has moved on when a message gets a later time than all others.
+        latest, number = max(message.store_timestamp for message in old), 100
+        while True:
+            send(cluster, topic, [number])
+            (message,) = poll_until(consumer, 1)
+            if message.store_timestamp > latest:
+                break
+            number += 1
+        send(cluster, topic, range(1_000, 1_020))
+        consumer.seek_to_time(message.store_timestamp)
+        assert numbers_of(poll_until(consumer, 21)) == [number, *range(1_000, 1_020)]
+        consumer.seek_to_time(0)
+        assert sum(consumer.lag().values()) == number + 21
+        consumer.seek_to_time(message.store_timestamp + 3_600_000)
+        assert sum(consumer.lag().values()) == 0
+
+
+def test_paused_queues_are_passed_over_until_they_are_resumed(cluster, topic):
+    with consumer_of(cluster, topic) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        consumer.pause(*queues[:2])
+        found = poll_until(consumer, sum(consumer.lag(*queues[2:]).values()))
+        assert {message.message_queue for message in found} == set(queues[2:])
+        assert consumer.poll(50) == []
+        consumer.resume()
+        found += poll_until(consumer, 100 - len(found))
+        assert numbers_of(found) == list(range(100))
+
+
+def test_little_memory_is_enough_for_much_data(cluster, topic):
+    with consumer_of(cluster, topic, pull_threshold_for_queue=3, pull_max_bytes=1) as consumer:
+        consumer.subscribe(topic)
+        assert numbers_of(poll_until(consumer, 100)) == list(range(100))
+
+
+def test_misuse_is_told_at_once(cluster):
+    consumer = PullConsumer("g", namesrv_addr=cluster.namesrv_addr)
+    with pytest.raises(ClientClosed, match="start"):
+        consumer.poll(0)
+    consumer.subscribe("t")
+    with pytest.raises(InvalidArgument, match="exclude"):
+        consumer.assign([])
+    consumer.close()
+    with pytest.raises(ClientClosed):
+        consumer.poll(0)
+    with PullConsumer("g", namesrv_addr=cluster.namesrv_addr) as consumer:
+        with pytest.raises(NoRoute, match="nowhere"):
+            consumer.queues("nowhere")
+        with pytest.raises(InvalidArgument, match="max_messages"):
+            consumer.poll(0, 0)
+
+
+def test_closing_wakes_a_poll(cluster, topic):
+    consumer = consumer_of(cluster, topic, consume_from_where="LAST_OFFSET")
+    consumer.start()
+    outcome = []
+
+    def poll():
+        try:
+            outcome.append(consumer.poll(30_000))
+        except ClientClosed as error:
+            outcome.append(error)
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    consumer.close()
+    poller.join(PATIENCE_S)
+    assert isinstance(outcome[0], ClientClosed)
+
+
+# ---- asyncio --------------------------------------------------------------------------
+
+
+def aio_consumer_of(cluster, group, kind=aio_consumer.PullConsumer, **options):
+    options = {"consume_from_where": "FIRST_OFFSET", **options}
+    return kind(group, namesrv_addr=cluster.namesrv_addr, **options)
+
+
+def test_iterating_gives_every_message_and_each_is_done_when_the_next_is_asked_for(cluster, topic):
+    async def take(count):
+        found = []
+        async with aio_consumer_of(cluster, topic) as consumer:
+            await consumer.subscribe(topic)
+            async for message in consumer:
+                found.append(message)
+                if len(found) == count:
+                    break
+        return numbers_of(found)
+
+    async def fail():
+        async with aio_consumer_of(cluster, topic) as consumer:
+            await consumer.subscribe(topic)
+            async for _ in consumer:
+                raise ZeroDivisionError
+
+    async def main():
+        done = await take(37)
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        return done, await take(63)
+
+    done, rest = asyncio.run(main())
+    assert sorted(done + rest) == list(range(100))
+
+
+def test_an_asyncio_consumer_seeks_commits_and_polls(cluster, topic):
+    async def main():
+        async with aio_consumer_of(cluster, topic, auto_commit=False) as consumer:
+            queues = await consumer.queues(topic)
+            await consumer.assign(queues)
+            found = []
+            while len(found) < 100:
+                found += await consumer.poll(1_000)
+            assert await consumer.poll(20) == []
+            await consumer.commit()
+            assert await consumer.committed(queues[0]) == consumer.position(queues[0])
+            await consumer.seek_to_begin(queues[0])
+            count = (await consumer.lag(queues[0]))[queues[0]]
+            again = []
+            while len(again) < count:
+                again += await consumer.poll(1_000)
+            assert numbers_of(found) == list(range(100))
+            assert {message.message_queue for message in again} == {queues[0]}
+
+    asyncio.run(main())
+
+
+def test_a_commit_while_iterating_covers_the_message_at_hand(cluster, topic):
+    async def main():
+        async with aio_consumer_of(cluster, topic, auto_commit=False) as consumer:
+            await consumer.subscribe(topic)
+            async for message in consumer:
+                await consumer.commit()
+                return message, await consumer.committed(message.message_queue)
+
+    message, committed = asyncio.run(main())
+    assert committed == message.queue_offset + 1
+
+
+def test_coroutine_listeners_run_side_by_side(cluster, topic):
+    async def main():
+        found, everyone, done = [], asyncio.Barrier(20), asyncio.Event()
+
+        async def listen(messages):
+            await everyone.wait()
+            found.extend(messages)
+            if len(found) == 100:
+                done.set()
+            return ConsumeResult.SUCCESS
+
+        consumer = aio_consumer_of(cluster, topic, aio_consumer.PushConsumer)
+        await consumer.subscribe(topic, listener=listen)
+        async with consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                await done.wait()
+        return numbers_of(found)
+
+    assert asyncio.run(main()) == list(range(100))
+
+
+def test_a_coroutine_listener_that_fails_gets_its_message_again(cluster, topic):
+    async def main():
+        tries, done = Counter(), asyncio.Event()
+
+        async def listen(messages):
+            tries[messages[0].body] += 1
+            if messages[0].body == b"7" and tries[b"7"] == 1:
+                raise ValueError("no")
+            if tries[b"7"] == 2 and len(tries) == 100:
+                done.set()
+            return ConsumeResult.SUCCESS
+
+        consumer = aio_consumer_of(cluster, topic, aio_consumer.PushConsumer)
+        await consumer.subscribe(topic, listener=listen)
+        with pytest.raises(InvalidArgument, match="coroutine"):
+            await consumer.subscribe(topic, listener=print)
+        async with consumer, asyncio.timeout(PATIENCE_S):
+            await done.wait()
+        return tries
+
+    tries = asyncio.run(main())
+    assert tries.pop(b"7") == 2
+    assert set(tries.values()) == {1}
+
+
+def test_an_asyncio_consumer_may_be_closed_by_its_listener(cluster, topic):
+    async def main():
+        closed = asyncio.Event()
+
+        async def listen(_messages):
+            await consumer.close()
+            closed.set()
+            return ConsumeResult.SUCCESS
+
+        consumer = aio_consumer_of(
+            cluster, topic, aio_consumer.PushConsumer, consume_thread_count=1
+        )
+        await consumer.subscribe(topic, listener=listen)
+        await consumer.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await closed.wait()
+
+    asyncio.run(main())
