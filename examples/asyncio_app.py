@@ -2,9 +2,8 @@
 
 import asyncio
 
-from mqmesh.aio import Producer, PushConsumer
-
 from mqmesh import ConsumeFromWhere, Message
+from mqmesh.aio import Producer, PushConsumer
 
 TOPIC = "ticks"
 COUNT = 1_000

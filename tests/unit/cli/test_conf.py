@@ -1,0 +1,49 @@
+"""The files in conf/ show what holds without them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from mqmesh.cli.layout import load_cluster
+from mqmesh.config import key_names, load_config, read_toml
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.namesrv.config import NamesrvConfig
+
+ROLES = [("broker.toml", BrokerConfig), ("namesrv.toml", NamesrvConfig)]
+
+
+@pytest.mark.parametrize(("name", "kind"), ROLES)
+def test_a_file_says_what_the_struct_says(project_root, name, kind):
+    assert load_config(kind, project_root / "conf" / name) == kind()
+
+
+@pytest.mark.parametrize(("name", "kind"), ROLES)
+def test_a_file_lists_every_key_in_the_struct_s_order(project_root, name, kind):
+    values = read_toml(project_root / "conf" / name)
+    assert sorted(_leaves(values, "")) == sorted(key_names(kind))
+
+
+@pytest.mark.parametrize(("name", "kind"), ROLES)
+def test_every_key_of_a_file_has_a_comment(project_root, name, kind):
+    lines = (project_root / "conf" / name).read_text().splitlines()
+    bare = [
+        line
+        for before, line in itertools.pairwise(lines)
+        if re.match(r"\w+ = ", line) and not before.startswith("#")
+    ]
+    assert bare == []
+
+
+def test_the_cluster_file_is_the_cluster_without_a_file(project_root):
+    assert load_cluster(project_root / "conf" / "cluster.toml") == load_cluster(None)
+
+
+def _leaves(values, prefix):
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key

@@ -1,0 +1,149 @@
+"""What a cluster file comes to."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from mqmesh.cli.layout import check_ports, load_cluster, role_specs
+from mqmesh.config import load_config
+from mqmesh.errors import ConfigError
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.namesrv.config import NamesrvConfig
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "cluster.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_without_a_file_there_are_two_name_servers_and_a_broker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_cluster(None)
+    assert config.namesrv_addr == "127.0.0.1:9876;127.0.0.1:9877"
+    assert [one.name for one in config.namesrv] == ["namesrv-1", "namesrv-2"]
+    assert [one.data_dir for one in config.namesrv] == [
+        str(tmp_path / "mqmesh-data" / name) for name in ("namesrv-1", "namesrv-2")
+    ]
+    (broker,) = config.broker
+    assert (broker.broker_name, broker.listen_port) == ("broker-a", 10_911)
+    assert broker.namesrv_addr == ["127.0.0.1:9876", "127.0.0.1:9877"]
+    assert broker.store_path_root_dir == str(tmp_path / "mqmesh-data" / "broker-a")
+
+
+def test_brokers_register_with_the_name_servers_of_the_file(write):
+    path = write('[[namesrv]]\nlisten_port = 1\n[[broker]]\n[[broker]]\nbroker_name = "b"\n')
+    config = load_cluster(path)
+    assert [one.namesrv_addr for one in config.broker] == [["127.0.0.1:1"], ["127.0.0.1:1"]]
+
+
+def test_what_a_file_says_is_not_overruled(write):
+    path = write(
+        '[[namesrv]]\nname = "ns"\ndata_dir = "/ns"\n'
+        '[[broker]]\nnamesrv_addr = ["h:1"]\nstore_path_root_dir = "/b"\n'
+    )
+    config = load_cluster(path)
+    assert (config.namesrv[0].name, config.namesrv[0].data_dir) == ("ns", "/ns")
+    assert config.broker[0].namesrv_addr == ["h:1"]
+    assert config.broker[0].store_path_root_dir == "/b"
+
+
+def test_a_file_of_brokers_only_uses_name_servers_elsewhere(write):
+    config = load_cluster(write("[[broker]]\n"))
+    assert config.namesrv == []
+    assert config.namesrv_addr == "127.0.0.1:9876;127.0.0.1:9877"
+
+
+def test_clients_are_given_the_advertised_host(write):
+    path = write('[[namesrv]]\nlisten_host = "127.0.0.2"\nadvertised_host = "here"\n')
+    assert load_cluster(path).namesrv_addr == "here:9876"
+
+
+def test_an_override_reaches_the_default_cluster():
+    config = load_cluster(None, ["broker.0.storage.flush_disk_type=SYNC_FLUSH", "data_dir=/x"])
+    assert config.broker[0].storage.flush_disk_type.value == "SYNC_FLUSH"
+    assert config.broker[0].store_path_root_dir == "/x/broker-a"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "neither [[namesrv]] nor [[broker]]; there is nothing to run"),
+        ("[[broker]]\n[[broker]]\n", "two roles are named 'broker-a'"),
+        ("[[brokers]]\n", "unknown key brokers; did you mean broker?"),
+        ("[broker]\n", "broker = {}: must be a list up to 1,024 of a table"),
+        ("[[broker]]\nlisten_prot = 1\n", "unknown key broker.0.listen_prot; did you mean"),
+        ("[[broker]]\nlisten_port = 70000\n", "must be a whole number of 0 to 65,535"),
+        ('[[broker]]\nlisten_host = "0.0.0.0"\n', "can be reached from other machines"),
+        ('data_dir = ""\n', "data_dir = '': must be text"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(write, text, message):
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_role_gets_its_settings_in_a_file_of_its_own(tmp_path):
+    config = load_cluster(None, [f"data_dir={tmp_path}", "broker.0.broker_name=a%2|b"])
+    specs = {spec.name: spec for spec in role_specs(config)}
+    assert list(specs) == ["namesrv-1", "namesrv-2", "a%2|b"]
+    broker = specs["a%2|b"]
+    assert broker.argv[:4] == [sys.executable, "-P", "-m", "mqmesh.cli"]
+    assert broker.argv[4:6] == ["broker", "-c"]
+    assert broker.argv[6] == str(tmp_path / "run" / "a%252%7Cb.toml")
+    assert broker.argv[7:] == ["--supervised"]
+    assert load_config(BrokerConfig, tmp_path / "run" / "a%252%7Cb.toml") == config.broker[0]
+    assert load_config(NamesrvConfig, tmp_path / "run" / "namesrv-2.toml") == config.namesrv[1]
+
+
+def test_brokers_are_stopped_before_name_servers(tmp_path):
+    stages = {spec.role: spec.stop_stage for spec in role_specs(_on_ports(tmp_path, 1, 2, 3))}
+    assert stages["broker"] < stages["namesrv"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match=r"run: (File exists|Not a directory)"):
+        role_specs(load_cluster(None, [f"data_dir={tmp_path}"]))
+
+
+def test_a_taken_port_is_found_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = _on_ports(tmp_path, 0, 0, port)
+        with pytest.raises(ConfigError, match=rf"broker-a: cannot listen on 127.0.0.1:{port}: Add"):
+            check_ports(config)
+
+
+def test_two_roles_on_one_port_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"namesrv-2: 127\.0\.0\.1:65001 is the address of namesrv-1"
+    ):
+        check_ports(_on_ports(tmp_path, 65_001, 65_001, 0))
+
+
+def test_free_ports_are_well(tmp_path):
+    check_ports(_on_ports(tmp_path, 0, 0, 0))
+
+
+def _on_ports(tmp_path, first, second, broker):
+    return load_cluster(
+        None,
+        [
+            f"data_dir={tmp_path}",
+            f"namesrv.0.listen_port={first}",
+            f"namesrv.1.listen_port={second}",
+            f"broker.0.listen_port={broker}",
+        ],
+    )

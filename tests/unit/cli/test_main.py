@@ -1,0 +1,147 @@
+"""Exit codes and error lines of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.cli import cluster, main, topic
+from mqmesh.cli.main import COMMANDS
+from mqmesh.errors import InvalidArgument, NoRoute
+from mqmesh.version import VERSION
+
+
+def run(capsys, *arguments):
+    code = main.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes `mqmesh topic list` end with an exception."""
+
+    def failing(error):
+        class Admin:
+            def __init__(self, namesrv):
+                raise error
+
+        monkeypatch.setattr(topic, "AdminClient", Admin)
+
+    return failing
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_every_command_has_help_with_examples(capsys, command):
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert command in ("status", "down") or "Examples:" in out
+    assert len(out.splitlines()) > 5
+
+
+def test_help_of_the_root_lists_the_commands(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_the_version_is_told(capsys):
+    assert run(capsys, "--version") == (0, f"mqmesh, version {VERSION}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nmaesrv",),
+        ("topic", "creat"),
+        ("topic", "create"),
+        ("topic", "create", "a", "--queues", "x"),
+        ("topic", "create", "a", "--queues", "70000"),
+        ("status", "--nonsense"),
+        ("send", "a", "b", "--count", "0"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (NoRoute("nobody knows"), 1, "error: nobody knows\n"),
+        (NoRoute("two\nlines"), 1, "error: two\\nlines\n"),
+        (InvalidArgument("illegal"), 2, "error: illegal\n"),
+        (OSError("disk"), 1, "error: disk\n"),
+        (
+            ZeroDivisionError("bug"),
+            1,
+            "error: internal error: ZeroDivisionError: bug (--debug shows where)\n",
+        ),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_an_exit_code(capsys, failing, error, code, line):
+    failing(error)
+    assert run(capsys, "topic", "list") == (code, "", line)
+
+
+def test_a_bug_shows_its_traceback_when_asked(capsys, failing):
+    failing(ZeroDivisionError("bug"))
+    code, _, err = run(capsys, "--debug", "topic", "list")
+    assert code == 1
+    assert "Traceback" in err
+
+
+def test_a_deletion_is_confirmed(capsys, monkeypatch):
+    code, _, err = run(capsys, "topic", "delete", "orders", "--json")
+    assert (code, err) == (2, "error: this deletes all messages of the topic; add --yes\n")
+
+
+def test_an_update_must_change_something(capsys):
+    code, _, err = run(capsys, "topic", "update", "orders")
+    assert code == 2
+    assert "nothing to change" in err
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_json_and_name_servers_may_be_said_before_or_behind_the_command(capsys, monkeypatch, place):
+    seen = []
+
+    class Admin:
+        def __init__(self, namesrv):
+            seen.append(namesrv)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args):
+            return None
+
+        def topic_configs(self):
+            return {}
+
+    monkeypatch.setattr(topic, "AdminClient", Admin)
+    options = ("--json", "--namesrv", "h:1")
+    command = ("topic", "list")
+    arguments = (*options, *command) if place == "before" else (*command, *options)
+    assert run(capsys, *arguments) == (0, "[]\n", "")
+    assert seen == ["h:1"]
+
+
+def test_nothing_running_is_status_1_and_no_error_for_down(capsys, tmp_path):
+    code, _, err = run(capsys, "status", "--data-dir", str(tmp_path))
+    assert code == 1
+    assert err == f"no cluster is running on {tmp_path}; `mqmesh up` starts one\n"
+    code, out, _ = run(capsys, "status", "--data-dir", str(tmp_path), "--json")
+    assert code == 1
+    assert '"running":false' in out
+    assert run(capsys, "down", "--data-dir", str(tmp_path))[0] == 0
+
+
+def test_a_wrong_cluster_file_is_exit_code_2_and_nothing_starts(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "Supervisor", None)
+    code, out, err = run(capsys, "up", "-c", str(tmp_path / "nowhere.toml"))
+    assert (code, out) == (2, "")
+    assert err.endswith("nowhere.toml: No such file or directory\n")

@@ -1,0 +1,143 @@
+"""The pure parts of `mqmesh send` and `mqmesh consume`."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mqmesh.cli.consume import as_dict, parse_time, parts_of
+from mqmesh.cli.send import _lines, _paced, _properties
+from mqmesh.errors import ConfigError
+from mqmesh.message import BatchInfo, StoredMessage
+
+NOW_MS = 1_767_225_600_000
+BATCH = BatchInfo(
+    topic="orders",
+    queue_id=2,
+    broker_name="broker-a",
+    base_queue_offset=10,
+    commitlog_offset=0,
+    store_size=1,
+    born_timestamp=NOW_MS,
+    store_timestamp=NOW_MS + 1,
+    born_host="h:1",
+    store_host="h:2",
+    producer_id=1,
+    first_sequence=0,
+    payload_crc=0,
+)
+
+
+def stored(body, **fields):
+    return StoredMessage("orders", body, queue_offset=11, batch=BATCH, **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("30s", NOW_MS - 30_000),
+        ("10m", NOW_MS - 600_000),
+        ("2h", NOW_MS - 7_200_000),
+        ("1d", NOW_MS - 86_400_000),
+        ("99999d", 0),
+        ("1767225600000", NOW_MS),
+        ("2026-01-01T00:00:00Z", NOW_MS),
+        ("2026-01-01", NOW_MS),
+        ("2026-01-01T01:00+01:00", NOW_MS),
+        ("1960-01-01", 0),
+    ],
+)
+def test_a_time_may_be_written_in_many_ways(text, ms):
+    assert parse_time(text, NOW_MS) == ms
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "10", "-5m", "10w", "2026-13-01"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ConfigError, match=r"--from .*: must be first, last, a time"):
+        parse_time(text, NOW_MS)
+
+
+def test_a_message_for_programs_has_every_field():
+    message = stored(b"hello", tag="new", keys=["1"], properties={"a": "b"}, sharding_key="s")
+    assert as_dict(message) == {
+        "topic": "orders",
+        "broker_name": "broker-a",
+        "queue_id": 2,
+        "queue_offset": 11,
+        "message_id": "00000000000000010000000000000001",
+        "tag": "new",
+        "keys": ["1"],
+        "properties": {"a": "b"},
+        "sharding_key": "s",
+        "flag": 0,
+        "born_timestamp": NOW_MS,
+        "store_timestamp": NOW_MS + 1,
+        "born_host": "h:1",
+        "reconsume_times": 0,
+        "body": "hello",
+        "body_base64": None,
+    }
+
+
+def test_a_body_that_is_no_text_is_base64():
+    message = as_dict(stored(b"\xff\x00"))
+    assert (message["body"], message["body_base64"]) == (None, "/wA=")
+
+
+def test_a_message_for_people_is_one_line():
+    message = stored(b"two\nlines \x1b[2J", tag="new", keys=["1", "2"], properties={"a": "b"})
+    assert [text for text, _ in parts_of(message)] == [
+        "00:00:00.001",
+        "broker-a/2@11",
+        "new",
+        "1,2",
+        "a=b",
+        r"two\nlines \x1b[2J",
+    ]
+
+
+def test_a_body_that_is_no_text_is_shown_as_its_beginning():
+    shown = parts_of(stored(b"\xff" * 100))[-1][0]
+    assert shown == f"<100 bytes> {'ff' * 64}…"
+
+
+def test_lines_are_bodies_and_empty_ones_are_none():
+    assert list(_lines(io.BytesIO(b"a\r\n\n b\nc"))) == [b"a", b" b", b"c"]
+
+
+def test_properties_are_pairs():
+    assert _properties(("a=b", "c=d=e")) == {"a": "b", "c": "d=e"}
+    assert _properties(()) is None
+    with pytest.raises(ConfigError, match="--property 'a': must have the form NAME=VALUE"):
+        _properties(("a",))
+
+
+class FakeInterrupt:
+    """Counts the waits, and comes after some of them."""
+
+    def __init__(self, after=1_000):
+        self.waits = []
+        self.after = after
+
+    def __bool__(self):
+        return len(self.waits) >= self.after
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+
+
+def test_messages_are_paced():
+    interrupt = FakeInterrupt()
+    assert list(_paced(iter(range(4)), 0.001, interrupt)) == [0, 1, 2, 3]
+    assert [round(seconds / 1_000) for seconds in interrupt.waits] == [0, 1, 2, 3]
+
+
+def test_without_a_rate_nothing_waits():
+    interrupt = FakeInterrupt()
+    assert list(_paced(iter(range(4)), None, interrupt)) == [0, 1, 2, 3]
+    assert interrupt.waits == []
+
+
+def test_a_signal_ends_the_sending():
+    assert list(_paced(iter(range(4)), 1.0, FakeInterrupt(after=3))) == [0, 1]

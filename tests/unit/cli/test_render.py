@@ -1,0 +1,77 @@
+"""Tables, JSON, durations and the log stream."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mqmesh.cli.render import LogStream, duration, print_json, print_table, timestamp
+from mqmesh.roles.log_lines import LogLine
+
+LINE = LogLine("2026-01-01T12:00:00.123Z", "broker-a", "WARNING", "a.b: [red]oh[/]", "raw")
+
+
+def test_a_table_for_a_pipe_has_one_line_a_row_and_no_padding(capsys):
+    print_table(("NAME", "COUNT"), [("a" * 200, 1), ("b [x]", 1_234_567)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{'NAME':<200}      COUNT"
+    assert lines[2] == f"{'b [x]':<200}  1,234,567"
+
+
+def test_an_empty_table_has_its_heads(capsys):
+    print_table(("NAME", "COUNT"), [])
+    assert capsys.readouterr().out == "NAME  COUNT\n"
+
+
+def test_json_is_one_line(capsys):
+    print_json({"a": [1, None, "é\n"]})
+    assert capsys.readouterr().out == '{"a":[1,null,"é\\n"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (59_999, "59 s"),
+        (185_000, "3 min 5 s"),
+        (7_800_000, "2 h 10 min"),
+        (273_600_000, "3 d 4 h"),
+    ],
+)
+def test_a_duration_has_words(ms, words):
+    assert duration(ms) == words
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "-"), (1_767_225_600_123, "2026-01-01T00:00:00.123Z"), (2**62, str(2**62))],
+)
+def test_a_timestamp_is_utc(ms, text):
+    assert timestamp(ms) == text
+
+
+def test_a_log_line_for_people(capsys):
+    LogStream().say(LINE)
+    assert capsys.readouterr().out == "12:00:00.123 broker-a   WARNING a.b: [red]oh[/]\n"
+
+
+def test_a_log_line_for_programs(capsys):
+    LogStream(as_json=True).say(LINE)
+    assert json.loads(capsys.readouterr().out) == {
+        "time": "2026-01-01T12:00:00.123Z",
+        "name": "broker-a",
+        "level": "WARNING",
+        "text": "a.b: [red]oh[/]",
+    }
+
+
+def test_a_reader_that_is_gone_costs_the_lines_only(monkeypatch):
+    def gone(*args, **kwargs):
+        raise BrokenPipeError
+
+    stream = LogStream()
+    monkeypatch.setattr(stream._console, "print", gone)
+    stream.say(LINE)
+    stream.say(LINE)

@@ -1,0 +1,261 @@
+"""The administrator's client, on channels that need no network."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    EndpointUnreachable,
+    InvalidArgument,
+    NoRoute,
+    RequestTimeout,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.protocol import admin as words
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicConfig,
+    TopicList,
+    TopicRoute,
+)
+from mqmesh.sdk import admin
+from mqmesh.sdk.admin import AdminClient
+
+ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
+A, B = "tcp://a:1", "tcp://b:2"
+BROKERS = [
+    BrokerData("c", "broker-b", {0: BrokerAddress("b:2")}),
+    BrokerData("c", "broker-a", {0: BrokerAddress("a:1"), 1: BrokerAddress("a:9")}),
+    BrokerData("c", "broker-c", {1: BrokerAddress("c:3")}),
+]
+ROUTE = TopicRoute("t", [QueueData(name, 4, 4, 6) for name in ("broker-a", "broker-b")], BROKERS)
+
+
+class Network:
+    """What each endpoint answers, and what it was asked."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+        self.closed = []
+
+    def answer(self, endpoint, code, answer):
+        self.answers[endpoint, code] = answer
+
+    def codes(self):
+        return [(endpoint, code) for endpoint, code, _ in self.asked]
+
+
+@pytest.fixture
+def network(monkeypatch):
+    network = Network()
+
+    class Channel:
+        def __init__(self, context, endpoint):
+            self.endpoint = endpoint
+
+        def request(self, code, *, header, timeout_ms):
+            network.asked.append((self.endpoint, code, bytes(header)))
+            answer = network.answers.get((self.endpoint, code))
+            if answer is None:
+                raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
+            if isinstance(answer, Exception):
+                raise answer
+            encoded = answer if isinstance(answer, bytes) else encode_header(answer)
+            return Command(0, 1, 1, memoryview(encoded), memoryview(b""))
+
+        def close(self):
+            network.closed.append(self.endpoint)
+
+    monkeypatch.setattr(admin, "BlockingChannel", Channel)
+    for endpoint in (ONE, TWO):
+        network.answer(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo(BROKERS))
+        network.answer(endpoint, RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE)
+    return network
+
+
+@pytest.fixture
+def client(network):
+    with AdminClient("ns-1:1;ns-2:2") as client:
+        yield client
+
+
+def test_the_first_name_server_is_asked(network, client):
+    network.answer(ONE, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, TopicList(["b", "a"]))
+    assert client.topics() == ["a", "b"]
+
+
+def test_the_next_name_server_is_asked_when_one_is_silent_and_then_stays_first(network, client):
+    code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    network.answer(ONE, code, RequestTimeout("silent"))
+    assert client.route("t") == ROUTE
+    assert client.route("t") == ROUTE
+    assert network.codes() == [(ONE, code), (TWO, code), (TWO, code)]
+
+
+def test_no_name_server_at_all_is_told_with_advice(network, client):
+    network.answers.clear()
+    with pytest.raises(EndpointUnreachable, match=r"\(ns-1:1; ns-2:2\); is the cluster running"):
+        client.cluster()
+
+
+def test_a_refusal_of_a_name_server_is_final(network, client):
+    network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicNotFound("no t"))
+    with pytest.raises(TopicNotFound):
+        client.route("t")
+    assert len(network.asked) == 1
+
+
+def test_a_topic_is_put_on_every_master_and_no_slave(network, client):
+    config = TopicConfig("t", 4, 4)
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
+    assert client.put_topic(config) == {"broker-a": config, "broker-b": config}
+    asked = [one for one in network.asked if one[1] == RequestCode.UPDATE_AND_CREATE_TOPIC]
+    assert [endpoint for endpoint, _, _ in asked] == [A, B]
+    assert decode_header(words.UpdateTopicRequest, asked[0][2]).config == config
+
+
+def test_a_new_topic_must_be_new(network, client):
+    config = TopicConfig("t", 4, 4)
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
+    client.create_topic(config)
+    header = next(h for _, c, h in network.asked if c == RequestCode.UPDATE_AND_CREATE_TOPIC)
+    assert decode_header(words.UpdateTopicRequest, header).must_be_new
+
+
+def test_it_waits_until_the_name_servers_announce_the_topic(network, client, monkeypatch):
+    config = TopicConfig("t", 8, 8)
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
+    new = TopicRoute("t", [QueueData(name, 8, 8, 6) for name in ("broker-a", "broker-b")], BROKERS)
+    network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicNotFound("not yet"))
+    steps = [
+        lambda: network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE),
+        lambda: network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
+        lambda: network.answer(TWO, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
+    ]
+    monkeypatch.setattr(admin.time, "sleep", lambda seconds: steps.pop(0)())
+    client.put_topic(config)
+    assert steps == []
+
+
+def test_a_silent_name_server_is_not_waited_for(network, client):
+    config = TopicConfig("t", 4, 4)
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
+    del network.answers[TWO, RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    assert len(client.put_topic(config)) == 2
+
+
+def test_a_failure_names_the_broker_and_who_was_before(network, client):
+    network.answer(A, RequestCode.UPDATE_AND_CREATE_TOPIC, TopicConfig("t"))
+    network.answer(B, RequestCode.UPDATE_AND_CREATE_TOPIC, SystemBusy("busy", retry_after_ms=5))
+    with pytest.raises(SystemBusy, match=r"^broker broker-b: busy \(done already at broker-a\)$"):
+        client.put_topic(TopicConfig("t"))
+
+
+def test_without_a_master_there_is_no_route(network, client):
+    network.answer(ONE, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo(BROKERS[2:]))
+    with pytest.raises(NoRoute, match="ns-1:1 knows no running broker"):
+        client.put_topic(TopicConfig("t"))
+
+
+def test_an_illegal_name_is_not_even_sent(network, client):
+    for call in (client.route, client.delete_topic, client.topic_configs):
+        with pytest.raises(InvalidArgument):
+            call("no blanks")
+    with pytest.raises(InvalidArgument):
+        client.put_topic(TopicConfig(""))
+    assert network.asked == []
+
+
+def test_configurations_of_one_topic_come_from_those_who_have_it(network, client):
+    network.answer(A, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([TopicConfig("t")]))
+    network.answer(B, RequestCode.GET_TOPIC_CONFIG, TopicNotFound("no t"))
+    assert client.topic_configs("t") == {"broker-a": [TopicConfig("t")]}
+    network.answer(A, RequestCode.GET_TOPIC_CONFIG, TopicNotFound("no t"))
+    with pytest.raises(TopicNotFound, match="no broker has a topic 't'"):
+        client.topic_configs("t")
+
+
+def test_configurations_of_all_topics_name_brokers_without_any(network, client):
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.GET_TOPIC_CONFIG, words.TopicConfigs([]))
+    assert client.topic_configs() == {"broker-a": [], "broker-b": []}
+
+
+def test_statistics_come_from_the_brokers_of_the_route(network, client):
+    route = TopicRoute("t", [QueueData("broker-b", 4, 4, 6)], BROKERS)
+    stats = words.TopicStats("t", [words.QueueStats(0, 0, 5)])
+    network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
+    network.answer(B, RequestCode.GET_TOPIC_STATS_INFO, stats)
+    assert client.topic_stats("t") == {"broker-b": stats}
+
+
+def test_figures_come_from_every_master(network, client):
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.GET_BROKER_RUNTIME_INFO, words.RuntimeInfo({"a": "1"}))
+    assert client.runtime_info() == {"broker-a": {"a": "1"}, "broker-b": {"a": "1"}}
+
+
+def test_a_topic_is_deleted_from_brokers_then_from_all_name_servers(network, client):
+    for endpoint in (A, B):
+        network.answer(endpoint, RequestCode.DELETE_TOPIC_IN_BROKER, b"")
+    for endpoint in (ONE, TWO):
+        network.answer(endpoint, RequestCode.DELETE_TOPIC_IN_NAMESRV, b"")
+    done = client.delete_topic("t")
+    assert (done.brokers, done.silent_namesrvs) == (["broker-a", "broker-b"], [])
+    assert network.codes()[-4:] == [
+        (A, RequestCode.DELETE_TOPIC_IN_BROKER),
+        (B, RequestCode.DELETE_TOPIC_IN_BROKER),
+        (ONE, RequestCode.DELETE_TOPIC_IN_NAMESRV),
+        (TWO, RequestCode.DELETE_TOPIC_IN_NAMESRV),
+    ]
+
+
+def test_a_deletion_can_be_repeated_after_it_got_half_way(network, client):
+    network.answer(A, RequestCode.DELETE_TOPIC_IN_BROKER, TopicNotFound("gone"))
+    network.answer(B, RequestCode.DELETE_TOPIC_IN_BROKER, b"")
+    network.answer(ONE, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicNotFound("gone"))
+    done = client.delete_topic("t")
+    assert (done.brokers, done.silent_namesrvs) == (["broker-a", "broker-b"], ["ns-2:2"])
+
+
+def test_a_failed_deletion_leaves_the_name_servers_alone(network, client):
+    network.answer(A, RequestCode.DELETE_TOPIC_IN_BROKER, BrokerError("no"))
+    with pytest.raises(BrokerError, match="broker broker-a: no"):
+        client.delete_topic("t")
+    assert not any(code == RequestCode.DELETE_TOPIC_IN_NAMESRV for _, code in network.codes())
+
+
+def test_a_ping_goes_where_it_is_told(network, client):
+    info = words.RoleInfo("broker", "broker-a", "1", 7, "running", 5)
+    network.answer(A, RequestCode.PING, info)
+    assert client.ping("a:1") == info
+
+
+def test_a_connection_is_used_again_and_closed_once(network):
+    client = AdminClient("ns-1:1")
+    client.cluster()
+    client.cluster()
+    client.close()
+    client.close()
+    assert network.closed == [ONE]
+    with pytest.raises(ClientClosed):
+        client.cluster()
+
+
+@pytest.mark.parametrize("addresses", ["", ";", "host", "host:x", ":1"])
+def test_a_wrong_address_is_refused(addresses):
+    with pytest.raises(InvalidArgument):
+        AdminClient(addresses)
