@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 class AioConsumeService(Workers):
     """Tasks that call coroutine listeners; the twin of ``ConsumeService``.
 
-    Everything but ``submit``, ``revoke`` and ``close`` happens in the asyncio loop.
+    Everything but ``submit``, ``revoke`` and ``close`` happens in the asyncio loop that it was
+    attached to.
 
     Args:
-        loop: Where the listeners run.
         tasks: Most calls side by side.
         listener_of: The coroutine function behind a queue's listener.
         on_failed: Takes over the messages of a failed call.
@@ -37,13 +37,11 @@ class AioConsumeService(Workers):
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         tasks: int,
         listener_of: Callable[[QueueWork], AsyncListener],
         on_failed: OnFailed,
         closer: Callable[[], asyncio.Task[Any] | None] = lambda: None,
     ) -> None:
-        self._loop = loop
         self._closer = closer
         self._most_tasks = tasks
         self._listener_of = listener_of
@@ -52,6 +50,16 @@ class AioConsumeService(Workers):
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._closed = False
         self._finished = threading.Event()
+        self._attached: asyncio.AbstractEventLoop | None = None
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says where the listeners run, before the first message comes."""
+        self._attached = loop
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        assert self._attached is not None, "messages come after the start only"
+        return self._attached
 
     def submit(
         self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
@@ -72,6 +80,8 @@ class AioConsumeService(Workers):
 
     def close(self, timeout_s: float) -> bool:
         self._closed = True
+        if self._attached is None:
+            return True
         try:
             self._loop.call_soon_threadsafe(self._stop)
         except RuntimeError:

@@ -222,14 +222,17 @@ class PullConsumer:
 class _InnerPushConsumer(BlockingPushConsumer):
     """A push consumer whose listeners are coroutine functions of an asyncio loop."""
 
-    def __init__(self, group: str, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
-        self._loop = loop
+    def __init__(self, group: str, **options: Any) -> None:
         self.closer: asyncio.Task[Any] | None = None
         super().__init__(group, **options)
 
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says where the listeners run."""
+        assert isinstance(self._service, AioConsumeService)
+        self._service.attach(loop)
+
     def _make_service(self) -> Workers:
         return AioConsumeService(
-            self._loop,
             self.options.consume_thread_count,
             _async_listener,
             self._retry.on_failed,
@@ -273,7 +276,6 @@ class PushConsumer:
     ) -> None:
         self._inner = _InnerPushConsumer(
             group,
-            asyncio.get_running_loop(),
             namesrv_addr=namesrv_addr,
             strategy=strategy,
             client=client,
@@ -282,6 +284,7 @@ class PushConsumer:
 
     async def start(self) -> None:
         """As ``mqmesh.PushConsumer.start``."""
+        self._inner.attach(asyncio.get_running_loop())
         await asyncio.to_thread(self._inner.start)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.offset_store import OnCommitted, OnFetched
+from mqmesh.sdk.offset_store import OffsetStore, OnCommitted, OnFetched
 
 DOCUMENT_VERSION: Final = 1
 
@@ -25,7 +25,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offsets: list[tuple[str, str, int, _Offset]]
 
 
-class LocalOffsets:
+class LocalOffsets(OffsetStore):
     """Offsets in a JSON file, replaced as a whole, so that a crash leaves the old or the new one.
 
     Args:

@@ -65,7 +65,7 @@ class OffsetStore(Protocol):
         """A broker came back, perhaps without the last commits."""
 
 
-class BrokerOffsets:
+class BrokerOffsets(OffsetStore):
     """Offsets kept by the brokers.
 
     Args:

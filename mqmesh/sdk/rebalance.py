@@ -38,7 +38,7 @@ class AllocateStrategy(Protocol):
         """
 
 
-class Average:
+class Average(AllocateStrategy):
     """Each member gets a run of neighbouring queues; the first ones get one more."""
 
     def allocate(
@@ -54,7 +54,7 @@ class Average:
         return list(queues[start : start + each + (index < more)])
 
 
-class AverageByCircle:
+class AverageByCircle(AllocateStrategy):
     """Queues are dealt out one by one, like cards."""
 
     def allocate(
@@ -67,7 +67,7 @@ class AverageByCircle:
         return list(queues[client_ids.index(client_id) :: len(client_ids)])
 
 
-class ConsistentHash:
+class ConsistentHash(AllocateStrategy):
     """Few queues change hands when a member comes or goes, at the price of uneven parts.
 
     Args:
@@ -103,7 +103,7 @@ class ConsistentHash:
         return [queue for queue in queues if owner(queue) == client_id]
 
 
-class MachineRoom:
+class MachineRoom(AllocateStrategy):
     """Members read the brokers of their own machine room.
 
     Rooms without a member are shared by all members, so that no queue is left unread.
@@ -144,7 +144,7 @@ class MachineRoom:
         )
 
 
-class ByConfig:
+class ByConfig(AllocateStrategy):
     """A member reads the queues that it was told to, whoever else is there.
 
     Args:
