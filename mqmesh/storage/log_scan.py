@@ -11,7 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -34,7 +34,7 @@ from mqmesh.storage.log_marker import (
     MarkerKind,
     decode_marker,
 )
-from mqmesh.storage.segments import Segment, Segments
+from mqmesh.storage.segments import Segment
 from mqmesh.units import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
@@ -44,6 +44,16 @@ _VERSION_POSITION: Final = 56
 _OFFSET_POSITION: Final = 8
 
 _CRC_AND_SIZE = struct.Struct("<II")
+
+
+class LogFiles(Protocol):
+    """Where the segments of a log are: ``Segments``, or a view of who may only read."""
+
+    def find(self, commitlog_offset: int) -> Segment | None:
+        """The segment that an offset lies in, None if there is none."""
+
+    def __iter__(self) -> Iterator[Segment]:
+        """All of them, ascending."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class LogScanner:
     """Reads records through a window of its own. Only looks, never writes."""
 
-    def __init__(self, segments: Segments, *, store_id: int | None) -> None:
+    def __init__(self, segments: LogFiles, *, store_id: int | None) -> None:
         """Starts with an empty window.
 
         Args:
