@@ -76,7 +76,7 @@ class ConsumeQueue:
     Attributes:
         topic: Physical topic.
         queue_id: From 0.
-        directory: Of its files.
+        directory: Of its files and those of the topic's other queues.
         first: Queue offset of the first message.
         written: Entries before it are in files, the others in the tail.
         end: Queue offset of the next message.
@@ -103,7 +103,7 @@ class ConsumeQueue:
         Args:
             topic: Physical topic.
             queue_id: From 0.
-            directory: Of its files; made when the first is.
+            directory: Of the topic's files; made when the first is.
             first: Queue offset of the first message.
             end: Of the next one.
             file_entries: Entries in one file.
@@ -198,7 +198,7 @@ class ConsumeQueue:
                         raise OSError(errno.ENOSPC, "only a part could be written")
                 done += size
         except OSError as error:
-            what = f"the consume queue {self.directory} cannot be written"
+            what = f"consume queue {self.queue_id} of topic {self.topic!r} cannot be written"
             raise storage_error(error, what) from error
         return done // ENTRY_SIZE
 
@@ -207,14 +207,13 @@ class ConsumeQueue:
         try:
             return files.get(path, flags=os.O_RDWR)
         except FileNotFoundError:
-            parent = os.path.dirname(self.directory)
             os.makedirs(self.directory, exist_ok=True)
-            changed.update((self.directory, parent, os.path.dirname(parent)))
+            changed.update((self.directory, os.path.dirname(self.directory)))
             return files.get(path, flags=os.O_RDWR | os.O_CREAT)
 
     def file_path(self, number: int) -> str:
         """Path of the file with a number, from 0."""
-        return f"{self.directory}/{number * self._file_entries * ENTRY_SIZE:020d}"
+        return f"{self.directory}/{self.queue_id}-{number * self._file_entries * ENTRY_SIZE:020d}"
 
     def file_number(self, queue_offset: int) -> int:
         """Number of the file that an entry stands in."""

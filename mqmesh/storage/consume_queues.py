@@ -8,7 +8,9 @@ by a hash of its name.
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,8 @@ LARGE_TAIL_BYTES: Final = 256 * 1024
 """A tail of this size is written at the next tick: writing many at once would take long."""
 
 
+MOST_WRITING_NS: Final = 2_000_000
+"""Making files may take long; whoever calls has others to serve."""
 MOST_VOID_ENTRIES: Final = 1_000_000
 """Made at once, to bound memory."""
 
@@ -89,7 +93,7 @@ class ConsumeQueues:
         queue = ConsumeQueue(
             topic,
             queue_id,
-            f"{self.topic_directory(topic)}/{queue_id}",
+            self.topic_directory(topic),
             first=first,
             end=end,
             file_entries=self._file_entries,
@@ -180,7 +184,7 @@ class ConsumeQueues:
         """Writes the oldest tails.
 
         Args:
-            most: How many.
+            most: How many, if that takes no longer than ``MOST_WRITING_NS``.
 
         Returns:
             True when the tails take less than half of what they may.
@@ -189,13 +193,12 @@ class ConsumeQueues:
             DiskFull: No room.
             StorageError: The disk refuses.
         """
-        for queue in list(self._take_oldest(most)):
+        end_ns = time.monotonic_ns() + MOST_WRITING_NS
+        for queue in list(islice(self._dirty, most)):
             self.write(queue)
+            if time.monotonic_ns() > end_ns:
+                break
         return not self.crowded
-
-    def _take_oldest(self, most: int) -> Iterator[ConsumeQueue]:
-        for _, queue in zip(range(most), self._dirty, strict=False):
-            yield queue
 
     def drop_topic(self, topic: str) -> str | None:
         """Forgets a topic's queues.
@@ -257,34 +260,30 @@ class ConsumeQueues:
             Bytes removed.
         """
         assert not self._dirty
-        known = {queue.directory: queue for queue in self}
         removed = 0
-        for topic in os.listdir(self._root):
-            topic_directory = f"{self._root}/{topic}"
-            for name in os.listdir(topic_directory):
-                directory = f"{topic_directory}/{name}"
-                queue = known.get(directory)
-                if queue is None:
-                    self._files.close_under(directory)
-                    shutil.rmtree(directory)
-                else:
-                    removed += self._trim_queue(queue)
-            if not os.listdir(topic_directory):
-                os.rmdir(topic_directory)
+        topics = {self.topic_directory(topic): queues for topic, queues in self.by_topic.items()}
+        for name in os.listdir(self._root):
+            directory = f"{self._root}/{name}"
+            queues = topics.get(directory)
+            if queues is None:
+                self._files.close_under(directory)
+                shutil.rmtree(directory)
+                continue
+            for file_name in os.listdir(directory):
+                removed += self._trim_file(f"{directory}/{file_name}", queues)
         return removed
 
-    def _trim_queue(self, queue: ConsumeQueue) -> int:
-        removed = 0
-        for name in os.listdir(queue.directory):
-            path = f"{queue.directory}/{name}"
-            keep = max(0, queue.end * ENTRY_SIZE - int(name))
-            size = os.path.getsize(path)
-            if size <= keep:
-                continue
-            removed += size - keep
-            if keep:
-                os.truncate(path, keep)
-            else:
-                self._files.close_under(queue.directory)
-                os.unlink(path)
-        return removed
+    def _trim_file(self, path: str, queues: dict[int, ConsumeQueue]) -> int:
+        """Leaves of a file what its queue knows; returns how many bytes were removed."""
+        queue_id, _, position = os.path.basename(path).partition("-")
+        queue = queues.get(int(queue_id))
+        known = 0 if queue is None else queue.end * ENTRY_SIZE - int(position)
+        size = os.path.getsize(path)
+        if size <= known:
+            return 0
+        if known > 0:
+            os.truncate(path, known)
+        else:
+            self._files.close_path(path)
+            os.unlink(path)
+        return size - max(0, known)

@@ -38,6 +38,12 @@ class OpenFiles:
         fds[path] = fd
         return fd
 
+    def close_path(self, path: str) -> None:
+        """Closes a file if it is open, before it is removed."""
+        fd = self._fds.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
     def close_under(self, directory: str) -> None:
         """Closes the files of a directory, before it is removed or renamed."""
         prefix = directory.rstrip("/") + "/"

@@ -1,6 +1,7 @@
 """A commit log store's files, and verbs of damage for them: for crash tests."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,7 @@ from mqmesh.testing.store_contract import NOW, batches_in, make_batch
 from mqmesh.units import KIB
 
 SEGMENT_BYTES: Final = 64 * KIB
-PATIENCE: Final = 1_000_000
-"""Ticks."""
+PATIENCE_SECONDS: Final = 50
 
 
 class StoreFiles:
@@ -112,11 +112,14 @@ def settle(store: CommitLogStore, start_ms: int = 0) -> int:
         The monotonic time of the last tick, in ms.
     """
     end = store.stats().max_commitlog_offset
-    for now_ms in range(start_ms, start_ms + PATIENCE):
-        store.tick(now_ms)
-        if store.checkpointed_through() >= end:
-            return now_ms
-    raise AssertionError("the checkpoint never comes")
+    now_ms = start_ms
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while store.checkpointed_through() < end:
+        assert time.monotonic() < deadline, "the checkpoint never comes"
+        now_ms += 1
+        if not store.tick(now_ms):
+            store.wait_for_chores()
+    return now_ms
 
 
 def put_bodies(

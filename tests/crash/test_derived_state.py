@@ -135,13 +135,17 @@ def test_files_of_queues_that_nobody_knows_are_removed(files: StoreFiles) -> Non
     put_bodies(store, ["a"])
     settle(store)
     crashed = files.copy()
-    stray = crashed.directory / "consumequeue" / ("ab" * 16) / "3"
-    stray.mkdir(parents=True)
-    (stray / f"{0:020d}").write_bytes(bytes(20))
+    (topic,) = (crashed.directory / "consumequeue").iterdir()
+    stray = topic / f"3-{0:020d}"
+    stray.write_bytes(bytes(20))
+    strange = topic.with_name("ab" * 16)
+    strange.mkdir()
+    (strange / f"0-{0:020d}").write_bytes(bytes(20))
     # Only a start after a crash looks for them.
     recovered = crashed.open()
     assert deliverable(recovered) == {0: "a"}
-    assert not stray.parent.exists()
+    assert not stray.exists()
+    assert not strange.exists()
     crashed.close()
 
 

@@ -20,9 +20,7 @@ from mqmesh.storage.open_files import OpenFiles
 
 @pytest.fixture
 def queue(tmp_path: Path) -> ConsumeQueue:
-    return ConsumeQueue(
-        "topic", 3, str(tmp_path / "q" / "t" / "3"), first=0, end=0, file_entries=16
-    )
+    return ConsumeQueue("topic", 3, str(tmp_path / "q" / "t"), first=0, end=0, file_entries=16)
 
 
 def add(queue: ConsumeQueue, entries: bytes) -> None:
@@ -62,9 +60,8 @@ def test_entries_are_read_across_files_and_tail(queue: ConsumeQueue) -> None:
         for stop in range(start, 51):
             assert queue.read(files, start, stop) == b"".join(entries[start:stop])
     names = sorted(path.name for path in Path(queue.directory).iterdir())
-    assert names == [f"{number * 16 * 20:020d}" for number in range(3)]
-    parent = Path(queue.directory).parent
-    assert {str(parent), str(parent.parent), queue.directory} < changed
+    assert names == [f"3-{number * 16 * 20:020d}" for number in range(3)]
+    assert {str(Path(queue.directory).parent), queue.directory} < changed
     files.close()
 
 

@@ -53,9 +53,8 @@ def test_names_of_topics_never_become_paths(queues: ConsumeQueues, tmp_path: Pat
     for topic in ("../../etc", "%RETRY%group", "a" * 255):
         queue = queues.add(topic, 0)
         parts = Path(queue.directory).relative_to(tmp_path / "consumequeue").parts
-        assert len(parts[0]) == 32
+        assert [len(part) for part in parts] == [32]
         assert int(parts[0], 16)
-        assert parts[1] == "0"
 
 
 def test_a_dropped_topic_leaves_a_directory_to_remove(queues: ConsumeQueues) -> None:
