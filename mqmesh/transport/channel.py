@@ -32,6 +32,7 @@ class BlockingChannel:
         self.endpoint = endpoint
         self._next_opaque = 1
         self._closed = False
+        self._connected = False
         self._cancelled = False
         self._socket = sockets.dealer(context)
         self._socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
@@ -62,7 +63,9 @@ class BlockingChannel:
         opaque = self._next_opaque
         self._next_opaque += 1
         frame = encode_frame(code, opaque, *parts, header=header)
-        sockets.read_monitor(self._monitor)  # a break before this request is not its concern
+        self._look()  # a break before this request is not its concern
+        if not self._connected:
+            self._wait_for_connection(deadline)
         self._send(frame, deadline)
         while True:
             try:
@@ -100,18 +103,37 @@ class BlockingChannel:
             else:
                 return
 
+    def _look(self) -> bool:
+        """Reads the news of the connection; True if it broke, even if there is a new one."""
+        broke = False
+        for event, _ in sockets.read_monitor(self._monitor):
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+                sockets.settle(self._socket)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._connected = False
+                broke = True
+        return broke
+
+    def _wait_for_connection(self, deadline: float) -> None:
+        while not self._connected:
+            self._check_open()
+            if time.monotonic() >= deadline:
+                raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
+            self._monitor.poll(SLICE_MS)
+            self._look()
+
     def _check_open(self) -> None:
         if self._closed or self._cancelled:
             raise ClientClosed(f"the channel to {self.endpoint} is closed")
 
     def _check(self, deadline: float) -> None:
         self._check_open()
-        for event, _ in sockets.read_monitor(self._monitor):
-            if event == zmq.EVENT_DISCONNECTED:
-                raise EndpointUnreachable(
-                    f"the connection to {self.endpoint} broke; whether the request was carried "
-                    "out is unknown"
-                )
+        if self._look():
+            raise EndpointUnreachable(
+                f"the connection to {self.endpoint} broke; whether the request was carried out "
+                "is unknown"
+            )
         if time.monotonic() >= deadline:
             raise RequestTimeout(
                 f"no answer from {self.endpoint} in time; whether the request was carried out "

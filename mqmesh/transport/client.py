@@ -167,6 +167,8 @@ class CommandClient:
             )
 
     def _try_send(self, frame: bytes) -> bool:
+        if not self.connected:
+            return False  # ZeroMQ would still take it for a moment, and lose it
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -186,8 +188,8 @@ class CommandClient:
         self._watch_write()
 
     def _watch_write(self) -> None:
-        # Without a connection a DEALER never becomes writable, and the monitor tells of it.
-        wanted = bool(self._unsent)
+        # Without a connection it is the monitor that tells when to go on.
+        wanted = self.connected and bool(self._unsent)
         if wanted != self._wants_write:
             self._wants_write = wanted
             self._loop.want_write(self._socket, wanted)
@@ -230,18 +232,20 @@ class CommandClient:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
                 self.unreachable = False
+                sockets.settle(self._socket)
                 self._flush()
                 self._tell(True)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.connected = False
                 self.unreachable = True
+                self._watch_write()
                 self._fail_sent()
                 self._tell(False)
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self.unreachable = True
 
     def _tell(self, connected: bool) -> None:
-        if self._on_connection is not None:
+        if self._on_connection is not None and not self._closed:
             self._on_connection(connected)
 
     def _fail_sent(self) -> None:

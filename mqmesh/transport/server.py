@@ -92,6 +92,7 @@ class CommandServer:
         self._large: dict[bytes, _LargeFrames] = {}
         self._retry: Timer | None = None
         self._log_malformed_at_ms = 0
+        self._closed = False
         self.malformed_frames = 0
         self.dropped_replies = 0
         self.requests = 0
@@ -140,7 +141,10 @@ class CommandServer:
         self._send(peer, encode_frame(code, 0, header=header, flags=ONEWAY))
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening; closing twice does no harm."""
+        if self._closed:
+            return
+        self._closed = True
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove(self._socket)

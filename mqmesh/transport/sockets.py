@@ -134,6 +134,16 @@ def bind(socket: Socket, endpoint: str) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def settle(socket: Socket) -> None:
+    """Makes a socket take notice of connections that broke or were made till now.
+
+    A monitor tells of a break a moment before the socket itself knows; what is sent in
+    between is lost, and no further event tells so. After a break, therefore, nothing is
+    sent before the next connection stands and the socket was settled.
+    """
+    socket.getsockopt(zmq.EVENTS)
+
+
 def skip_rest(socket: Socket) -> None:
     """Throws away the frames of a message behind the one just read."""
     while socket.getsockopt(zmq.RCVMORE):

@@ -35,7 +35,26 @@ class Cluster:
 
     def start_server(self, port: int = 0):
         server = NameServer(NamesrvConfig(listen_port=port), self.wire.context, self.wire.loop)
-        return server, server.start()
+        try:
+            return server, server.start()
+        except OSError:
+            server.stop()
+            raise
+
+    def restart_server(self, index: int) -> None:
+        """Bring a stopped name server back, empty, at its old place."""
+        port = int(self.endpoints[index].rpartition(":")[2])
+        made = []
+
+        def start() -> bool:
+            try:
+                made.append(self.start_server(port))
+            except OSError:
+                return False  # ZeroMQ lets go of a port a moment after it was asked to
+            return True
+
+        self.wire.until(start)
+        self.servers[index] = made[0]
 
     def start_broker(self, folder: str = "store"):
         broker = BrokerServer(
@@ -107,8 +126,8 @@ def test_all_routes_are_back_soon_after_all_name_servers_were_restarted_empty(cl
     for server, _ in cluster.servers:
         server.stop()
     cluster.wire.turn_for(0.5)
-    ports = [int(endpoint.rpartition(":")[2]) for endpoint in cluster.endpoints]
-    cluster.servers = [cluster.start_server(port) for port in ports]
+    for index in range(2):
+        cluster.restart_server(index)
     assert cluster.until_all_know("t") < 3
     assert [route.queues for route in cluster.routes("t")] == before
 
@@ -118,8 +137,7 @@ def test_a_topic_made_while_a_name_server_was_away_is_known_when_it_is_back(clus
     cluster.until_all_know("t")
     cluster.servers[0][0].stop()
     cluster.create("u")
-    port = int(cluster.endpoints[0].rpartition(":")[2])
-    cluster.servers[0] = cluster.start_server(port)
+    cluster.restart_server(0)
     assert cluster.until_all_know("u") < 3
     assert all(cluster.routes("t"))
 

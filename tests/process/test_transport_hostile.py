@@ -215,7 +215,7 @@ def test_a_peer_that_does_not_read_is_given_a_bounded_backlog(wire, bare, monkey
     for opaque in range(count):
         lazy.send(encode_frame(BIG, opaque))
     wire.until(lambda: server.requests > count)
-    assert 2 * MIB < server._backlog_total <= 4 * MIB
+    assert 0 < server._backlog_total <= 4 * MIB
     assert psutil.Process().memory_info().rss - before < 200 * MIB
     wire.ask(good, ECHO)
     served = busy = 0

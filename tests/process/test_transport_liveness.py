@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from mqmesh.errors import EndpointUnreachable
 from mqmesh.protocol.command import EMPTY_REPLY, encode_frame
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.server import CommandServer
 
 HELLO, HOLD = 1, 2
 
@@ -118,6 +120,69 @@ def test_a_client_connects_again_by_itself_when_the_server_is_back(wire, peer_pr
         assert not isinstance(done[0], Exception), done
         assert news == [True, False, True]
         assert client.connected and not client.unreachable
+
+
+def rebind(wire, where):
+    """Bind a server at a place that another one of this process has just left."""
+    made = []
+
+    def bind():
+        server = CommandServer(wire.context, wire.loop, {HELLO: hello, HOLD: lambda request: None})
+        try:
+            server.bind(where)
+        except OSError:
+            server.close()
+            return False  # ZeroMQ lets go of a port a moment after it was asked to
+        made.append(wire.closing(server))
+        return True
+
+    wire.until(bind)
+    return made[0]
+
+
+def test_a_request_repeated_at_once_when_its_connection_broke_is_not_lost(wire):
+    """The news of a break comes a moment before ZeroMQ stops taking frames for the dead."""
+    where = f"tcp://127.0.0.1:{free_port()}"
+    client = wire.client(where)
+    for _ in range(15):
+        server = rebind(wire, where)
+        wire.ask(client, HELLO)
+        done = []
+        client.request(
+            HOLD,
+            lambda failure, done=done: client.request(HELLO, done.append, timeout_ms=9_000),
+            timeout_ms=9_000,
+        )
+        wire.turn_for(0.02)
+        server.close()
+        wire.until(lambda: not client.connected)
+        server = rebind(wire, where)
+        assert wire.until(lambda done=done: done) < 2
+        assert not isinstance(done[0], Exception), done
+        server.close()
+        wire.until(lambda: not client.connected)
+
+
+def test_a_channel_asked_again_at_once_when_its_connection_broke_loses_nothing(wire, peer_process):
+    where = f"tcp://127.0.0.1:{free_port()}"
+    channel = wire.closing(BlockingChannel(wire.context, where))
+    for _ in range(5):
+        with peer_process(SERVER, where) as server:
+            channel.request(HELLO, timeout_ms=5_000)
+            timer = threading.Timer(0.1, server.kill)
+            timer.start()
+            with pytest.raises(EndpointUnreachable):
+                channel.request(HOLD, timeout_ms=9_000)
+            timer.join()
+            with pytest.raises(EndpointUnreachable, match="no connection"):
+                channel.request(HELLO, timeout_ms=100)
+        asked = threading.Thread(
+            target=lambda: channel.request(HELLO, timeout_ms=9_000), daemon=True
+        )
+        asked.start()
+        with peer_process(SERVER, where):
+            asked.join(5)
+            assert not asked.is_alive()
 
 
 def test_a_client_that_pauses_for_less_than_the_timeout_keeps_its_connection(wire, peer_process):
