@@ -1,8 +1,9 @@
-"""Messages on their way out: natural batching, one batch in flight a queue.
+"""Messages on their way out: natural batching, one request in flight a queue.
 
-While a queue's batch is in flight, what comes next for it gathers in the next
-batch; so batches grow with the load by themselves and cost no waiting. With
-one batch in flight a queue, a retry can never overtake what was sent after it.
+While batches of a queue are in flight, what comes next for it gathers in the
+next batch; so batches grow with the load by themselves and cost no waiting. A
+queue is in one request at a time, so a retry can never be overtaken by what was
+sent after it.
 """
 
 import threading
@@ -22,6 +23,8 @@ STRING_OVERHEAD_BYTES: Final = 16
 """The same for each of its texts; more than on the wire, so that few fit into one batch."""
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
+BATCHES_A_FLIGHT: Final = 4
+"""Most batches of one queue in a request; brokers recognise more than these as repeated."""
 LANES_LOOKED_AT: Final = 8
 """How many queues are looked at for an idle one."""
 
@@ -33,7 +36,7 @@ class Lane:
 
     Attributes:
         open: The batch that takes further messages; all of ``closed`` are before it.
-        in_flight: A batch of the queue is at the broker, or waits for its next try.
+        in_flight: Batches of the queue that are at the broker, or wait for their next try.
         listed: The lane stands among those that something can be taken from.
         claimant: The batch that goes past the buffer just now.
     """
@@ -44,7 +47,7 @@ class Lane:
         self.queue = queue
         self.open: PendingBatch | None = None
         self.closed: deque[PendingBatch] = deque()
-        self.in_flight = False
+        self.in_flight = 0
         self.listed = False
         self.claimant: PendingBatch | None = None
 
@@ -178,7 +181,8 @@ class SendBuffer:
             if lane is None:
                 assert topic is not None
                 lane = topic.sticky
-                if lane.open is None and len(topic.lanes) > 1:
+                # Rather not with messages that cannot leave when this broker fails.
+                if (lane.open is None or lane.open.bound) and len(topic.lanes) > 1:
                     lane = _next_lane(topic, topic.avoid(topic))
             batch = lane.open
             if (
@@ -288,7 +292,7 @@ class SendBuffer:
                 raise _closed()
             if lane.in_flight or lane.open is not None or lane.closed:
                 return False
-            lane.in_flight = True
+            lane.in_flight = 1
             lane.claimant = batch
             return True
 
@@ -326,24 +330,31 @@ class SendBuffer:
     def take(
         self, broker_name: str, max_bytes: int, max_batches: int
     ) -> list[tuple[Lane, PendingBatch]]:
-        """Takes the next batches for a broker, one a lane, and marks their lanes as in flight."""
+        """Takes the next batches for a broker, a few of each lane, which is in flight then.
+
+        A broker that refuses one refuses all later ones of its queue in the same request, so
+        they keep their order also when some of them must be repeated.
+        """
         taken: list[tuple[Lane, PendingBatch]] = []
         size = 0
         with self.lock:
             lanes = self._ready.get(broker_name)
             while lanes and len(taken) < max_batches:
                 lane = lanes[0]
-                batch = lane.closed[0] if lane.closed else lane.open
-                if batch is not None:
+                room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
+                while room and (batch := lane.closed[0] if lane.closed else lane.open) is not None:
                     if taken and size + batch.size > max_bytes:
                         break
                     if lane.closed:
                         lane.closed.popleft()
                     else:
                         lane.open = None
-                    lane.in_flight = True
+                    lane.in_flight += 1
                     size += batch.size
+                    room -= 1
                     taken.append((lane, batch))
+                if not lane.in_flight and (lane.closed or lane.open is not None):
+                    break  # the request is full; the lane is first in the next one
                 lanes.popleft()
                 lane.listed = False
         return taken
@@ -373,18 +384,24 @@ class SendBuffer:
     # ---- Back ---------------------------------------------------------------------------
 
     def release(self, lane: Lane) -> bool:
-        """Ends a lane's flight.
+        """Ends the flight of one of a lane's batches.
 
         Returns:
-            True when more waits there.
+            True when more waits there that can be sent now.
         """
         with self.lock:
             return self._release(lane)
 
     def put_back(self, lane: Lane, batch: PendingBatch) -> None:
-        """Puts a batch at the head of its lane, to be sent again before all others."""
+        """Puts a batch back into its lane, to be sent again before all that were not sent yet."""
         with self.lock:
-            lane.closed.appendleft(batch)
+            place = 0
+            for other in lane.closed:
+                # Those of the same flight may have come back before it.
+                if not 0 <= other.first_sequence < batch.first_sequence:
+                    break
+                place += 1
+            lane.closed.insert(place, batch)
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
 
@@ -462,8 +479,10 @@ class SendBuffer:
             lane.open = None
 
     def _release(self, lane: Lane) -> bool:
-        lane.in_flight = False
         lane.claimant = None
+        lane.in_flight -= 1
+        if lane.in_flight:
+            return False
         more = lane.open is not None or bool(lane.closed)
         if more and not lane.listed:
             self._list(lane)
