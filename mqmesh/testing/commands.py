@@ -1,0 +1,189 @@
+"""The command line as a process whose output is waited for."""
+
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from mqmesh.roles.log_lines import LineReader
+from mqmesh.roles.supervisor import python_argv
+
+PATIENCE_S: Final = 15.0
+STOP_TIMEOUT_S: Final = 10.0
+
+
+class CommandProcess:
+    """`mqmesh …` in a process of its own.
+
+    Args:
+        arguments: Of the command line.
+        folder: Working folder, None for this process's.
+
+    Attributes:
+        pid: Of the process.
+        out: Lines on standard output so far.
+        err: Lines on standard error so far.
+    """
+
+    def __init__(self, *arguments: str, folder: Path | None = None) -> None:
+        self._process = subprocess.Popen(
+            python_argv(*arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+        )
+        self.pid = self._process.pid
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[str] = []
+        self._seen = 0
+        for pipe, lines in ((self._process.stdout, self.out), (self._process.stderr, self.err)):
+            assert pipe is not None
+            reader = LineReader(pipe.fileno())
+            self._selector.register(pipe, selectors.EVENT_READ, (reader, lines))
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.poll()
+
+    @property
+    def running(self) -> bool:
+        """True until the process has ended."""
+        return self.code is None
+
+    def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+        """Waits for a line, on either output, behind the one that was expected last.
+
+        Raises:
+            AssertionError: It did not come in time, or the process has ended without it.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while self._seen < len(self._lines):
+                self._seen += 1
+                match = re.search(pattern, self._lines[self._seen - 1])
+                if match is not None:
+                    return match
+            if not self._read(deadline - time.monotonic()):
+                raise AssertionError(f"no line like {pattern!r}:\n" + "\n".join(self._lines))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends the process a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Waits for the end, reading on.
+
+        Returns:
+            The exit code; minus the number of the signal that killed it.
+
+        Raises:
+            AssertionError: It is still running after ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._read(deadline - time.monotonic()):
+            continue
+        try:
+            return self._process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s") from None
+
+    def close(self) -> None:
+        """Ends the process if it still runs: kindly, so that it ends its children."""
+        if self.running:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._selector.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, timeout_s: float) -> bool:
+        """Reads once; False when nothing more comes, in time or at all."""
+        if not self._selector.get_map():
+            return False
+        events = self._selector.select(max(timeout_s, 0))
+        for key, _ in events:
+            reader, lines = key.data
+            new = reader.read()
+            lines += new
+            self._lines += new
+            if not reader.is_open:
+                self._selector.unregister(key.fileobj)
+        return bool(events)
+
+
+def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> CommandProcess:
+    """Runs `mqmesh …` to its end; ``out`` and ``err`` hold what it said.
+
+    Raises:
+        AssertionError: It is still running after ``timeout_s``.
+    """
+    with CommandProcess(*arguments) as command:
+        command.wait(timeout_s)
+    return command
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody listens at now; somebody may later, which is rare."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> list[int]:
+    """Waits until processes have ended, whoever's children they are.
+
+    Returns:
+        Those that are still there.
+    """
+    deadline = time.monotonic() + timeout_s
+    return [pid for pid in pids if not _is_gone(pid, deadline)]
+
+
+def _is_gone(pid: int, deadline: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            return bool(selector.select(max(deadline - time.monotonic(), 0)))
+    finally:
+        os.close(descriptor)
+
+
+def up_arguments(folder: Path, ports: list[int]) -> Iterator[str]:
+    """Arguments of a default cluster in a folder, at two name server ports and a broker's."""
+    yield from ("up", "--data-dir", str(folder))
+    for key, port in zip(("namesrv.0", "namesrv.1", "broker.0"), ports, strict=True):
+        yield from ("--set", f"{key}.listen_port={port}")
