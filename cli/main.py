@@ -132,8 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         _tell(f"error: {error}")
         return ExitCode.USAGE
-    except BrokenPipeError:
-        # Whoever read us has seen enough. The interpreter must not try to flush again.
+    except (BrokenPipeError, SystemExit):
+        # Whoever read us has seen enough (click turns that into SystemExit). The interpreter
+        # must not try to flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except (MQMeshError, OSError) as error:

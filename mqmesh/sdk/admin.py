@@ -309,13 +309,13 @@ class AdminClient:
 
     def _ask_namesrv(self, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
         header = encode_header(request)
+        alone = len(self._namesrvs) == 1
+        timeout_ms = self._timeout_ms if alone else min(NAMESRV_TIMEOUT_MS, self._timeout_ms)
         for address in list(self._namesrvs):
-            is_last = address == self._namesrvs[-1]
-            timeout_ms = self._timeout_ms if is_last else NAMESRV_TIMEOUT_MS
             try:
                 answer = self._request(sockets.zmq_endpoint(address), code, header, timeout_ms)
             except TransportError as error:
-                if is_last:
+                if address == self._namesrvs[-1]:
                     raise type(error)(
                         f"no name server answers ({'; '.join(self._namesrvs)}); is the cluster "
                         "running? `mqmesh up` starts one"

@@ -62,13 +62,22 @@ class CommandProcess:
         """True until the process has ended."""
         return self.code is None
 
-    def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
-        """Waits for a line, on either output, behind the one that was expected last.
+    def expect(
+        self, pattern: str, timeout_s: float = PATIENCE_S, *, anywhere: bool = False
+    ) -> re.Match[str]:
+        """Waits for a line on either output.
+
+        Args:
+            pattern: Regular expression, found anywhere in the line.
+            timeout_s: How long at most.
+            anywhere: Also before the line that was expected last.
 
         Raises:
             AssertionError: It did not come in time, or the process has ended without it.
         """
         deadline = time.monotonic() + timeout_s
+        if anywhere:
+            self._seen = 0
         while True:
             while self._seen < len(self._lines):
                 self._seen += 1
@@ -81,6 +90,12 @@ class CommandProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Sends the process a signal."""
         self._process.send_signal(number)
+
+    def close_output(self) -> None:
+        """Reads standard output no more, as `| head` does."""
+        assert self._process.stdout is not None
+        self._selector.unregister(self._process.stdout)
+        self._process.stdout.close()
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Waits for the end, reading on.

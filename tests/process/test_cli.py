@@ -1,0 +1,294 @@
+"""`mqmesh topic`, `send` and `consume` on a running cluster."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import time
+
+import pytest
+
+from mqmesh.cli import main
+from mqmesh.testing.commands import CommandProcess, run_command
+from mqmesh.testing.processes import ProcessCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with ProcessCluster(tmp_path_factory.mktemp("c"), brokers=("broker-a", "broker-b")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cli(cluster, capsys):
+    """Run a command; returns exit code, lines of standard output, lines of standard error."""
+
+    def run(*arguments):
+        code = main.main(["--namesrv", cluster.namesrv_addr, *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def topic(cli, request):
+    name = request.node.name[:100].replace("[", "-").replace("]", "")
+    assert cli("topic", "create", name, "--queues", "2")[0] == 0
+    yield name
+    cli("topic", "delete", name, "--yes")
+
+
+def as_json(cli, *arguments):
+    code, out, err = cli(*arguments, "--json")
+    assert code == 0, err
+    return [json.loads(line) for line in out]
+
+
+def test_a_topic_is_created_changed_shown_and_deleted(cli):
+    code, out, _ = cli("topic", "create", "life", "--queues", "2")
+    assert code == 0
+    assert out == [
+        "topic life on broker-a: 2 read and 2 write queues, rw",
+        "topic life on broker-b: 2 read and 2 write queues, rw",
+    ]
+    code, _, err = cli("topic", "create", "life")
+    assert code == 1
+    assert err[0].startswith("error: broker broker-a: ")
+    assert cli("topic", "create", "life", "--if-missing")[0] == 0
+
+    cli("topic", "update", "life", "--write-queues", "1", "--perm", "r", "--order")
+    (one,) = [one for one in as_json(cli, "topic", "list")[0] if one["topic"] == "life"]
+    assert one["brokers"][0] == {
+        "broker_name": "broker-a",
+        "read_queue_nums": 2,
+        "write_queue_nums": 1,
+        "perm": "r",
+        "order": True,
+    }
+    (route,) = as_json(cli, "topic", "route", "life")
+    assert [queue["broker_name"] for queue in route["queues"]] == ["broker-a", "broker-b"]
+    assert route["order"] is True
+
+    assert cli("topic", "delete", "life", "--yes")[0] == 0
+    assert not [one for one in as_json(cli, "topic", "list")[0] if one["topic"] == "life"]
+    code, _, err = cli("topic", "route", "life")
+    assert (code, len(err)) == (1, 1)
+
+
+def test_a_table_of_topics_has_a_row_a_broker(cli, topic):
+    _, out, _ = cli("topic", "list")
+    rows = [line.split() for line in out if line.startswith(topic)]
+    assert rows == [[topic, name, "2", "2", "rw", "no"] for name in ("broker-a", "broker-b")]
+
+
+@pytest.mark.parametrize("name", ["no blanks", "", "x" * 128, "../../etc", "ümlaut"])
+def test_an_illegal_name_is_exit_code_2(cli, name):
+    code, _, err = cli("topic", "create", name)
+    assert code == 2
+    assert len(err) == 1
+
+
+def test_a_reserved_name_is_refused(cli):
+    code, _, err = cli("topic", "create", "SCHEDULE_TOPIC_XXXX")
+    assert code == 1
+    assert len(err) == 1
+
+
+def test_one_message_is_sent_and_consumed_with_all_its_parts(cli, topic):
+    (sent,) = as_json(
+        cli,
+        *("send", topic, "hello", "--tag", "new", "--key", "1", "--key", "2"),
+        *("--property", "a=b", "--sharding-key", "s"),
+    )
+    assert sent["status"] == "SEND_OK"
+    (message,) = as_json(cli, "consume", topic, "--from", "first", "--max", "1")
+    assert message["message_id"] == sent["message_id"]
+    assert (message["broker_name"], message["queue_id"]) == (sent["broker_name"], sent["queue_id"])
+    parts = {key: message[key] for key in ("body", "tag", "keys", "properties", "sharding_key")}
+    assert parts == {
+        "body": "hello",
+        "tag": "new",
+        "keys": ["1", "2"],
+        "properties": {"a": "b"},
+        "sharding_key": "s",
+    }
+
+
+def test_a_result_and_a_message_are_lines_for_people(cli, topic):
+    _, out, _ = cli("send", topic, "hello", "--tag", "new")
+    assert out[0].startswith("SEND_OK ")
+    _, out, err = cli("consume", topic, "--from", "first", "--max", "1")
+    assert out[0].endswith("  new  hello")
+    assert err == [f"consuming {topic} from 4 queues; Ctrl-C ends"]
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def stdin(data):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return stdin
+
+
+def test_a_body_may_be_piped_in_byte_for_byte(cli, topic, stdin):
+    stdin(b"\xff\x00\n")
+    as_json(cli, "send", topic)
+    (message,) = as_json(cli, "consume", topic, "--from", "first", "--max", "1")
+    assert (message["body"], message["body_base64"]) == (None, "/wAK")
+
+
+def test_lines_are_messages(cli, topic, stdin):
+    stdin(b"one\n\ntwo\nthree\n")
+    sent = as_json(cli, "send", topic, "--lines", "--sharding-key", "s")
+    assert [one["queue_offset"] for one in sent] == [0, 1, 2]
+    messages = as_json(cli, "consume", topic, "--from", "first", "--max", "3")
+    assert [one["body"] for one in messages] == ["one", "two", "three"]
+
+
+def test_a_file_is_a_body_or_many(cli, topic, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntwo\n")
+    as_json(cli, "send", topic, "--file", str(path))
+    as_json(cli, "send", topic, "--file", str(path), "--lines")
+    messages = as_json(cli, "consume", topic, "--from", "first", "--max", "3")
+    assert sorted(one["body"] for one in messages) == ["one", "one\ntwo\n", "two"]
+
+
+def test_many_messages_are_sent_and_counted(cli, topic):
+    code, out, err = cli("send", topic, "x", "--count", "5000")
+    assert (code, err) == (0, [])
+    assert out[0].startswith("5,000 messages sent in ")
+    (stats,) = as_json(cli, "topic", "stats", topic)
+    assert stats["messages"] == 5_000
+    assert len(stats["queues"]) == 4
+    _, out, _ = cli("topic", "stats", topic)
+    assert out[-1] == "5,000 messages in 4 queues"
+
+
+def test_a_rate_is_kept(cli, topic):
+    began = time.monotonic()
+    cli("send", topic, "x", "--count", "11", "--rate", "20")
+    assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("send", "t"), 2),
+        (("send", "t", "x", "--file", __file__), 2),
+        (("send", "t", "--file", "/nowhere"), 2),
+        (("send", "t", "x", "-p", "a"), 2),
+        (("send", "no blanks", "x"), 2),
+        (("send", "t", "x", "--tag", "a||b"), 2),
+        (("send", "t", ""), 2),
+        (("send", "%RETRY%g", "x"), 2),
+        (("consume", "no blanks"), 2),
+        (("consume", "t", "--from", "yesterday"), 2),
+        (("consume", "t", "--tags", "a ||"), 2),
+        (("consume", "t", "--group", "no blanks"), 2),
+    ],
+)
+def test_wrong_input_is_one_line(cli, monkeypatch, arguments, code):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    result, out, err = cli(*arguments)
+    assert (result, out) == (code, [])
+    assert len([line for line in err if line.startswith("error: ")]) == 1
+    assert "internal" not in err[-1]
+
+
+def test_a_topic_without_write_permission_refuses_messages(cli, topic):
+    cli("topic", "update", topic, "--perm", "r")
+    code, _, err = cli("send", topic, "x", "--timeout", "1")
+    assert code == 1
+    assert err[-1].startswith("error: ")
+
+
+def test_tags_choose_messages(cli, topic):
+    for tag in ("a", "b", "c", "a"):
+        cli("send", topic, tag, "--tag", tag)
+    messages = as_json(cli, "consume", topic, "--from", "first", "--tags", "a || c", "--max", "3")
+    assert sorted(one["body"] for one in messages) == ["a", "a", "c"]
+
+
+def test_looking_on_commits_nothing_and_a_group_goes_on_where_it_was(cli, topic):
+    for body in ("1", "2", "3", "4"):
+        cli("send", topic, body, "--sharding-key", "s")
+    look = ("consume", topic, "--from", "first", "--max", "2")
+    assert [one["body"] for one in as_json(cli, *look)] == ["1", "2"]
+    assert [one["body"] for one in as_json(cli, *look)] == ["1", "2"]
+    group = (*look, "--group", "readers")
+    assert [one["body"] for one in as_json(cli, *group)] == ["1", "2"]
+    assert [one["body"] for one in as_json(cli, *group)] == ["3", "4"]
+
+
+def test_too_few_messages_are_exit_code_1(cli, topic):
+    cli("send", topic, "x")
+    code, out, err = cli("consume", topic, "--from", "first", "--max", "5", "--timeout", "1")
+    assert code == 1
+    assert len(out) == 1
+    assert err[-1] == "error: only 1 of 5 messages came"
+
+
+def test_without_a_maximum_the_timeout_is_the_end(cli, topic):
+    cli("send", topic, "x")
+    code, out, _ = cli("consume", topic, "--from", "10m", "--timeout", "1")
+    assert (code, len(out)) == (0, 1)
+
+
+def test_bodies_alone_are_printed_as_they_are(cluster, topic, cli):
+    cli("send", topic, "hello")
+    command = run_command(
+        *("--namesrv", cluster.namesrv_addr, "consume", topic),
+        *("--from", "first", "--max", "1", "--body"),
+    )
+    assert command.out == ["hello"]
+
+
+def test_a_tail_sees_what_comes_later_and_ends_with_ctrl_c(cluster, cli, topic):
+    arguments = ("--namesrv", cluster.namesrv_addr, "consume", topic, "--json")
+    with CommandProcess(*arguments) as tail:
+        tail.expect("consuming")
+        cli("send", topic, "later")
+        assert json.loads(tail.expect("later").string)["body"] == "later"
+        began = time.monotonic()
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait() == 0
+        assert time.monotonic() - began < 2.0
+        assert not any("Traceback" in line for line in tail.err)
+
+
+def test_an_endless_send_ends_with_ctrl_c(cluster, topic):
+    arguments = ("--namesrv", cluster.namesrv_addr, "send", topic, "x", "--json")
+    with CommandProcess(*arguments, "--count", "1000000", "--rate", "50") as command:
+        command.expect("SEND_OK")
+        began = time.monotonic()
+        command.send_signal(signal.SIGINT)
+        assert command.wait() == 130
+        assert time.monotonic() - began < 2.0
+        assert not any("Traceback" in line for line in command.err)
+
+
+def test_a_reader_that_goes_away_is_no_error(cluster, cli, topic):
+    cli("send", topic, "x" * 1_000, "--count", "1000")
+    arguments = ("--namesrv", cluster.namesrv_addr, "consume", topic, "--from", "first")
+    with CommandProcess(*arguments) as command:
+        command.expect("xxx")
+        command.close_output()
+        assert command.wait() == 0
+        assert not any("Traceback" in line for line in command.err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("topic", "list"), ("send", "t", "x", "--timeout", "1"), ("consume", "t", "--max", "1")],
+)
+def test_without_a_cluster_a_command_says_so_soon(arguments):
+    began = time.monotonic()
+    command = run_command("--namesrv", "127.0.0.1:1;127.0.0.1:2", *arguments)
+    assert time.monotonic() - began < 8.0
+    assert command.code == 1
+    assert command.out == []
+    assert [line for line in command.err if line.startswith("error: ")] == command.err[-1:]

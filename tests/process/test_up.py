@@ -1,0 +1,264 @@
+"""`mqmesh up`, `status` and `down` on real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from mqmesh.roles.run_file import read_record, supervisor_pid
+from mqmesh.testing.commands import (
+    CommandProcess,
+    free_ports,
+    run_command,
+    up_arguments,
+    wait_until_gone,
+)
+
+NAMES = ["namesrv-1", "namesrv-2", "broker-a"]
+
+
+class Up:
+    """A running `mqmesh up`."""
+
+    def __init__(self, folder, *arguments):
+        self.folder = folder
+        self.ports = free_ports(3)
+        self.command = CommandProcess(*up_arguments(folder, self.ports), *arguments)
+
+    def wait_ready(self):
+        seconds = float(self.command.expect(r"cluster is ready in ([\d.]+) s")[1])
+        return seconds
+
+    def pids(self):
+        return {entry.name: entry.pid for entry in read_record(self.folder).roles}
+
+    def status(self):
+        status = run_command("status", "--data-dir", str(self.folder), "--json")
+        return status.code, json.loads(status.out[0])
+
+
+@pytest.fixture
+def up(short_tmp_path):
+    started = []
+
+    def start(*arguments, folder=short_tmp_path / "data"):
+        started.append(Up(folder, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.command.close()
+
+
+def test_a_cluster_comes_up_is_healed_and_goes_down(up):
+    cluster = up()
+    began = time.monotonic()
+    for name in NAMES:
+        cluster.command.expect(rf" {name} is ready at tcp://127.0.0.1:\d+", anywhere=True)
+    assert cluster.wait_ready() < 3.0
+    assert time.monotonic() - began < 10.0
+
+    code, status = cluster.status()
+    assert code == 0
+    assert [(role["name"], role["state"]) for role in status["roles"]] == [
+        (name, "running") for name in NAMES
+    ]
+    before = cluster.pids()
+
+    os.kill(before["broker-a"], signal.SIGKILL)
+    cluster.command.expect("broker-a ended: killed by SIGKILL; starting it again in 0.2 s")
+    cluster.command.expect("broker broker-a is ready")
+    code, status = cluster.status()
+    assert code == 0
+    assert [role["restarts"] for role in status["roles"]] == [0, 0, 1]
+    after = cluster.pids()
+    assert after["broker-a"] != before["broker-a"]
+    assert after["namesrv-1"] == before["namesrv-1"]
+
+    began = time.monotonic()
+    cluster.command.send_signal(signal.SIGINT)
+    assert cluster.command.wait() == 0
+    assert time.monotonic() - began < 2.0
+    assert wait_until_gone(list(after.values()), 0) == []
+    assert read_record(cluster.folder) is None
+    for name in [*NAMES, "mqmesh"]:
+        assert (cluster.folder / "logs" / f"{name}.log").stat().st_size > 0
+
+
+def test_a_second_start_on_the_same_folder_is_refused(up):
+    cluster = up()
+    cluster.wait_ready()
+    second = run_command(*up_arguments(cluster.folder, free_ports(3)))
+    assert second.code == 2
+    assert second.out == []
+    (line,) = second.err
+    assert f"a cluster is running on it already (process {cluster.command.pid})" in line
+    assert cluster.status()[0] == 0
+
+
+def test_down_stops_it_from_outside(up):
+    cluster = up()
+    cluster.wait_ready()
+    pids = list(cluster.pids().values())
+    began = time.monotonic()
+    down = run_command("down", "--data-dir", str(cluster.folder))
+    assert (down.code, down.err) == (0, [])
+    assert cluster.command.wait() == 0
+    assert time.monotonic() - began < 3.0
+    assert wait_until_gone(pids, 0) == []
+    again = run_command("down", "--data-dir", str(cluster.folder), "--json")
+    assert again.code == 0
+    assert json.loads(again.out[0])["stopped"] is False
+
+
+def test_roles_end_when_their_supervisor_is_killed_and_it_can_be_started_again(up):
+    cluster = up()
+    cluster.wait_ready()
+    pids = list(cluster.pids().values())
+    cluster.command.send_signal(signal.SIGKILL)
+    assert cluster.command.wait() == -signal.SIGKILL
+    assert wait_until_gone(pids, 3.0) == []
+    assert supervisor_pid(cluster.folder) == 0
+    assert read_record(cluster.folder) is not None
+    assert cluster.status()[0] == 1
+    second = up(folder=cluster.folder)
+    second.wait_ready()
+
+
+def test_down_clears_up_what_a_killed_supervisor_left(up):
+    cluster = up()
+    cluster.wait_ready()
+    broker = cluster.pids()["broker-a"]
+    # It hangs, so that it does not notice the end of its supervisor.
+    os.kill(broker, signal.SIGSTOP)
+    cluster.command.send_signal(signal.SIGKILL)
+    cluster.command.wait()
+    down = run_command("down", "--data-dir", str(cluster.folder))
+    assert down.code == 0
+    assert down.out == ["`mqmesh up` was gone; stopped what it left: broker-a"]
+    assert wait_until_gone([broker], 0) == []
+    assert read_record(cluster.folder) is None
+
+
+def test_a_role_that_hangs_is_killed_and_everything_is_gone_in_under_two_seconds(up):
+    cluster = up()
+    cluster.wait_ready()
+    pids = cluster.pids()
+    os.kill(pids["broker-a"], signal.SIGSTOP)
+    began = time.monotonic()
+    cluster.command.send_signal(signal.SIGTERM)
+    assert cluster.command.wait() == 0
+    assert time.monotonic() - began < 2.0
+    assert wait_until_gone(list(pids.values()), 0) == []
+    assert any(
+        "broker-a has not stopped in time; killing it" in line for line in cluster.command.out
+    )
+
+
+def test_status_tells_of_a_role_that_hangs(up):
+    cluster = up()
+    cluster.wait_ready()
+    pids = cluster.pids()
+    os.kill(pids["namesrv-2"], signal.SIGSTOP)
+    code, status = cluster.status()
+    os.kill(pids["namesrv-2"], signal.SIGCONT)
+    assert code == 1
+    assert [role["state"] for role in status["roles"]] == ["running", "down", "running"]
+
+
+def test_a_taken_port_is_told_before_anything_starts(short_tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        arguments = up_arguments(short_tmp_path / "data", [*free_ports(2), port])
+        refused = run_command(*arguments)
+    assert (refused.code, refused.out) == (2, [])
+    (line,) = refused.err
+    assert f"broker-a: cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
+def test_a_role_that_cannot_be_started_ends_everything(up, short_tmp_path):
+    path = short_tmp_path / "file"
+    path.write_text("no folder")
+    cluster = up("--set", f"broker.0.store_path_root_dir={path}/store")
+    assert cluster.command.wait() == 2
+    errors = [line for line in cluster.command.err if line]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: broker-a: ")
+    assert "Traceback" not in "\n".join(cluster.command.out)
+    assert read_record(cluster.folder) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--set", "broker.0.listen_prot=1"), "--set: unknown key broker.0.listen_prot; did you"),
+        (("-c", "nowhere.toml"), "configuration file nowhere.toml: No such file or directory"),
+        (("--data-dir", "/dev/null/data"), "data folder /dev/null/data: Not a directory"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(arguments, line):
+    refused = run_command("up", *arguments)
+    assert (refused.code, refused.out) == (2, [])
+    (only,) = refused.err
+    assert line in only
+
+
+def test_a_cluster_file_is_followed(up, short_tmp_path):
+    first, second = free_ports(2)
+    path = short_tmp_path / "cluster.toml"
+    path.write_text(
+        f'data_dir = "{short_tmp_path}/data"\n'
+        f'[[namesrv]]\nname = "solo"\nlisten_port = {first}\n'
+        f'[[broker]]\nbroker_name = "b|1"\nlisten_port = {second}\n'
+    )
+    with CommandProcess("up", "-c", str(path), "--json") as command:
+        line = command.expect("cluster is ready")
+        assert json.loads(line.string)["name"] == "mqmesh"
+        status = run_command("status", "-c", str(path))
+        assert status.code == 0
+        assert [row.split()[:2] for row in status.out[2:]] == [
+            ["namesrv", "solo"],
+            ["broker", "b|1"],
+        ]
+        command.send_signal(signal.SIGHUP)
+        assert command.wait() == 0
+
+
+def test_a_broker_alone_refuses_the_store_of_another_one(short_tmp_path):
+    settings = (
+        "--set",
+        "listen_port=0",
+        "--set",
+        f"store_path_root_dir={short_tmp_path}/store",
+        "--set",
+        "namesrv_addr=[]",
+    )
+    with CommandProcess("broker", *settings) as first:
+        first.expect("READY role=broker name=broker-a endpoint=tcp://127.0.0.1:")
+        second = run_command("broker", *settings)
+        assert (second.code, second.out) == (2, [])
+        (line,) = [line for line in second.err if line.startswith("error: ")]
+        assert "open in another process" in line
+        assert not any("Traceback" in line for line in second.err)
+        began = time.monotonic()
+        first.send_signal(signal.SIGTERM)
+        assert first.wait() == 0
+        assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("role", ["namesrv", "broker"])
+def test_a_role_alone_refuses_a_taken_port(role, short_tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        key = "data_dir" if role == "namesrv" else "store_path_root_dir"
+        refused = run_command(
+            role, "--set", f"listen_port={port}", "--set", f"{key}={short_tmp_path}/data"
+        )
+    assert (refused.code, refused.out) == (2, [])
+    assert sum(line.startswith("error: ") for line in refused.err) == 1
+    assert not any("Traceback" in line for line in refused.err)
