@@ -9,6 +9,7 @@ what waits for the disk is done by the chores thread.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 TAILS_PER_STEP: Final = 32
 FILES_PER_CHORE: Final = 64
+WORK_SHARE: Final = 20
+"""With many queues a round is much work; then the pause behind it is so many times as long."""
+MOST_INTERVALS: Final = 4
+"""... but at most so many intervals, because a restart reads the log from the last round."""
 MOST_SYNCED_AT_CLOSE: Final = 64
 """Consume queue files; more would make a stop slow, and the log can replace them."""
 
@@ -81,6 +86,7 @@ class Checkpointer:
         self._queues_synced_through = queues_synced_through
         self._round: Iterator[bool] | None = None
         self._next_ms: int | None = None
+        self._worked_ns = 0
 
     @property
     def queues_synced_through(self) -> int:
@@ -102,15 +108,22 @@ class Checkpointer:
             if now_ms < self._next_ms or self._log.end == self._dispatched_through:
                 return False
             self._round = self._steps()
+            self._worked_ns = 0
+        start_ns = time.monotonic_ns()
         try:
-            return next(self._round)
+            more = next(self._round)
+            self._worked_ns += time.monotonic_ns() - start_ns
+            return more
         except StopIteration:
             pass
         except DiskFull as error:
             # Nothing is lost by that: the log is there, and a restart reads more of it.
             log.warning("the checkpoint has to wait: %s", error)
         self._round = None
-        self._next_ms = now_ms + self._interval_ms
+        pause_ms = self._worked_ns // 1_000_000 * WORK_SHARE
+        self._next_ms = now_ms + min(
+            max(self._interval_ms, pause_ms), MOST_INTERVALS * self._interval_ms
+        )
         return False
 
     def close(self) -> None:
@@ -168,7 +181,7 @@ class Checkpointer:
         self._dispatched_through = through
         checkpoint = self._checkpoint(clean=False)
         yield from self._wait(lambda: self._save(document, checkpoint))
-        changed, queues.changed = sorted(queues.changed), set()
+        changed, queues.changed = list(queues.changed), set()
         for first in range(0, len(changed), FILES_PER_CHORE):
             some = changed[first : first + FILES_PER_CHORE]
             yield from self._wait(lambda some=some: sync_paths(some, self._sync))  # type: ignore[misc]
