@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from mqmesh.cli import main
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.testing.commands import CommandProcess, run_command
 from mqmesh.testing.processes import ProcessCluster
 
@@ -292,3 +294,11 @@ def test_without_a_cluster_a_command_says_so_soon(arguments):
     assert command.code == 1
     assert command.out == []
     assert [line for line in command.err if line.startswith("error: ")] == command.err[-1:]
+
+
+def test_every_figure_of_a_broker_is_documented(cluster, project_root):
+    document = (project_root / "docs" / "operations.md").read_text()
+    section = document.partition("## Figures of a broker")[2]
+    with AdminClient(cluster.namesrv_addr) as admin:
+        figures = admin.runtime_info()["broker-a"]
+    assert set(re.findall(r"`([a-z_]+)`", section)) == set(figures)
