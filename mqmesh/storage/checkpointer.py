@@ -164,8 +164,10 @@ class Checkpointer:
         queues = self._queues
         remaining = queues.dirty_count
         while remaining > 0 and queues.dirty_count:
+            dirty = queues.dirty_count
             queues.write_oldest(TAILS_PER_STEP)
-            remaining -= TAILS_PER_STEP
+            # It may have written fewer, being slow; a tail left out would never be found again.
+            remaining -= dirty - queues.dirty_count
             yield True
         frames = []
         for frame in encode_table(Head(through, epoch), list(queues), self._states.dump()):
