@@ -1,0 +1,355 @@
+"""The index of one log segment: an LMDB environment with its head and its runs.
+
+The head says which part of which log the entries cover. It is written in the
+same transaction as they are, so neither is ever ahead of the other. New entries
+come as a run of their own; eight small runs of one level become one of the next,
+so a segment that fills slowly has few runs, too.
+"""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.lmdb_env import LmdbEnv, Pair
+from mqmesh.storage.message_index_blocks import (
+    BEYOND,
+    LOWEST,
+    RunReader,
+    encode_run,
+)
+from mqmesh.units import MIB
+
+FORMAT_VERSION: Final = 1
+HEAD_KEY: Final = b"\0"
+"""Stands before all blocks."""
+
+RUNS_PER_LEVEL: Final = 8
+MOST_MERGED_ENTRIES: Final = 65_536
+"""No merge while the log is followed takes more; sealing merges the rest."""
+SPAN_BYTES: Final = 4 * MIB
+"""Times are kept for stretches of the log of about this size."""
+
+_LARGE: Final = 255
+_NO_TIME: Final = (1 << 63) - 1
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sorted entries of consecutive batches.
+
+    Attributes:
+        number: Begins the keys of its blocks, u32.
+        level: Merges it went through; 255 for one that only sealing merges.
+        count: Entries, at least 1.
+        start: Place that none of its batches stands before.
+        stop: Place behind all of them.
+    """
+
+    number: int
+    level: int
+    count: int
+    start: int
+    stop: int
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When the batches of a stretch were stored.
+
+    Attributes:
+        stop: Place where the stretch ends; it begins where the one before ends.
+        oldest_ms: Smallest store timestamp; larger than ``newest_ms`` if there is no batch.
+        newest_ms: Largest store timestamp.
+    """
+
+    stop: int
+    oldest_ms: int
+    newest_ms: int
+
+
+class Deletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A topic was deleted: its batches before this offset do not count any more."""
+
+    commitlog_offset: int
+    topic: str
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What an environment covers. A place counts bytes from where the segment begins.
+
+    Attributes:
+        version: ``FORMAT_VERSION``.
+        store_id: Of the store whose log this is.
+        boot_id: Of the system that wrote it; empty once everything is synced.
+        segment_start: Commit-log offset of the segment's first byte.
+        through: Place to which the entries cover the log.
+        complete: That is the segment's end.
+        epoch: Of the last record covered.
+        last_place: Where that record begins, -1 if there is none.
+        last_mark: Its first 8 bytes: magic and checksum.
+        widths: Bit w is set when there is a batch of width w.
+        next_run: Number for the next run.
+        runs: All runs, in the order of the log.
+        spans: Times of the stretches from the segment's start to ``through``.
+        deletions: Topics that were deleted in this segment.
+        batches: Number of batches covered.
+    """
+
+    version: int = FORMAT_VERSION
+    store_id: int
+    boot_id: bytes
+    segment_start: int
+    through: int = 0
+    complete: bool = False
+    epoch: int = 0
+    last_place: int = -1
+    last_mark: bytes = b""
+    widths: int = 0
+    next_run: int = 1
+    runs: list[Run] = []
+    spans: list[Span] = []
+    deletions: list[Deletion] = []
+    batches: int = 0
+
+
+class LogSlice(msgspec.Struct, kw_only=True, gc=False):
+    """What the index needs to know of a stretch of one segment.
+
+    Attributes:
+        start: Commit-log offset where the stretch begins.
+        stop: Of the record behind it.
+        complete: That is where the segment ends.
+        entries: Of its batches; layout: entries, in no order.
+        oldest_ms: Smallest store timestamp.
+        newest_ms: Largest store timestamp; -1 if there is no batch.
+        widths: Bits of the batches' widths.
+        epoch: Of the last record.
+        last_offset: Where the last record begins, -1 if there is none.
+        last_mark: Its first 8 bytes.
+        deletions: Topics that were deleted.
+        batches: Number of batches.
+        skipped_bytes: Damaged bytes that were passed over.
+    """
+
+    start: int
+    stop: int
+    complete: bool = False
+    entries: list[bytes] = []
+    oldest_ms: int = _NO_TIME
+    newest_ms: int = -1
+    widths: int = 0
+    epoch: int = 0
+    last_offset: int = -1
+    last_mark: bytes = b""
+    deletions: list[Deletion] = []
+    batches: int = 0
+    skipped_bytes: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Head)
+
+
+def encode_head(head: Head) -> bytes:
+    """The value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
+    data = _encoder.encode(head)
+    return zlib.crc32(data).to_bytes(4, "little") + data
+
+
+def decode_head(value: bytes | None) -> Head:
+    """Reads what ``encode_head`` wrote.
+
+    Raises:
+        CorruptRecord: It is damaged, missing, or of another version.
+    """
+    if value is None:
+        raise CorruptRecord("the index has no head")
+    if zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        raise CorruptRecord("the head of the index fails its checksum")
+    try:
+        head = _decoder.decode(memoryview(value)[4:])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptRecord(f"the head of the index cannot be decoded: {error}") from error
+    if head.version != FORMAT_VERSION:
+        raise CorruptRecord(f"the index is of version {head.version}, not {FORMAT_VERSION}")
+    return head
+
+
+class IndexPart:
+    """The index of one segment.
+
+    Attributes:
+        head: What it covers.
+    """
+
+    def __init__(self, env: LmdbEnv, head: Head) -> None:
+        """Takes over an environment; see ``create`` and ``open``."""
+        self.head = head
+        self.env = env
+        self.reader = RunReader(env)
+
+    @classmethod
+    def create(cls, directory: Path, head: Head, *, map_size: int) -> "IndexPart":
+        """Makes an empty one.
+
+        Args:
+            directory: Its own; it does not exist yet.
+            head: Covers nothing.
+            map_size: Room for data at first, in bytes.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: It cannot be made.
+        """
+        env = LmdbEnv(directory, map_size=map_size)
+        try:
+            env.write([(HEAD_KEY, encode_head(head))])
+        except BaseException:
+            env.close()
+            raise
+        return cls(env, head)
+
+    @classmethod
+    def open(cls, directory: Path, *, map_size: int) -> "IndexPart":
+        """Opens one that exists.
+
+        Raises:
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be opened.
+        """
+        env = LmdbEnv(directory, map_size=map_size)
+        try:
+            return cls(env, decode_head(env.get(HEAD_KEY)))
+        except BaseException:
+            env.close()
+            raise
+
+    @property
+    def entry_count(self) -> int:
+        """Entries in all runs."""
+        return sum(run.count for run in self.head.runs)
+
+    def append(self, slice_: LogSlice) -> None:
+        """Adds what stands next in the log, in one transaction.
+
+        Raises:
+            DiskFull: No room; nothing was added.
+            CorruptRecord: It is damaged.
+            StorageError: Nothing was added, and what the file holds is not known.
+        """
+        head = self.head
+        origin = head.segment_start
+        assert slice_.start == origin + head.through
+        assert not head.complete
+        puts: list[Pair] = []
+        deletes: list[bytes] = []
+        runs = list(head.runs)
+        if slice_.entries:
+            run, entries = self._join(runs, slice_, deletes)
+            puts = encode_run(run.number, entries)
+            runs.append(run)
+        last = slice_.last_offset
+        head = msgspec.structs.replace(
+            head,
+            through=slice_.stop - origin,
+            complete=slice_.complete,
+            epoch=max(head.epoch, slice_.epoch),
+            last_place=head.last_place if last < 0 else last - origin,
+            last_mark=head.last_mark if last < 0 else slice_.last_mark,
+            widths=head.widths | slice_.widths,
+            next_run=head.next_run + bool(slice_.entries),
+            runs=runs,
+            spans=_add_span(head, slice_),
+            deletions=[*head.deletions, *slice_.deletions],
+            batches=head.batches + slice_.batches,
+        )
+        # The head comes last among the arguments, but its key sorts first: LMDB does not mind.
+        self.env.write([*puts, (HEAD_KEY, encode_head(head))], deletes)
+        self.head = head
+
+    def _join(
+        self, runs: list[Run], slice_: LogSlice, deletes: list[bytes]
+    ) -> tuple[Run, list[bytes]]:
+        """The run that a slice's entries end up in, after it took in small runs before it."""
+        head = self.head
+        entries = sorted(slice_.entries)
+        origin = head.segment_start
+        start, level = slice_.start - origin, 0
+        if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
+            level = _LARGE
+        others = RUNS_PER_LEVEL - 1
+        while (
+            len(runs) >= others
+            and level != _LARGE
+            and all(run.level == level for run in runs[-others:])
+            and len(entries) + sum(run.count for run in runs[-others:]) <= MOST_MERGED_ENTRIES
+        ):
+            for run in runs[-others:]:
+                entries += self.reader.entries(run.number, LOWEST, BEYOND)
+                deletes += self.reader.keys(run.number)
+                start = min(start, run.start)
+            del runs[-others:]
+            entries.sort()
+            level += 1
+        return Run(head.next_run, level, len(entries), start, slice_.stop - origin), entries
+
+    def places(self, wanted: bytes, *, below: int, most: int) -> list[int]:
+        """Where batches with a hash begin, last first.
+
+        Args:
+            wanted: The hash.
+            below: Only places before this one.
+            most: Stop when there are about as many.
+
+        Raises:
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be read.
+        """
+        found: list[int] = []
+        below = min(below, (1 << 32) - 1)
+        for run in reversed(self.head.runs):
+            if run.start >= below:
+                continue
+            found += self.reader.places(run.number, wanted, below=below, most=most - len(found))
+            if len(found) >= most:
+                break
+        return found
+
+    def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
+        """The places where batches of a time may stand, as ranges, last first.
+
+        Args:
+            from_ms: Smallest store timestamp.
+            to_ms: Largest store timestamp.
+        """
+        found: list[tuple[int, int]] = []
+        start = 0
+        for span in self.head.spans:
+            if span.oldest_ms <= to_ms and from_ms <= span.newest_ms:
+                if found and found[-1][1] == start:
+                    found[-1] = (found[-1][0], span.stop)
+                else:
+                    found.append((start, span.stop))
+            start = span.stop
+        found.reverse()
+        return found
+
+    def close(self) -> None:
+        """Closes the environment; may be called again."""
+        self.env.close()
+
+
+def _add_span(head: Head, slice_: LogSlice) -> Sequence[Span]:
+    spans = list(head.spans)
+    new = Span(slice_.stop - head.segment_start, slice_.oldest_ms, slice_.newest_ms)
+    if spans:
+        start = spans[-2].stop if len(spans) > 1 else 0
+        last = spans[-1]
+        if new.stop - start <= SPAN_BYTES:
+            oldest, newest = min(last.oldest_ms, new.oldest_ms), max(last.newest_ms, new.newest_ms)
+            spans[-1] = Span(new.stop, oldest, newest)
+            return spans
+    spans.append(new)
+    return spans

@@ -1,0 +1,302 @@
+"""A store with its message index in one process, and the scan that the index must equal."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from mqmesh.message import Message, StoredMessage
+from mqmesh.record_batch import (
+    check_batch,
+    check_stored,
+    decode_messages,
+    encode_batch,
+    read_meta,
+)
+from mqmesh.storage.dispatcher import Dispatcher
+from mqmesh.storage.interface import BatchToPut, PutResult, StoreConfig
+from mqmesh.storage.lmdb_env import DATA_FILE
+from mqmesh.storage.log_marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, decode_marker
+from mqmesh.storage.message_index import MessageIndex
+from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
+from mqmesh.storage.store import CommitLogStore
+from mqmesh.testing.store_contract import NOW
+from mqmesh.testing.store_files import StoreFiles
+from mqmesh.units import KIB, MAX_TIMESTAMP_MS, MIB, TimestampMs
+
+PATIENCE: Final = 100_000
+"""Steps."""
+Found = list[tuple[int, int]]
+"""Commit-log offset of the batch and ordinal of each message, newest batch first."""
+
+
+def make_messages_batch(
+    messages: Sequence[Message],
+    *,
+    topic: str = "topic",
+    queue_id: int = 0,
+    producer_id: int = 1,
+    first_sequence: int = 0,
+    attributes: int = 0,
+    compress_over_bytes: int | None = None,
+) -> BatchToPut:
+    """A batch of messages that are given whole.
+
+    Args:
+        messages: At least one.
+        topic: Physical topic.
+        queue_id: From 0.
+        producer_id: Of the producer.
+        first_sequence: Of the first message.
+        attributes: Of the batch.
+        compress_over_bytes: As for ``encode_batch``.
+    """
+    data = encode_batch(
+        messages,
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=producer_id,
+        first_sequence=first_sequence,
+        born_timestamp=NOW,
+        attributes=attributes,
+        compress_over_bytes=compress_over_bytes,
+    )
+    header = check_batch(data)
+    return BatchToPut(topic, queue_id, header, memoryview(data), read_meta(data, header).tag_hashes)
+
+
+class IndexedStore:
+    """A commit log store and the index that follows it, both turned by hand.
+
+    Attributes:
+        files: The store's files.
+        store: The store, open.
+        index: The index, open.
+        dispatcher: Follows the log.
+        has_room: What the disk is said to have.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: StoreConfig | None = None,
+        *,
+        map_size: int = 1 * MIB,
+        step_bytes: int = 4 * KIB,
+        most_open: int = 4,
+    ) -> None:
+        """Opens both.
+
+        Args:
+            directory: The store's; the index is below it.
+            config: Of the store.
+            map_size: Room for an environment at first.
+            step_bytes: Log bytes for one step.
+            most_open: Parts to keep open.
+        """
+        self.files = StoreFiles(directory, config)
+        self._map_size = map_size
+        self._step_bytes = step_bytes
+        self._most_open = most_open
+        self.has_room = True
+        self.sequence = 0
+        self.now_ms = 0
+        self.store: CommitLogStore = self.files.open()
+        self.open_index()
+
+    @property
+    def index_directory(self) -> Path:
+        """Where the index is."""
+        return self.files.directory / "index"
+
+    def open_index(self, *, suspect: bool = False) -> None:
+        """Opens the index, as its process does when it starts.
+
+        Args:
+            suspect: The process died by a fault before.
+        """
+        self.index = MessageIndex(
+            self.index_directory, map_size=self._map_size, most_open=self._most_open
+        )
+        if suspect:
+            self.index.suspect_all()
+        self.dispatcher = Dispatcher(
+            self.files.directory / "commitlog",
+            self.index,
+            store_id=self.store.stats().store_id,
+            step_bytes=self._step_bytes,
+            room=lambda: self.has_room,
+        )
+
+    def close_index(self) -> None:
+        """Closes the index; nothing is synced, as when the process is killed."""
+        self.dispatcher.close()
+        self.index.close()
+
+    def reopen(self, *, suspect: bool = False) -> None:
+        """Ends the index's process and starts it again."""
+        self.close_index()
+        self.open_index(suspect=suspect)
+
+    def reopen_store(self) -> None:
+        """Closes and opens everything."""
+        self.close_index()
+        self.store.close()
+        self.store = self.files.open()
+        self.open_index()
+
+    def close(self) -> None:
+        """Closes both."""
+        self.close_index()
+        self.store.close()
+
+    # ---- Filling ---------------------------------------------------------------------
+
+    def put(
+        self,
+        messages: Sequence[Message],
+        *,
+        stored_ms: int = NOW,
+        producer_id: int = 1,
+        first_sequence: int | None = None,
+        attributes: int = 0,
+        topic: str | None = None,
+        compress_over_bytes: int | None = None,
+    ) -> PutResult:
+        """Stores a batch; sequences follow one another unless they are given."""
+        first = self.sequence if first_sequence is None else first_sequence
+        if first_sequence is None:
+            self.sequence += len(messages)
+        batch = make_messages_batch(
+            messages,
+            topic=topic or messages[0].topic,
+            producer_id=producer_id,
+            first_sequence=first,
+            attributes=attributes,
+            compress_over_bytes=compress_over_bytes,
+        )
+        (result,) = self.store.put([batch], TimestampMs(stored_ms))
+        return result
+
+    def tell(self) -> None:
+        """The broker says how far the log goes."""
+        stats = self.store.stats()
+        self.dispatcher.advance(stats.max_commitlog_offset, stats.min_commitlog_offset, self.now_ms)
+
+    def catch_up(self, *, steps: int = PATIENCE) -> int:
+        """Lets the dispatcher work until there is nothing to do.
+
+        Returns:
+            Steps that it took.
+        """
+        self.tell()
+        for step in range(steps):
+            if not self.dispatcher.step(self.now_ms):
+                if not self.dispatcher.stats().waiting:
+                    return step
+                self.now_ms += 1_000
+        if steps == PATIENCE:
+            raise AssertionError("the index never catches up")
+        return steps
+
+    # ---- Asking ----------------------------------------------------------------------
+
+    def search(
+        self, query: KeyQuery | IdQuery, *, most_messages: int = 100_000, most_bytes: int = 1 << 40
+    ) -> Search:
+        """Runs a query to its end."""
+        search = Search(
+            self.index,
+            self.dispatcher,
+            query,
+            most_messages=most_messages,
+            most_bytes=most_bytes,
+        )
+        for _ in range(PATIENCE):
+            if search.step():
+                return search
+        raise AssertionError("the search never ends")
+
+    def by_key(
+        self, key: str, topic: str = "topic", from_ms: int = 0, to_ms: int = MAX_TIMESTAMP_MS
+    ) -> Found:
+        """Where messages with a key are."""
+        return places(self.search(KeyQuery(topic, key, from_ms, to_ms)).messages)
+
+    def by_id(self, producer_id: int, sequence: int) -> Found:
+        """Where messages with an id are."""
+        return places(self.search(IdQuery(producer_id, sequence)).messages)
+
+    # ---- The scan --------------------------------------------------------------------
+
+    def scan(self) -> list[StoredMessage]:
+        """All messages of the log that count, oldest first: read without any index."""
+        segments = sorted((self.files.directory / "commitlog").iterdir())
+        visible = self.store.stats().max_commitlog_offset
+        found: list[StoredMessage] = []
+        for path in segments:
+            for record in _records(path, visible):
+                if isinstance(record, str):
+                    found = [one for one in found if one.info.topic != record]
+                else:
+                    found += record
+        return found
+
+    def check(self) -> None:
+        """Compares every key and every id there is, and some that are not, with the scan."""
+        messages = self.scan()
+        by_key: dict[tuple[str, str], Found] = {}
+        by_id: dict[tuple[int, int], Found] = {}
+        for message in reversed(messages):
+            place = (int(message.commitlog_offset), message.ordinal)
+            info = message.info
+            for key in set(message.keys):
+                by_key.setdefault((info.topic, key), []).append(place)
+            sequence = info.first_sequence + message.ordinal
+            by_id.setdefault((info.producer_id, sequence), []).append(place)
+        for (topic, key), expected in by_key.items():
+            assert self.by_key(key, topic) == expected, (topic, key)
+        for (producer_id, sequence), expected in by_id.items():
+            assert self.by_id(producer_id, sequence) == expected, (producer_id, sequence)
+        assert self.by_key("a key that no message has") == []
+        assert self.by_id(1 << 63, 1 << 63) == []
+
+    # ---- Damage ----------------------------------------------------------------------
+
+    def data_files(self) -> list[Path]:
+        """LMDB's files, oldest segment first."""
+        return sorted(self.index_directory.glob(f"*/{DATA_FILE}"))
+
+    def copy_index(self, name: str) -> Path:
+        """Copies the index as it is on disk; the index should be closed."""
+        target = self.files.directory.with_name(name)
+        shutil.copytree(self.index_directory, target)
+        return target
+
+    def restore_index(self, copy: Path) -> None:
+        """Puts a copy in the place of the index, which must be closed."""
+        shutil.rmtree(self.index_directory)
+        shutil.copytree(copy, self.index_directory)
+
+
+def places(messages: Sequence[StoredMessage]) -> Found:
+    """Where messages are."""
+    return [(int(message.commitlog_offset), message.ordinal) for message in messages]
+
+
+def _records(path: Path, visible: int) -> Iterator[list[StoredMessage] | str]:
+    """Messages of each batch of a segment; of a deletion, the topic."""
+    data = path.read_bytes()
+    position = 0
+    while position + MARKER_SIZE <= len(data) and int(path.name) + position < visible:
+        if data[position : position + 4] == MARKER_MAGIC:
+            marker = decode_marker(data, position)
+            position += marker.total_size
+            if marker.kind is MarkerKind.END:
+                return
+            if marker.kind is MarkerKind.TOPIC_DELETED:
+                yield marker.data.decode()
+            continue
+        header = check_stored(data, position)
+        yield decode_messages(data, header, position=position)
+        position += header.total_size
