@@ -5,13 +5,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from operator import length_hint
 from typing import Any, Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import OnFailed, Portion, QueueWork, Workers, make_portions
 from mqmesh.sdk.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.pulled_batch import PulledBatch
 
 CALLS_PER_TURN: Final = 64
 """A task whose listener never really waits lets others run after so many calls."""
@@ -61,16 +61,21 @@ class AioConsumeService(Workers):
         assert self._attached is not None, "messages come after the start only"
         return self._attached
 
-    def submit(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+        self._send(list(make_portions(work, batches, span)))
+
+    def submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
     ) -> None:
-        if self._closed or work.revoked:
+        self._send([Portion(work, messages, span, attempt)])
+
+    def _send(self, portions: list[Portion]) -> None:
+        if self._closed:
             return
-        portions = make_portions(work, messages, span, attempt)
         try:
             self._loop.call_soon_threadsafe(self._add, portions)
         except RuntimeError:
-            _log.debug("the event loop is closed; %d messages will come again", len(messages))
+            _log.debug("the event loop is closed; its messages will come again")
 
     def revoke(self, work: QueueWork) -> None:
         work.revoked = True
@@ -93,7 +98,7 @@ class AioConsumeService(Workers):
 
     def _add(self, portions: list[Portion]) -> None:
         self._ready.extend(portion for portion in portions if not portion.work.revoked)
-        waiting = sum(length_hint(portion.calls) for portion in portions)
+        waiting = sum(portion.call_count for portion in portions)
         for _ in range(min(waiting, self._most_tasks - len(self._tasks))):
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
@@ -132,6 +137,7 @@ class AioConsumeService(Workers):
         result: BaseException | object
         if portion.work.revoked:
             portion.revoke()
+        portion.open()
         for calls, item in enumerate(portion.calls, 1):
             messages = item if isinstance(item, list) else [item]
             first, last = messages[0].queue_offset, messages[-1].queue_offset

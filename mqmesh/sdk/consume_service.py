@@ -5,8 +5,9 @@ one indivisible step under Python, so there is no lock for each message, and a m
 whose listener hangs holds up nobody as long as another thread is free.
 
 Threads are woken sparingly, because they share one interpreter and a fast listener is served
-best by one of them. Work that finds no other work waiting wakes one thread. As long as work
-waits and hardly moves, as many again are woken as are at work: 20 are reached in 10 ms.
+best by one of them. Work that finds no other work waiting wakes one thread, unless one is
+awake that was quick until now. As long as work waits and hardly moves, as many again are
+woken as are at work: 20 are reached in 10 ms.
 """
 
 import logging
@@ -17,13 +18,17 @@ from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Final, Protocol
 
+from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult, Listener
 from mqmesh.sdk.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.pulled_batch import PulledBatch
 
-PORTION_MESSAGES: Final = 1_024
-"""Behind each portion a worker looks whether its queue waits for room."""
+PORTION_MESSAGES: Final = 256
+"""A portion ends with the batch that reaches so many messages, or one call's worth."""
 WATCH_MS: Final = 2
+QUICK_PORTION_S: Final = 0.002
+"""Who was done with a portion so soon will be back soon, and nobody else need be woken."""
 CALLS_PER_WATCH: Final = 2
 """A worker that begins fewer calls than this between two looks is slow: others would help."""
 
@@ -37,76 +42,121 @@ class QueueWork:
     Args:
         listener: Whom the messages are for.
         batch_size: How many a call gets at most.
-        portion_size: How many a portion gets at most.
         on_progress: Called by a worker now and then, when messages of the queue were done.
+        on_broken: Called by a worker when a batch cannot be decoded; its messages stay open.
 
     Attributes:
         revoked: The queue was given away; what was not begun will not be.
     """
 
-    __slots__ = ("batch_size", "listener", "on_progress", "portion_size", "revoked")
+    __slots__ = ("batch_size", "listener", "on_broken", "on_progress", "revoked")
 
     def __init__(
         self,
         listener: Listener,
         batch_size: int,
         on_progress: Callable[[], None],
-        portion_size: int = PORTION_MESSAGES,
+        on_broken: Callable[[CorruptBatch], None],
     ) -> None:
         self.listener = listener
         self.batch_size = batch_size
-        self.portion_size = max(portion_size, batch_size)
         self.on_progress = on_progress
+        self.on_broken = on_broken
         self.revoked = False
 
 
 class Portion:
-    """Messages that workers take from one after the other.
+    """Messages that workers take from one after the other. Used under the workers' lock.
 
     Args:
         work: The queue they belong to.
-        messages: In order.
+        source: Batches, or messages that failed before, in order.
         span: Where their states are kept.
         attempt: How often they have failed.
 
     Attributes:
-        calls: What is still to be begun: messages, or lists of them when a call gets several.
-        call_count: How many there were at first.
+        calls: What is still to be begun: messages, or lists of them when a call gets several;
+            taking the next one needs no lock.
+        call_count: About how many there were at first.
     """
 
-    __slots__ = ("_items", "attempt", "call_count", "calls", "span", "work")
+    __slots__ = ("_items", "_source", "attempt", "call_count", "calls", "span", "work")
 
     def __init__(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
+        self,
+        work: QueueWork,
+        source: list[PulledBatch] | list[StoredMessage],
+        span: Span,
+        attempt: int = 0,
     ) -> None:
-        size = work.batch_size
-        self._items: list[StoredMessage] | list[list[StoredMessage]] = (
-            messages
-            if size == 1
-            else [messages[start : start + size] for start in range(0, len(messages), size)]
-        )
+        first, last = source[0], source[-1]
+        if isinstance(first, PulledBatch) and isinstance(last, PulledBatch):
+            count = last.end - first.first
+        else:
+            count = len(source)
+        self._source: list[PulledBatch] | list[StoredMessage] | None = source
+        self._items: list[StoredMessage] | list[list[StoredMessage]] = []
         self.calls: Iterator[StoredMessage | list[StoredMessage]] = iter(self._items)
-        self.call_count = len(self._items)
+        self.call_count = -(-count // work.batch_size)
         self.work = work
         self.span = span
         self.attempt = attempt
 
+    @property
+    def used_up(self) -> bool:
+        """True when every call was begun."""
+        return self._source is None and not length_hint(self.calls)
+
+    @property
+    def calls_begun(self) -> int:
+        """About how many calls were begun."""
+        return 0 if self._source is not None else self.call_count - length_hint(self.calls)
+
+    def open(self) -> None:
+        """Decodes the messages, unless that was done."""
+        if self._source is None:
+            return
+        source, self._source = self._source, None
+        messages: list[StoredMessage] = []
+        for item in source:
+            if not isinstance(item, PulledBatch):
+                messages.append(item)
+                continue
+            try:
+                found = item.decode()
+            except CorruptBatch as error:
+                self.work.on_broken(error)
+                continue
+            if len(found) < item.end - item.first:
+                self._mark_unwanted(item, found)
+            messages += found
+        size = self.work.batch_size
+        if size == 1:
+            self._items = messages
+        else:
+            self._items = [messages[at : at + size] for at in range(0, len(messages), size)]
+        self.calls = iter(self._items)
+
     def revoke(self) -> None:
         """What was not begun will not be; from any thread."""
+        self._source = None
         self._items.clear()  # a list's iterator ends where its list does
 
+    def _mark_unwanted(self, batch: PulledBatch, found: list[StoredMessage]) -> None:
+        unwanted = set(range(batch.first, batch.end))
+        unwanted.difference_update(message.queue_offset for message in found)
+        for offset in unwanted:
+            self.span.mark(offset, offset, DONE)
 
-def make_portions(
-    work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
-) -> list[Portion]:
-    """Divides messages into portions; the list is taken over."""
-    size = work.portion_size
-    if len(messages) <= size:
-        return [Portion(work, messages, span, attempt)]
-    return [
-        Portion(work, messages[start : start + size], span, attempt)
-        for start in range(0, len(messages), size)
-    ]
+
+def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> Iterator[Portion]:
+    """Divides batches into portions."""
+    enough = max(PORTION_MESSAGES, work.batch_size)
+    start = 0
+    for at, batch in enumerate(batches, 1):
+        if batch.end - batches[start].first >= enough or at == len(batches):
+            yield Portion(work, batches[start:at], span)
+            start = at
 
 
 class OnFailed(Protocol):
@@ -127,14 +177,23 @@ class OnFailed(Protocol):
 class Workers(Protocol):
     """Those who call listeners."""
 
-    def submit(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
-    ) -> None:
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
         """Has messages consumed; in the client's own thread.
 
         Args:
             work: The queue they belong to.
-            messages: In order, at least one; the list is taken over.
+            batches: In order, at least one.
+            span: Where the messages' states are kept; all are ``OPEN``.
+        """
+
+    def submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+    ) -> None:
+        """Has messages consumed that failed before; in the client's own thread.
+
+        Args:
+            work: The queue they belong to.
+            messages: In order, at least one.
             span: Where their states are kept; all are ``OPEN``.
             attempt: How often they have failed.
         """
@@ -180,6 +239,7 @@ class ConsumeService(Workers):
         self._idle = 0
         self._closed = False
         self._watching = False
+        self._quick = False
         self._calls_retired = 0
         self._calls_seen = 0
 
@@ -188,21 +248,13 @@ class ConsumeService(Workers):
         """Threads started so far."""
         return len(self._threads)
 
-    def submit(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int = 0
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+        self._add(work, list(make_portions(work, batches, span)))
+
+    def submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
     ) -> None:
-        portions = make_portions(work, messages, span, attempt)
-        with self._changed:
-            if self._closed or work.revoked:
-                return
-            self._retire_used_up()
-            if not self._ready:
-                self._wake(1)
-            self._ready.extend(portions)
-        if not self._watching:
-            self._watching = True
-            self._calls_seen = self._calls_begun()
-            self._call_later(WATCH_MS, self._watch)
+        self._add(work, [Portion(work, messages, span, attempt)])
 
     def revoke(self, work: QueueWork) -> None:
         work.revoked = True
@@ -226,14 +278,26 @@ class ConsumeService(Workers):
 
     # ---- In the client's thread, or under the lock ------------------------------------
 
+    def _add(self, work: QueueWork, portions: list[Portion]) -> None:
+        with self._changed:
+            if self._closed or work.revoked:
+                return
+            self._retire_used_up()
+            someone_comes = self._quick and self._idle < len(self._threads)
+            if not self._ready and not someone_comes:
+                self._wake(1)
+            self._ready.extend(portions)
+        if not self._watching:
+            self._watching = True
+            self._calls_seen = self._calls_begun()
+            self._call_later(WATCH_MS, self._watch)
+
     def _calls_begun(self) -> int:
         # Workers take from the first portion only.
-        head = self._ready[0] if self._ready else None
-        now = 0 if head is None else head.call_count - length_hint(head.calls)
-        return self._calls_retired + now
+        return self._calls_retired + (self._ready[0].calls_begun if self._ready else 0)
 
     def _retire_used_up(self) -> None:
-        while self._ready and not length_hint(self._ready[0].calls):
+        while self._ready and self._ready[0].used_up:
             self._calls_retired += self._ready.popleft().call_count
 
     def _wake(self, count: int) -> None:
@@ -265,10 +329,12 @@ class ConsumeService(Workers):
     def _work(self) -> None:
         portion = self._next(None)
         while portion is not None:
+            began = time.monotonic()
             if portion.work.batch_size == 1:
                 self._consume_one_by_one(portion)
             else:
                 self._consume_lists(portion)
+            self._quick = time.monotonic() - began < QUICK_PORTION_S
             portion.work.on_progress()
             portion = self._next(portion)
 
@@ -280,7 +346,10 @@ class ConsumeService(Workers):
                 self._idle += 1
                 self._changed.wait()
                 self._idle -= 1
-            return None if self._closed else self._ready[0]
+            if self._closed:
+                return None
+            self._ready[0].open()
+            return self._ready[0]
 
     def _consume_one_by_one(self, portion: Portion) -> None:
         listener = portion.work.listener

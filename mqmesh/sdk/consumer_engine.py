@@ -9,7 +9,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from mqmesh.errors import GroupNotFound, MQMeshError, RemoteProtocolError, TopicNotFound
+from mqmesh.errors import (
+    CorruptBatch,
+    GroupNotFound,
+    MQMeshError,
+    RemoteProtocolError,
+    TopicNotFound,
+)
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
@@ -30,6 +36,7 @@ from mqmesh.sdk.local_offsets import LocalOffsets
 from mqmesh.sdk.offset_store import REQUEST_TIMEOUT_MS, BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.pull_loop import PullCounters, PullLoop, Sink
+from mqmesh.sdk.pulled_batch import PullSource
 from mqmesh.sdk.rebalance import AllocateStrategy
 from mqmesh.sdk.start_positions import Position, StartPositions
 from mqmesh.transport.client import OnDone
@@ -225,6 +232,12 @@ class ConsumerEngine(Generic[S]):
     def sinks(self) -> dict[MessageQueue, S]:
         """What is pulled at present, and where it goes."""
         return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
+
+    def stop_queue(self, queue: MessageQueue, error: CorruptBatch) -> None:
+        """A batch of a queue cannot be decoded: nothing behind it is pulled or committed."""
+        one = self.assigned.get(queue)
+        if one is not None and one.loop is not None and not one.loop.stopped:
+            one.loop.stop(error)
 
     # ---- Offsets ------------------------------------------------------------------------
 
@@ -509,8 +522,11 @@ class ConsumerEngine(Generic[S]):
             self.options.pull_settings(),
             self.counters,
             expression=expression,
-            tags=parse_tags(expression),
-            store_host=address.tcp if address is not None else "",
+            source=PullSource(
+                queue.broker_name,
+                address.tcp if address is not None else "",
+                parse_tags(expression),
+            ),
         )
         state.loop.resume()
         if not position.committed:

@@ -4,8 +4,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.process_queue import FlowLimits
+from mqmesh.sdk.pulled_batch import PulledBatch
 
 
 class FetchBuffer:
@@ -19,6 +21,8 @@ class FetchBuffer:
         limits: When to stop pulling for a while.
         changed: Its lock is held whenever the messages are touched.
         on_arrival: Called under that lock when messages have come.
+        on_broken: Called under that lock when a batch cannot be decoded; nothing behind it is
+            handed out.
 
     Attributes:
         position: Queue offset of the next message that a poll returns.
@@ -33,6 +37,7 @@ class FetchBuffer:
         limits: FlowLimits,
         changed: threading.Condition,
         on_arrival: Callable[[], None],
+        on_broken: Callable[[CorruptBatch], None],
     ) -> None:
         self.position = start
         self.acked = start
@@ -41,8 +46,10 @@ class FetchBuffer:
         self._limits = limits
         self._changed = changed
         self._on_arrival = on_arrival
+        self._on_broken = on_broken
+        self._broken = False
         self._next_offset = start
-        self._waiting: deque[list[StoredMessage]] = deque()
+        self._waiting: deque[PulledBatch | list[StoredMessage]] = deque()
         self._count = 0
         self._size_bytes = 0
 
@@ -58,13 +65,13 @@ class FetchBuffer:
                 self._size_bytes < self._limits.size_bytes
             )
 
-    def take(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> None:
+    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
         """Takes what was pulled."""
         with self._changed:
             self._next_offset = next_offset
-            if messages:
-                self._waiting.append(messages)
-                self._count += len(messages)
+            if batches:
+                self._waiting.extend(batches)
+                self._count += sum(batch.end - batch.first for batch in batches)
                 self._size_bytes += size_bytes
                 self._on_arrival()
             elif not self._waiting:
@@ -74,6 +81,7 @@ class FetchBuffer:
         """Goes on at another offset; what was held is given up."""
         with self._changed:
             self._clear()
+            self._broken = False
             self._next_offset = self.position = self.acked = offset
 
     def commit_offset(self) -> int:
@@ -93,20 +101,41 @@ class FetchBuffer:
             most: How many at most.
             found: Where they go.
         """
-        while self._waiting and most > 0:
+        while self._waiting and most > 0 and not self._broken:
             first = self._waiting[0]
+            if isinstance(first, PulledBatch):
+                self._decode(first)
+                continue
+            some = first[:most]
             if len(first) <= most:
                 self._waiting.popleft()
-                some = first
             else:
-                some, self._waiting[0] = first[:most], first[most:]
+                del first[:most]
             found += some
             most -= len(some)
-            self._size_bytes -= self._size_bytes * len(some) // self._count
-            self._count -= len(some)
+            self._note_handed_out(len(some))
             # Behind the last message held there may be some that the filter left out.
             last = some[-1].queue_offset + 1
             self.position = last if self._waiting else self._next_offset
+
+    def _decode(self, batch: PulledBatch) -> None:
+        try:
+            messages = batch.decode()
+        except CorruptBatch as error:
+            self._broken = True
+            self._on_broken(error)
+            return
+        self._note_handed_out(batch.end - batch.first - len(messages))
+        if messages:
+            self._waiting[0] = messages
+            return
+        self._waiting.popleft()
+        self.position = batch.end if self._waiting else self._next_offset
+
+    def _note_handed_out(self, count: int) -> None:
+        if count:
+            self._size_bytes -= self._size_bytes * count // self._count
+            self._count -= count
 
     def _clear(self) -> None:
         self._waiting.clear()

@@ -23,7 +23,7 @@ class LocalRetry:
 
     Args:
         call_later: Calls in the client's own thread after so many milliseconds; from any thread.
-        submit: Has messages consumed, as ``ConsumeService.submit``.
+        submit: Has messages consumed, as ``Workers.submit_again``.
         delays_ms: Before each further try.
 
     Attributes:

@@ -6,11 +6,12 @@ state, in the ``bytearray`` of its span; workers write it by themselves, which u
 Python is one indivisible step, and everything else happens in the client's own thread.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from mqmesh.message import StoredMessage
+from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.units import MIB
 
 OPEN: Final = 0
@@ -88,27 +89,29 @@ class ProcessQueue:
         self._limits = limits
         self._unfinished: list[Span] = []
 
-    def add(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> Span | None:
+    def add(self, batches: Sequence[PulledBatch], next_offset: int, size_bytes: int) -> Span | None:
         """Takes in what was pulled.
 
         Args:
-            messages: In order, from ``next_offset`` of this queue on; those that the
-                subscription does not want are left out.
-            next_offset: Queue offset behind them, and behind what was left out.
+            batches: In order, from ``next_offset`` of this queue on; what stands between them
+                is not wanted.
+            next_offset: Queue offset behind them, and behind what else is not wanted.
             size_bytes: As stored.
 
         Returns:
             Where the messages' states are kept; None when there is no message.
         """
         first, self.next_offset = self.next_offset, next_offset
-        if not messages:
+        if not batches:
             return None
-        if len(messages) == next_offset - first:
-            states = bytearray(len(messages))
-        else:
-            states = bytearray(_DONE_BYTE * (next_offset - first))
-            for message in messages:
-                states[message.queue_offset - first] = OPEN
+        states = bytearray(next_offset - first)
+        place = first
+        for batch in batches:
+            if batch.first > place:
+                states[place - first : batch.first - first] = _DONE_BYTE * (batch.first - place)
+            place = batch.end
+        if next_offset > place:
+            states[place - first :] = _DONE_BYTE * (next_offset - place)
         last = self._unfinished[-1] if self._unfinished else None
         if last is not None and last.end == first and len(last.states) < SPAN_TARGET:
             last.states += states

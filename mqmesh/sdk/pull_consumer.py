@@ -12,6 +12,7 @@ import msgspec
 from mqmesh.errors import (
     ClientClosed,
     ConfigError,
+    CorruptBatch,
     InvalidArgument,
     MQMeshError,
     NoRoute,
@@ -465,6 +466,10 @@ class PullConsumer:
 
     def _make_sink(self, queue: MessageQueue, start: int) -> FetchBuffer:
         options = self.options
+
+        def broken(error: CorruptBatch) -> None:
+            self._engine.client.post(lambda: self._engine.stop_queue(queue, error))
+
         limits = FlowLimits(
             messages=options.pull_threshold_for_queue,
             size_bytes=options.pull_threshold_size_for_queue * MIB,
@@ -473,7 +478,9 @@ class PullConsumer:
             gone = [other for other, one in self._buffers.items() if one.dropped]
             for other in gone:
                 del self._buffers[other]
-            buffer = self._buffers[queue] = FetchBuffer(start, limits, self._changed, self._arrived)
+            buffer = self._buffers[queue] = FetchBuffer(
+                start, limits, self._changed, self._arrived, broken
+            )
             self._changed.notify_all()
         return buffer
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Protocol
 import msgspec
 
 from mqmesh.errors import CorruptBatch, MQMeshError, RemoteProtocolError
-from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import (
@@ -17,7 +17,8 @@ from mqmesh.protocol.pulling import (
     PullResponse,
     PullStatus,
 )
-from mqmesh.record_batch import BatchHeader, check_stored, decode_messages
+from mqmesh.record_batch import BatchHeader, check_stored
+from mqmesh.sdk.pulled_batch import PulledBatch, PullSource
 from mqmesh.transport.client import OnDone
 from mqmesh.units import MIB
 
@@ -44,11 +45,11 @@ class Sink(Protocol):
     def has_room(self) -> bool:
         """True when more may be pulled."""
 
-    def take(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> None:
-        """Takes messages, and moves ``next_offset``.
+    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
+        """Takes batches, and moves ``next_offset``.
 
         Args:
-            messages: In order; none when all were filtered out.
+            batches: In order; none when all messages were filtered out.
             next_offset: Behind them.
             size_bytes: As stored.
         """
@@ -114,8 +115,7 @@ class PullLoop:
         settings: Sizes and times.
         counters: Shared by a consumer's loops.
         expression: Subscription expression.
-        tags: The tags it names, None for all messages.
-        store_host: Address of the broker, for the messages' facts.
+        source: What batches must know of where they come from.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -135,8 +135,7 @@ class PullLoop:
         counters: PullCounters,
         *,
         expression: str = "*",
-        tags: frozenset[str] | None = None,
-        store_host: str = "",
+        source: PullSource | None = None,
     ) -> None:
         self.queue = queue
         self.waiting_for_room = False
@@ -150,8 +149,7 @@ class PullLoop:
         self._settings = settings
         self._counters = counters
         self._expression = expression
-        self._tags = tags
-        self._store_host = store_host
+        self._source = source or PullSource(queue.broker_name)
         self._busy = False
         self._backoff_ms = 0
         self._corrupt_tries = 0
@@ -193,6 +191,13 @@ class PullLoop:
         self._busy = False
         self._beyond_end.clear()
         self.resume()
+
+    def stop(self, error: CorruptBatch) -> None:
+        """Ends the loop for damage that asking again cannot mend; nothing is skipped."""
+        self._counters.corrupt_batches += 1
+        self.stopped = True
+        self.drop()
+        _log.error("%s is stopped, nothing is skipped: %s", _named(self.queue), error)
 
     def drop(self) -> None:
         """Ends the loop; what is under way has no effect any more."""
@@ -243,7 +248,7 @@ class PullLoop:
         self.resume()
 
     def _take_batches(self, body: memoryview, next_told: int) -> None:
-        messages: list[StoredMessage] = []
+        batches: list[PulledBatch] = []
         wanted = next_offset = self._sink.next_offset
         position = 0
         try:
@@ -251,43 +256,29 @@ class PullLoop:
                 header = check_stored(body, position)
                 self._check_place(header, next_offset)
                 if header.next_queue_offset > next_offset:
-                    found = decode_messages(
-                        body,
-                        header,
-                        position=position,
-                        broker_name=self.queue.broker_name,
-                        store_host=self._store_host,
-                    )
                     # The first batch may begin before the offset that was asked for.
-                    known = max(next_offset - header.base_queue_offset, 0)
-                    messages += found[known:] if known else found
+                    first = max(next_offset, header.base_queue_offset)
+                    batches.append(PulledBatch(self._source, body, position, header, first))
                     next_offset = header.next_queue_offset
+                    self._counters.messages += next_offset - first
                 position += header.total_size
-            if self._tags is not None:
+            if self._source.tags is not None:
                 next_offset = max(next_offset, next_told)
         finally:
             # What stands before a damaged batch is good, so it is taken in any case.
             if next_offset > wanted:
-                self._counters.messages += len(messages)
-                self._sink.take(self._wanted(messages), next_offset, position)
+                self._sink.take(batches, next_offset, position)
         if next_offset == wanted:
             raise RemoteProtocolError(f"{_named(self.queue)}: an answer without the offset asked")
 
     def _check_place(self, header: BatchHeader, next_offset: int) -> None:
         # Only a filter may leave something out.
-        is_gap = header.base_queue_offset > next_offset and self._tags is None
+        is_gap = header.base_queue_offset > next_offset and self._source.tags is None
         if header.queue_id != self.queue.queue_id or is_gap:
             raise RemoteProtocolError(
                 f"{_named(self.queue)}: a batch of queue {header.queue_id} at offset "
                 f"{header.base_queue_offset} instead of {next_offset}"
             )
-
-    def _wanted(self, messages: list[StoredMessage]) -> list[StoredMessage]:
-        tags = self._tags
-        if tags is None:
-            return messages
-        # The broker compared hashes of tags, and of whole batches.
-        return [message for message in messages if message.tag in tags]
 
     def _fail(self, error: MQMeshError) -> None:
         self._counters.failures += 1

@@ -7,19 +7,20 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument, MQMeshError
+from mqmesh.errors import ClientClosed, ConfigError, CorruptBatch, InvalidArgument, MQMeshError
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
-from mqmesh.sdk.consume_service import PORTION_MESSAGES, ConsumeService, QueueWork, Workers
+from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
-from mqmesh.sdk.process_queue import ProcessQueue
+from mqmesh.sdk.process_queue import ProcessQueue, Span
 from mqmesh.sdk.pull_loop import PullCounters
+from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
 
 WATCH_INTERVAL_MS: Final = 1_000
@@ -62,11 +63,11 @@ class PushSink:
         """True when more may be pulled."""
         return self._process.has_room()
 
-    def take(self, messages: list[StoredMessage], next_offset: int, size_bytes: int) -> None:
+    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
         """Takes what was pulled and has it consumed."""
-        span = self._process.add(messages, next_offset, size_bytes)
+        span = self._process.add(batches, next_offset, size_bytes)
         if span is not None:
-            self._service.submit(self._work, messages, span)
+            self._service.submit(self._work, batches, span)
 
     def move(self, offset: int) -> None:
         """Goes on at another offset; what was held is given up."""
@@ -147,7 +148,7 @@ class PushConsumer:
         self._retry: LocalRetry | NoRetry = (
             NoRetry()
             if self.options.message_model == MessageModel.BROADCASTING
-            else LocalRetry(self._call_later, self._submit)
+            else LocalRetry(self._call_later, self._submit_again)
         )
         self._service = self._make_service()
         self._listeners: dict[str, Listener] = {}
@@ -289,22 +290,26 @@ class PushConsumer:
     def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
         listener = self._listeners[queue.topic]
         batch_size = self.options.consume_message_batch_max_size
-        portion_size = min(self.options.pull_threshold_for_queue, PORTION_MESSAGES)
 
         def progress() -> None:
             one = self._engine.assigned.get(queue)
             if one is not None and one.loop is not None and one.loop.waiting_for_room:
                 self._call_soon(one.loop.resume)
 
+        def broken(error: CorruptBatch) -> None:
+            self._call_soon(lambda: self._engine.stop_queue(queue, error))
+
         return PushSink(
             start,
             self.options,
             self._service,
-            lambda: QueueWork(listener, batch_size, progress, portion_size),
+            lambda: QueueWork(listener, batch_size, progress, broken),
         )
 
-    def _submit(self, *args: Any) -> None:
-        self._service.submit(*args)
+    def _submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+    ) -> None:
+        self._service.submit_again(work, messages, span, attempt)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         try:

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
+from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import ConsumeService, QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.units import QueueOffset
 
 PATIENCE_S = 10.0
 
 
-def messages(start: int, count: int) -> list[StoredMessage]:
-    return [StoredMessage("t", b"x", queue_offset=QueueOffset(start + i)) for i in range(count)]
+class FakeBatch(PulledBatch):
+    """A batch whose decoding the test decides."""
+
+    def __init__(self, first, count, unwanted=(), error=None):
+        self.first, self.end = first, first + count
+        self.unwanted, self.error = unwanted, error
+
+    def decode(self):
+        if self.error is not None:
+            raise self.error
+        wanted = [at for at in range(self.first, self.end) if at not in self.unwanted]
+        return [StoredMessage("t", b"x", queue_offset=QueueOffset(at)) for at in wanted]
 
 
 class Case:
     """A service whose timer the test turns."""
 
-    def __init__(self, threads=4, batch_size=1, portion_size=1_024, listener=None):
+    def __init__(self, threads=4, batch_size=1, listener=None):
         self.changed = threading.Condition()
         self.seen: list[list[int]] = []
         self.failed: list[tuple[list[int], object]] = []
         self.timers = []
         self.progress = 0
         self.service = ConsumeService("test", threads, self._call_later, self._on_failed)
-        self.work = QueueWork(listener or self.listen, batch_size, self._progress, portion_size)
+        self.broken: list[CorruptBatch] = []
+        self.work = self.new_work(batch_size, listener)
         self.span = Span(0, bytearray(10_000), 0)
 
     def listen(self, found):
@@ -38,8 +52,15 @@ class Case:
             self.changed.notify_all()
         return ConsumeResult.SUCCESS
 
-    def submit(self, start, count, attempt=0):
-        self.service.submit(self.work, messages(start, count), self.span, attempt)
+    def new_work(self, batch_size=1, listener=None):
+        return QueueWork(listener or self.listen, batch_size, self._progress, self.broken.append)
+
+    def submit(self, start, *counts, work=None, **batch):
+        batches = []
+        for count in counts:
+            batches.append(FakeBatch(start, count, **batch))
+            start += count
+        self.service.submit(work or self.work, batches, self.span)
 
     def tick(self):
         """Run the watch that was planned."""
@@ -50,7 +71,12 @@ class Case:
             assert self.changed.wait_for(condition, PATIENCE_S)
 
     def until_done(self, count):
-        self.until(lambda: self.span.states.count(DONE) >= count)
+        # Marks tell nobody, so it looks again and again.
+        deadline = time.monotonic() + PATIENCE_S
+        with self.changed:
+            while self.span.states.count(DONE) < count:
+                assert time.monotonic() < deadline
+                self.changed.wait(0.001)
 
     def _call_later(self, delay_ms, callback):
         self.timers.append(callback)
@@ -136,7 +162,7 @@ def test_waiting_work_wakes_more_and_more_threads_up_to_the_limit(make_case):
         counts.append(case.service.thread_count)
     assert counts == [1, 2, 4, 6, 6]
     release.set()
-    case.until(lambda: case.span.states.count(DONE) == 100 or case.changed.wait(0.01))
+    case.until_done(100)
 
 
 def test_the_watch_ends_when_nothing_waits(make_case):
@@ -214,14 +240,14 @@ def test_a_revoked_queue_gets_no_further_call(make_case):
         release.wait(PATIENCE_S)
         return case.listen(found)
 
-    case = make_case(threads=1, listener=listen, portion_size=10)
-    case.submit(0, 100)
+    case = make_case(threads=1, listener=listen)
+    case.submit(0, 300, 300)
     assert begun.wait(PATIENCE_S)
     case.service.revoke(case.work)
     release.set()
     case.until(lambda: case.progress)
     assert case.seen == [[0]]
-    case.submit(100, 10)
+    case.submit(600, 10)
     assert case.service.close(PATIENCE_S)
     assert case.seen == [[0]]
     assert case.span.states.count(OPEN) == 9_999
@@ -240,10 +266,9 @@ def test_failures_of_a_revoked_queue_are_nobodys_concern(make_case):
 
 def test_other_queues_go_on_after_a_revocation(make_case):
     case = make_case(threads=1)
-    other = QueueWork(case.listen, 1, case._progress)
     case.service.revoke(case.work)
     case.submit(0, 10)
-    case.service.submit(other, messages(500, 5), case.span, 0)
+    case.submit(500, 5, work=case.new_work())
     case.until(lambda: len(case.seen) == 5)
     assert case.seen == [[500], [501], [502], [503], [504]]
 
@@ -266,7 +291,72 @@ def test_closing_waits_for_calls_that_run_and_begins_no_other(make_case):
 
 
 def test_progress_is_told_behind_each_portion(make_case):
-    case = make_case(portion_size=10)
-    case.submit(0, 35)
-    case.until(lambda: case.progress >= 4)
-    case.until_done(35)
+    case = make_case()
+    case.submit(0, *[100] * 7)
+    case.until(lambda: case.progress >= 3)
+    case.until_done(700)
+    assert case.progress == 3  # 300, 300 and 100 messages
+
+
+def test_small_batches_fill_the_lists_that_a_listener_gets(make_case):
+    case = make_case(batch_size=300)
+    case.submit(0, *[1] * 700)
+    case.until_done(700)
+    assert [len(call) for call in case.seen] == [300, 300, 100]
+
+
+def test_messages_that_the_broker_took_for_wanted_are_left_out_and_done(make_case):
+    case = make_case(batch_size=10)
+    case.submit(0, 6, unwanted={0, 2, 5})
+    case.until(lambda: case.progress)
+    assert case.seen == [[1, 3, 4]]
+    assert case.span.states[:7] == bytes([DONE] * 6 + [OPEN])
+
+
+def test_a_batch_without_a_wanted_message_is_done(make_case):
+    case = make_case()
+    case.submit(0, 3, unwanted={0, 1, 2})
+    case.until(lambda: case.progress)
+    assert case.seen == []
+    assert case.span.states.count(DONE) == 3
+
+
+def test_a_batch_that_cannot_be_decoded_is_reported_and_stays_open(make_case):
+    case, error = make_case(), CorruptBatch("undecodable")
+    case.submit(0, 3, error=error)
+    case.submit(3, 2)
+    case.until_done(2)
+    assert case.broken == [error]
+    assert case.seen == [[3], [4]]
+    assert case.span.states.count(OPEN) == 9_998
+
+
+def test_failed_messages_are_handed_out_again(make_case):
+    case = make_case(batch_size=2)
+    found = FakeBatch(7, 3).decode()
+    case.service.submit_again(case.work, found, case.span, 4)
+    case.until_done(3)
+    assert sorted(case.seen) == [[7, 8], [9]]
+
+
+def test_a_listener_that_was_quick_is_not_given_company(make_case):
+    case = make_case(threads=4)
+    case.submit(0, 10)
+    case.until(lambda: case.progress)
+    entered, release = threading.Event(), threading.Event()
+
+    def listen(found):
+        entered.set()
+        release.wait(PATIENCE_S)
+        return ConsumeResult.SUCCESS
+
+    case.work.listener = listen
+    case.submit(10, 1)
+    assert entered.wait(PATIENCE_S)
+    case.submit(11, 1)
+    assert case.service.thread_count == 1
+    case.tick()
+    case.tick()  # but not for long
+    assert case.service.thread_count == 2
+    release.set()
+    case.until_done(12)

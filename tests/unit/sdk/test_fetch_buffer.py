@@ -6,24 +6,39 @@ import threading
 
 import pytest
 
+from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
 from mqmesh.sdk.process_queue import FlowLimits
+from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.units import QueueOffset
 
 
-def messages(start: int, count: int) -> list[StoredMessage]:
-    return [StoredMessage("t", b"x", queue_offset=QueueOffset(start + i)) for i in range(count)]
+class FakeBatch(PulledBatch):
+    """A batch whose decoding the test decides."""
+
+    def __init__(self, first, count, unwanted=(), error=None):
+        self.first, self.end = first, first + count
+        self.unwanted, self.error = unwanted, error
+
+    def decode(self):
+        if self.error is not None:
+            raise self.error
+        wanted = [at for at in range(self.first, self.end) if at not in self.unwanted]
+        return [StoredMessage("t", b"x", queue_offset=QueueOffset(at)) for at in wanted]
 
 
 class Case:
     def __init__(self, start=0, **limits):
         self.arrivals = 0
-        self.buffer = FetchBuffer(start, FlowLimits(**limits), threading.Condition(), self._arrived)
+        self.broken = []
+        self.buffer = FetchBuffer(
+            start, FlowLimits(**limits), threading.Condition(), self._arrived, self.broken.append
+        )
 
-    def take(self, count):
+    def take(self, count, **batch):
         start = self.buffer.next_offset
-        self.buffer.take(messages(start, count), start + count, count * 10)
+        self.buffer.take([FakeBatch(start, count, **batch)], start + count, count * 10)
 
     def poll(self, most):
         found = []
@@ -50,12 +65,38 @@ def test_the_position_passes_over_what_a_filter_left_out():
     case = Case()
     case.buffer.take([], 40, 0)
     assert case.buffer.position == 40
-    case.buffer.take(messages(45, 1), 60, 10)
+    case.buffer.take([FakeBatch(45, 1)], 60, 10)
     case.buffer.take([], 70, 0)
     assert case.buffer.position == 40
     assert case.poll(10) == [45]
     assert case.buffer.position == 70
     assert case.arrivals == 1
+
+
+def test_messages_that_the_broker_took_for_wanted_are_left_out():
+    case = Case()
+    case.take(3, unwanted={0, 1, 2})
+    case.take(3, unwanted={3, 5})
+    assert case.poll(10) == [4]
+    assert case.buffer.position == 6
+    case.take(2, unwanted={6, 7})
+    assert case.poll(10) == []
+    assert case.buffer.position == 8
+    assert case.buffer.has_room()
+
+
+def test_nothing_behind_a_batch_that_cannot_be_decoded_is_handed_out():
+    case, error = Case(), CorruptBatch("undecodable")
+    case.take(2)
+    case.take(2, error=error)
+    case.take(2)
+    assert case.poll(10) == [0, 1]
+    assert case.poll(10) == []
+    assert case.broken == [error]
+    assert case.buffer.position == 2
+    case.buffer.move(4)
+    case.take(1)
+    assert case.poll(10) == [4]
 
 
 def test_only_what_is_acknowledged_is_committed():

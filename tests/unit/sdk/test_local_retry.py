@@ -9,8 +9,8 @@ import pytest
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import Portion, QueueWork
-from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry
-from mqmesh.sdk.process_queue import OPEN, PARKED, Span
+from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
+from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 INFO = BatchInfo(
@@ -38,14 +38,14 @@ class Case:
             lambda delay_ms, callback: self.timers.append((delay_ms, callback)),
             lambda *portion: self.submitted.append(portion),
         )
-        self.work = QueueWork(lambda found: ConsumeResult.SUCCESS, 1, lambda: None)
+        self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda _: None)
         self.span = Span(0, bytearray([PARKED] * 4), 0)
         self.messages = [
             StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO) for at in (1, 2)
         ]
 
     def fail(self, attempt=0, cause=ConsumeResult.RECONSUME_LATER):
-        portion = Portion(self.work, [], self.span, attempt)
+        portion = Portion(self.work, self.messages, self.span, attempt)
         self.retry.on_failed(portion, self.messages, cause)
         return self.timers.pop()
 
@@ -90,6 +90,16 @@ def test_the_log_says_what_and_why(caplog, cause, level, words):
     assert "t:broker-a:0, offset 1" in record.getMessage()
     assert "and 1 more" in record.getMessage()
     assert (record.exc_info is not None) == isinstance(cause, ValueError)
+
+
+def test_broadcasting_gives_up_at_once(caplog):
+    case = Case()
+    retry = NoRetry()
+    portion = Portion(case.work, case.messages, case.span)
+    retry.on_failed(portion, case.messages, ConsumeResult.RECONSUME_LATER)
+    assert list(case.span.states) == [PARKED, DONE, DONE, PARKED]
+    assert retry.failures == 1
+    assert "BROADCASTING" in caplog.text
 
 
 def test_a_trace_is_logged_once():

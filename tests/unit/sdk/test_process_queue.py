@@ -5,15 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.message import StoredMessage
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, SPAN_TARGET, FlowLimits, ProcessQueue
-from mqmesh.units import QueueOffset
 
 LIMITS = FlowLimits()
 
 
-def messages(start: int, count: int) -> list[StoredMessage]:
-    return [StoredMessage("t", b"x", queue_offset=QueueOffset(start + i)) for i in range(count)]
+class FakeBatch:
+    """All that a process queue looks at."""
+
+    def __init__(self, first: int, count: int):
+        self.first = first
+        self.end = first + count
 
 
 def filled(*counts: int, start: int = 0, limits: FlowLimits = LIMITS):
@@ -21,7 +23,7 @@ def filled(*counts: int, start: int = 0, limits: FlowLimits = LIMITS):
     spans = []
     for count in counts:
         first = queue.next_offset
-        spans.append(queue.add(messages(first, count), first + count, count * 100))
+        spans.append(queue.add([FakeBatch(first, count)], first + count, count * 100))
     return queue, spans
 
 
@@ -68,7 +70,7 @@ def test_small_arrivals_share_a_span():
 
 def test_messages_that_a_filter_left_out_count_as_done():
     queue = ProcessQueue(0, LIMITS)
-    span = queue.add([*messages(2, 1), *messages(5, 1)], 10, 100)
+    span = queue.add([FakeBatch(2, 1), FakeBatch(5, 1)], 10, 100)
     assert queue.commit_offset() == 2
     assert queue.held() == (2, 20)
     span.mark(2, 2, DONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy
+from mqmesh.errors import BrokerError, CorruptBatch, EndpointUnreachable, SystemBusy
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -20,8 +20,10 @@ from mqmesh.sdk.pull_loop import (
     PullLoop,
     PullSettings,
 )
+from mqmesh.sdk.pulled_batch import PullSource
 
 QUEUE = MessageQueue("t", "broker-a", 3)
+ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"))
 
 
 def stored_batch(base: int, count: int, *, queue_id: int = 3, tags: str = "") -> bytes:
@@ -87,9 +89,12 @@ class FakeSink:
     def has_room(self):
         return self.room
 
-    def take(self, messages, next_offset, size_bytes):
+    def take(self, batches, next_offset, size_bytes):
         assert next_offset > self.next_offset
-        self.messages += messages
+        for batch in batches:
+            messages = batch.decode()
+            assert all(batch.first <= m.queue_offset < batch.end for m in messages)
+            self.messages += messages
         self.next_offset = next_offset
 
     def move(self, offset):
@@ -118,7 +123,7 @@ class Case:
 
 
 def test_a_pull_says_what_is_wanted():
-    request = Case(start=17, expression="A", tags=frozenset("A")).asked()
+    request = Case(start=17, expression="A", source=ONLY_A).asked()
     assert request == PullRequest("g", "t", 3, 17, 1024 * 1024, 15_000, "A")
 
 
@@ -157,13 +162,13 @@ def test_an_empty_answer_is_followed_by_the_next_pull():
 
 
 def test_a_filter_may_pass_over_messages():
-    case = Case(tags=frozenset("A"), expression="A")
+    case = Case(source=ONLY_A, expression="A")
     case.network.answer(PullStatus.NO_MATCHED_MSG, next_offset=40)
     assert case.asked().queue_offset == 40
 
 
 def test_tags_are_compared_again():
-    case = Case(tags=frozenset("A"), expression="A")
+    case = Case(source=ONLY_A, expression="A")
     case.network.answer(PullStatus.FOUND, stored_batch(10, 4, tags="ABAB"), next_offset=20)
     assert case.sink.offsets == [10, 12]
     assert case.asked().queue_offset == 20
@@ -301,6 +306,16 @@ def test_an_unreadable_header_is_a_failure():
     case.network.requests.pop()[1](Command(0, 0, 1, memoryview(b"\xc1"), memoryview(b"")))
     assert case.counters.failures == 1
     assert case.network.run_timer() == BACKOFF_MS
+
+
+def test_damage_that_asking_again_cannot_mend_ends_the_loop():
+    case = Case()
+    case.loop.stop(CorruptBatch("undecodable"))
+    assert case.loop.stopped
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert case.sink.messages == []
+    assert not case.network.requests
+    assert case.counters.corrupt_batches == 1
 
 
 # ---- Offsets that the broker does not hold --------------------------------------------
