@@ -14,6 +14,7 @@ from mqmesh.record_batch import MAGIC
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, hashes_of
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.queue_tail import QueueTail
 
 CHUNK_ENTRIES: Final = 2048
 """Entries that are read at once, unless a batch has more messages."""
@@ -21,6 +22,8 @@ MOST_BATCHES: Final = 1024
 """Given out by one read, so that no read takes long."""
 MOST_FILTERED_ENTRIES: Final = 32_768
 """Looked at by one read with a filter."""
+MOST_TAIL_ROWS: Final = 4096
+"""Batches of a tail looked at by one read."""
 READ_THROUGH_BYTES: Final = 4096
 """Reading so many bytes of other queues costs less than another system call."""
 MOST_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
@@ -40,6 +43,27 @@ class Run(NamedTuple):
     """Queue offset of the first entry that was looked at."""
     stop: int
     """Queue offset behind its last message."""
+
+
+class _Found:
+    """Batches found so far, and whether more are wanted."""
+
+    __slots__ = ("max_bytes", "runs", "tag_hashes", "total")
+
+    def __init__(self, max_bytes: int, tag_hashes: frozenset[int] | None) -> None:
+        self.runs: list[Run] = []
+        self.total = 0
+        self.max_bytes = max_bytes
+        self.tag_hashes = tag_hashes
+
+    def add(self, run: Run) -> bool:
+        """Adds a batch if there is room for it."""
+        runs = self.runs
+        self.total += run.size
+        if runs and (self.total > self.max_bytes or len(runs) == MOST_BATCHES):
+            return False
+        runs.append(run)
+        return True
 
 
 def find_batches(
@@ -67,8 +91,46 @@ def find_batches(
     Raises:
         CorruptRecord: Entries are missing.
     """
-    runs: list[Run] = []
-    total = 0
+    found = _Found(max_bytes, tag_hashes)
+    # A batch stands in the files or in the tail as a whole.
+    in_files = min(stop, queue.written)
+    following = start
+    if start < in_files:
+        following = _find_in_files(queue, files, start, in_files, found)
+    if following >= in_files and following < stop:
+        following = _find_in_tail(queue.tail, following, stop, found)
+    return found.runs, following
+
+
+def _find_in_tail(tail: QueueTail, start: int, stop: int, found: _Found) -> int:
+    """Adds batches of the tail; returns the queue offset to go on from."""
+    wanted = found.tag_hashes
+    ends = tail.ends
+    number = tail.index(start)
+    last = min(len(ends), number + MOST_TAIL_ROWS)
+    scanned = 0
+    index = start
+    while number < last and index < stop and scanned < MOST_FILTERED_ENTRIES:
+        commitlog_offset, size, shared = tail.row(number)
+        end = ends[number]
+        fits = wanted is None or shared in wanted
+        if wanted is not None and (hashes := tail.hashes(number)) is not None:
+            scanned += end - index
+            skipped = (index - tail.base(number)) * 8
+            fits = not wanted.isdisjoint(memoryview(hashes)[skipped:].cast("Q"))
+        if commitlog_offset != VOID_OFFSET and fits:
+            if not found.add(Run(commitlog_offset, size, index, end)):
+                break
+        index = end
+        number += 1
+    return index
+
+
+def _find_in_files(
+    queue: ConsumeQueue, files: OpenFiles, start: int, stop: int, found: _Found
+) -> int:
+    """Adds batches from the files; returns the queue offset to go on from."""
+    tag_hashes = found.tag_hashes
     index = origin = start
     available = 0
     guess = 1
@@ -76,7 +138,7 @@ def find_batches(
     entries = b""
     hashes: memoryview | None = None
     limit = stop if tag_hashes is None else min(stop, start + MOST_FILTERED_ENTRIES)
-    while index < limit and len(runs) < MOST_BATCHES:
+    while index < limit:
         at = index - origin
         if at >= available:
             origin, at = index, 0
@@ -95,13 +157,11 @@ def find_batches(
         if commitlog_offset != VOID_OFFSET and (
             tag_hashes is None or not tag_hashes.isdisjoint(hashes[at:end])  # type: ignore[index]
         ):
-            if runs and total + size > max_bytes:
+            if not found.add(Run(commitlog_offset, size, index, run_stop)):
                 break
-            runs.append(Run(commitlog_offset, size, index, run_stop))
-            total += size
         guess = end - at
         index = run_stop
-    return runs, index
+    return index
 
 
 def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:

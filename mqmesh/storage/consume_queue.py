@@ -12,7 +12,7 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 The entry of queue offset n stands at byte 20 n of the queue. New entries stay in
-memory (the tail) until somebody writes them; files are read and written by
+memory (``queue_tail``) until somebody writes them; files are read and written by
 ``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here
 is synced before anybody is answered.
 """
@@ -22,9 +22,10 @@ import os
 import struct
 from typing import Final
 
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import CorruptRecord
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.queue_tail import QueueTail
 
 ENTRY: Final = struct.Struct("<QIQ")
 ENTRY_SIZE: Final = 20
@@ -78,9 +79,10 @@ class ConsumeQueue:
         queue_id: From 0.
         directory: Of its files and those of the topic's other queues.
         first: Queue offset of the first message.
-        written: Entries before it are in files, the others in the tail.
+        written: Entries before it are in files; where the tail starts.
         end: Queue offset of the next message.
         visible: What consumers may see ends here.
+        tail: Batches that are not in files yet.
     """
 
     __slots__ = (
@@ -115,7 +117,7 @@ class ConsumeQueue:
         self.written = end
         self.end = end
         self.visible = end
-        self.tail = bytearray()
+        self.tail = QueueTail(end)
         self._file_entries = file_entries
 
     def rewind(self, queue_offset: int) -> None:
@@ -123,6 +125,14 @@ class ConsumeQueue:
         assert not self.tail
         self.first = min(self.first, queue_offset)
         self.written = self.end = self.visible = min(self.end, queue_offset)
+        self.tail = QueueTail(self.end)
+
+    def append(
+        self, commitlog_offset: int, size: int, message_count: int, tag_hashes: bytes
+    ) -> int:
+        """Adds a batch to the tail and moves the end; returns the memory that it takes."""
+        self.end += message_count
+        return self.tail.append(commitlog_offset, size, message_count, tag_hashes)
 
     def read(self, files: OpenFiles, start: int, stop: int) -> bytes:
         """Entries from one queue offset to another, at most to ``end``.
@@ -133,17 +143,19 @@ class ConsumeQueue:
         """
         assert self.first <= start <= stop <= self.end
         written = self.written
-        if start >= written:
-            return bytes(self.tail[(start - written) * ENTRY_SIZE : (stop - written) * ENTRY_SIZE])
         parts = []
         while start < min(stop, written):
             number, index = divmod(start, self._file_entries)
             count = min(stop, written, (number + 1) * self._file_entries) - start
             parts.append(self._read_file(files, number, index, count))
             start += count
-        if stop > written:
-            parts.append(bytes(self.tail[: (stop - written) * ENTRY_SIZE]))
+        if stop > start:
+            tail = self._tail_entries()
+            parts.append(tail[(start - written) * ENTRY_SIZE : (stop - written) * ENTRY_SIZE])
         return b"".join(parts)
+
+    def _tail_entries(self) -> bytes:
+        return b"".join(entries_of(*batch) for batch in self.tail.batches())
 
     def _read_file(self, files: OpenFiles, number: int, index: int, count: int) -> bytes:
         path = self.file_path(number)
@@ -170,17 +182,12 @@ class ConsumeQueue:
             DiskFull: No room; what was not written stays in memory.
             StorageError: The disk refuses; what was not written stays in memory.
         """
-        tail, self.tail = self.tail, bytearray()
-        start = self.written
-        try:
-            self.written += self.write_at(files, start, tail, changed)
-        except StorageError:
-            # Entries may be written twice, but to the same place.
-            self.tail = tail
-            raise
+        # If that fails half way, entries are written twice, but to the same place.
+        self.written += self.write_at(files, self.written, self._tail_entries(), changed)
+        self.tail = QueueTail(self.written)
 
     def write_at(
-        self, files: OpenFiles, queue_offset: int, entries: bytes | bytearray, changed: set[str]
+        self, files: OpenFiles, queue_offset: int, entries: bytes, changed: set[str]
     ) -> int:
         """Writes entries into the files; arguments and errors as for ``write_tail``.
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, entries_of
+from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
 
-LARGE_TAIL_BYTES: Final = 256 * 1024
-"""A tail of this size is written at the next tick: writing many at once would take long."""
+LARGE_TAIL_ENTRIES: Final = 16_384
+"""A tail of so many entries is written at the next tick: much at once would take long."""
 
 
 MOST_WRITING_NS: Final = 2_000_000
@@ -33,7 +33,7 @@ class ConsumeQueues:
 
     Attributes:
         by_topic: Queues by topic and queue id.
-        unwritten_bytes: Entries that are in memory only.
+        unwritten_bytes: Memory of all tails.
         changed: Paths written to since somebody took the set to sync them.
     """
 
@@ -109,15 +109,12 @@ class ConsumeQueues:
         message_count: int,
         tag_hashes: bytes,
     ) -> None:
-        """Adds the entries of a batch to a queue's tail and moves its end."""
-        tail = queue.tail
-        before = len(tail)
-        if not before:
+        """Adds a batch to a queue's tail and moves its end."""
+        if not queue.tail:
             self._dirty[queue] = None
-        tail += entries_of(commitlog_offset, size, message_count, tag_hashes)
-        queue.end += message_count
-        self.unwritten_bytes += message_count * ENTRY_SIZE
-        if before < LARGE_TAIL_BYTES <= len(tail):
+        unwritten = queue.end - queue.written
+        self.unwritten_bytes += queue.append(commitlog_offset, size, message_count, tag_hashes)
+        if unwritten < LARGE_TAIL_ENTRIES <= unwritten + message_count:
             self._large.append(queue)
 
     def skip_to(self, queue: ConsumeQueue, queue_offset: int) -> None:
@@ -142,11 +139,9 @@ class ConsumeQueues:
             DiskFull: No room.
             StorageError: The disk refuses.
         """
-        before = len(queue.tail)
-        try:
-            queue.write_tail(self._files, self.changed)
-        finally:
-            self.unwritten_bytes -= before - len(queue.tail)
+        memory = queue.tail.bytes
+        queue.write_tail(self._files, self.changed)
+        self.unwritten_bytes -= memory
         self._dirty.pop(queue, None)
 
     def overwrite(self, queue: ConsumeQueue, queue_offset: int, entries: bytes) -> bool:
@@ -169,16 +164,21 @@ class ConsumeQueues:
         queue.write_at(self._files, queue_offset, entries, self.changed)
         return True
 
-    def write_large(self) -> None:
-        """Writes the tails that have become large.
+    def write_large(self) -> bool:
+        """Writes tails that have become large.
+
+        Returns:
+            True when none is left.
 
         Raises:
             DiskFull: No room.
             StorageError: The disk refuses.
         """
-        while self._large:
+        end_ns = time.monotonic_ns() + MOST_WRITING_NS
+        while self._large and time.monotonic_ns() < end_ns:
             self.write(self._large[-1])
             self._large.pop()
+        return not self._large
 
     def write_oldest(self, most: int) -> bool:
         """Writes the oldest tails.
@@ -210,11 +210,10 @@ class ConsumeQueues:
             OSError: The directory cannot be renamed.
         """
         for queue in self.by_topic.pop(topic, {}).values():
-            self.unwritten_bytes -= len(queue.tail)
+            self.unwritten_bytes -= queue.tail.bytes
             self._dirty.pop(queue, None)
             if queue in self._large:
                 self._large.remove(queue)
-            queue.tail = bytearray()
         directory = self.topic_directory(topic)
         self._files.close_under(directory)
         number = 1

@@ -164,7 +164,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         put_batches: Batches stored since the store was opened.
         put_messages: Messages in them.
         duplicates: Batches answered as stored before, since the store was opened.
-        unwritten_queue_bytes: Consume queue entries that are in memory only.
+        unwritten_queue_bytes: Memory of consume queue entries that are not written yet.
         flushes: Syncs of the log since the store was opened.
         flush_errors: Failed syncs; the store has stopped when this is not 0.
         epoch: Grows whenever a tail is cut.
@@ -220,8 +220,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
             than a segment can be stored, so keep it over 16 MiB except in tests.
         mapped_file_size_consume_queue: Entries in a consume queue file, 16 to 100,000,000.
-        consume_queue_tail_bytes: Memory for entries that are not yet written to the consume
-            queues, 64 KiB to 4 GiB; a message takes 20 bytes.
+        consume_queue_tail_bytes: Memory for what is not yet written to the consume queues,
+            64 KiB to 4 GiB; a batch takes 32 bytes, and 8 a message if their tags differ.
         max_open_files: Descriptors for reading and for consume queues, 8 to 100,000.
         max_producer_states: Pairs of producer and queue that duplicates are recognised for,
             16 to 10,000,000; the ones unused for longest are forgotten.

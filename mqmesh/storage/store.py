@@ -371,8 +371,9 @@ class CommitLogStore(MessageStore):
     def _write_tails(self) -> bool:
         """Writes some consume queues if they hold much in memory; True if there is more."""
         try:
-            self._queues.write_large()
-            more = self._queues.crowded and not self._queues.write_oldest(TAILS_AT_ONCE)
+            more = not self._queues.write_large()
+            if self._queues.crowded and not self._queues.write_oldest(TAILS_AT_ONCE):
+                more = True
         except StorageError as error:
             if not self._tails_stuck:
                 log.error("consume queues stay in memory: %s", error)

@@ -11,6 +11,7 @@ import pytest
 
 from mqmesh.errors import DiskFull, StorageError, StoreClosed
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
+from mqmesh.storage.queue_tail import ROW_BYTES
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
@@ -163,7 +164,7 @@ def test_queues_that_cannot_be_written_stay_in_memory(
     cure = calls.fail("pwrite", errno.ENOSPC)
     for now_ms in range(0, 20_000, 500):
         store.tick(now_ms)
-    assert store.stats().unwritten_queue_bytes == 1000
+    assert store.stats().unwritten_queue_bytes == 50 * ROW_BYTES
     assert len(read_queue(store)) == 50
     cure()
     settle(store, 30_000)
@@ -178,13 +179,13 @@ def test_memory_for_queues_is_bounded_on_a_full_disk(
     cure = calls.fail("pwrite", errno.ENOSPC)
     stored = 0
     with pytest.raises(DiskFull):
-        for number in range(1000):
-            store.put([make_batch(["x"] * 100, first_sequence=100 * number)], NOW)
-            stored += 100
-    assert 3200 <= stored <= 3400
+        for number in range(10_000):
+            store.put([make_batch(first_sequence=number)], NOW)
+            stored += 1
+    assert stored == 65_536 // ROW_BYTES + 1
     cure()
-    store.put([make_batch(["x"] * 100, first_sequence=100_000)], NOW)
-    assert store.queue_bounds("topic", 0)[1] == stored + 100
+    store.put([make_batch(first_sequence=100_000)], NOW)
+    assert store.queue_bounds("topic", 0)[1] == stored + 1
 
 
 def open_with_failing_sync(

@@ -1,27 +1,53 @@
 """Runs of entries become batches, whatever their lengths."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.storage import batch_finder
-from mqmesh.storage.batch_finder import MOST_BATCHES, Run, find_batches
-from mqmesh.storage.consume_queue import VOID_OFFSET, ConsumeQueue, entries_of
+from mqmesh.storage.batch_finder import MOST_BATCHES, MOST_TAIL_ROWS, Run, find_batches
+from mqmesh.storage.consume_queue import VOID_OFFSET, ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
 
-FILES = OpenFiles(4)
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
-def queue_of(lengths: list[int], *, void: frozenset[int] = frozenset()) -> ConsumeQueue:
-    """A queue with a batch of 10 bytes a message for each length; some are void."""
-    queue = ConsumeQueue("topic", 0, "", first=0, end=0, file_entries=100)
+@pytest.fixture
+def files() -> Iterator[OpenFiles]:
+    files = OpenFiles(4)
+    yield files
+    files.close()
+
+
+def queue_of(
+    directory: Path,
+    lengths: list[int],
+    *,
+    void: frozenset[int] = frozenset(),
+    written: int = 0,
+) -> ConsumeQueue:
+    """A queue with a batch of 10 bytes a message for each length; some void, some in files."""
+    queue = ConsumeQueue("topic", 0, str(directory / "q"), first=0, end=0, file_entries=100)
+    files = OpenFiles(4)
     offset = 0
     for number, length in enumerate(lengths):
+        if number == written:
+            queue.write_tail(files, set())
         place = (VOID_OFFSET, 0) if number in void else (offset, 10 * length)
-        queue.tail += entries_of(*place, length, number.to_bytes(8, "little"))
-        queue.end += length
+        hashes = number.to_bytes(8, "little") * (length if number % 2 else 1)
+        queue.append(*place, length, hashes)
         offset += 10 * length
+    if written >= len(lengths):
+        queue.write_tail(files, set())
+    files.close()
     queue.visible = queue.end
     return queue
 
@@ -47,7 +73,7 @@ def model(
 
 
 @given(st.data())
-def test_batches_are_those_of_the_model(data: st.DataObject) -> None:
+def test_batches_are_those_of_the_model(directory: Path, data: st.DataObject) -> None:
     lengths = data.draw(
         st.lists(st.one_of(st.just(1), st.integers(1, 70)), min_size=1, max_size=40)
     )
@@ -55,14 +81,16 @@ def test_batches_are_those_of_the_model(data: st.DataObject) -> None:
     tags = data.draw(st.none() | st.frozensets(st.integers(0, 40), max_size=9))
     start = data.draw(st.integers(0, sum(lengths)))
     max_bytes = data.draw(st.integers(1, 10 * sum(lengths)))
-    # Neighbouring void batches look like one; they are passed together.
-    queue = queue_of(lengths, void=void)
+    written = data.draw(st.integers(0, len(lengths)))
+    queue = queue_of(directory, lengths, void=void, written=written)
+    files = OpenFiles(4)
     chunk = batch_finder.CHUNK_ENTRIES
     batch_finder.CHUNK_ENTRIES = data.draw(st.sampled_from([1, 2, 7, 64, 2048]))
     try:
-        found = find_batches(queue, FILES, start, queue.end, max_bytes=max_bytes, tag_hashes=tags)
+        found = find_batches(queue, files, start, queue.end, max_bytes=max_bytes, tag_hashes=tags)
     finally:
         batch_finder.CHUNK_ENTRIES = chunk
+        files.close()
     runs, following = model(lengths, start, max_bytes, void, tags)
     assert found[0] == runs
     # A void stretch before a batch that is too much is passed or not.
@@ -70,19 +98,24 @@ def test_batches_are_those_of_the_model(data: st.DataObject) -> None:
     assert passed == model(lengths, following, 1 << 60, void, tags)[0]
 
 
-def test_a_batch_larger_than_a_chunk_is_one(tmp_path: Path) -> None:
-    queue = queue_of([1, 65_536, 3])
-    runs, following = find_batches(queue, FILES, 0, queue.end, max_bytes=1 << 60, tag_hashes=None)
+@pytest.mark.parametrize("written", [0, 3])
+def test_a_batch_larger_than_a_chunk_is_one(
+    directory: Path, files: OpenFiles, written: int
+) -> None:
+    queue = queue_of(directory, [1, 65_536, 3], written=written)
+    runs, following = find_batches(queue, files, 0, queue.end, max_bytes=1 << 60, tag_hashes=None)
     assert [run.stop - run.start for run in runs] == [1, 65_536, 3]
     assert following == 65_540
 
 
-def test_work_of_one_read_is_bounded() -> None:
-    queue = queue_of([1] * 40_000)
-    runs, following = find_batches(queue, FILES, 0, queue.end, max_bytes=1 << 60, tag_hashes=None)
+@pytest.mark.parametrize(("written", "passed"), [(0, MOST_TAIL_ROWS), (40_000, 32_768)])
+def test_work_of_one_read_is_bounded(
+    directory: Path, files: OpenFiles, written: int, passed: int
+) -> None:
+    queue = queue_of(directory, [1] * 40_000, written=written)
+    runs, following = find_batches(queue, files, 0, queue.end, max_bytes=1 << 60, tag_hashes=None)
     assert len(runs) == following == MOST_BATCHES
-    runs, following = find_batches(
-        queue, FILES, 0, queue.end, max_bytes=1 << 60, tag_hashes=frozenset([1 << 60])
-    )
+    wanted = frozenset([1 << 60])
+    runs, following = find_batches(queue, files, 0, queue.end, max_bytes=1 << 60, tag_hashes=wanted)
     assert runs == []
-    assert following == batch_finder.MOST_FILTERED_ENTRIES
+    assert following == passed

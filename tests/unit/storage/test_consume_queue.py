@@ -10,7 +10,6 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.message import tag_hash
 from mqmesh.storage.consume_queue import (
     ENTRY,
-    ENTRY_SIZE,
     ConsumeQueue,
     entries_of,
     hashes_of,
@@ -24,8 +23,8 @@ def queue(tmp_path: Path) -> ConsumeQueue:
 
 
 def add(queue: ConsumeQueue, entries: bytes) -> None:
-    queue.tail += entries
-    queue.end += len(entries) // ENTRY_SIZE
+    for entry in ENTRY.iter_unpack(entries):
+        queue.append(entry[0], entry[1], 1, entry[2].to_bytes(8, "little"))
 
 
 def test_an_entry_is_these_bytes_for_ever() -> None:

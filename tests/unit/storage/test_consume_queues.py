@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET
-from mqmesh.storage.consume_queues import LARGE_TAIL_BYTES, ConsumeQueues
+from mqmesh.storage.consume_queues import LARGE_TAIL_ENTRIES, ConsumeQueues
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.queue_tail import ROW_BYTES
 
 
 @pytest.fixture
@@ -30,23 +31,33 @@ def test_oldest_tails_are_written_first(queues: ConsumeQueues) -> None:
     for queue in some:
         queues.append(queue, 0, 1, 10, b"")
     queues.append(some[0], 0, 1, 1, b"")
-    assert queues.unwritten_bytes == 51 * ENTRY_SIZE
+    assert queues.unwritten_bytes == 6 * ROW_BYTES
     assert queues.write_oldest(2)
     assert [queue.written for queue in some] == [11, 10, 0, 0, 0]
-    assert queues.unwritten_bytes == 30 * ENTRY_SIZE
+    assert queues.unwritten_bytes == 3 * ROW_BYTES
     assert queues.dirty_count == 3
 
 
 def test_large_tails_are_written_without_being_asked_twice(queues: ConsumeQueues) -> None:
     queue, small = queues.add("topic", 0), queues.add("topic", 1)
     queues.append(small, 0, 1, 1, b"")
-    for _ in range(LARGE_TAIL_BYTES // ENTRY_SIZE // 1000 + 1):
+    for _ in range(LARGE_TAIL_ENTRIES // 1000 + 1):
         queues.append(queue, 0, 1, 1000, b"")
-    assert queues.full
-    queues.write_large()
+    assert queues.write_large()
     assert queue.written == queue.end
     assert small.written == 0
-    assert not queues.crowded
+
+
+def test_memory_of_tails_is_bounded(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    while not queues.crowded:
+        queues.append(queue, 0, 1, 2, bytes(16))
+    assert 50_000 <= queues.unwritten_bytes < 50_100
+    assert not queues.full
+    while not queues.full:
+        queues.append(queue, 0, 1, 2, bytes(16))
+    assert queues.write_oldest(1)
+    assert queues.unwritten_bytes == 0
 
 
 def test_names_of_topics_never_become_paths(queues: ConsumeQueues, tmp_path: Path) -> None:
@@ -79,7 +90,7 @@ def test_lost_messages_get_void_entries(queues: ConsumeQueues) -> None:
     queue = queues.add("topic", 0)
     queues.skip_to(queue, 5)
     assert queue.end == 5
-    assert bytes(queue.tail[:8]) == VOID_OFFSET.to_bytes(8, "little")
+    assert queue.tail.row(0)[0] == VOID_OFFSET
 
 
 def test_lost_entries_are_noticed(queues: ConsumeQueues) -> None:
