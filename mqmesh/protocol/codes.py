@@ -16,11 +16,17 @@ class RequestCode(enum.IntEnum):
     # Broker: messages and offsets.
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
     SEARCH_OFFSET_BY_TIMESTAMP = 29
     QUERY_QUEUE_BOUNDS = 30
     VIEW_MESSAGE = 33
+    QUERY_MESSAGE_BY_ID = 1_001
+
+    # Index process of a broker.
+    ADVANCE_INDEX = 1_002
+    """From the broker, which alone can reach it; it answers the broker's queries as well."""
 
     # Broker: clients and groups.
     HEART_BEAT = 34

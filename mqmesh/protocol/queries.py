@@ -1,0 +1,169 @@
+"""Words of queries: messages by key and by id, and what a broker says to its index process."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import RemoteProtocolError
+from mqmesh.message import BatchInfo, Message, StoredMessage
+from mqmesh.protocol.pulling import MAX_PULL_BYTES
+from mqmesh.protocol.route import Name
+from mqmesh.units import MAX_OFFSET, QueueOffset
+
+MAX_QUERY_MESSAGES: Final = 1_024
+DEFAULT_QUERY_MESSAGES: Final = 32
+DEFAULT_QUERY_BYTES: Final = 8 * 1024 * 1024
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_QUERY_MESSAGES)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class QueryMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_MESSAGE: messages with a key; answered with ``QueryMessageResponse``.
+
+    Attributes:
+        topic: Physical topic.
+        key: One of the message's keys.
+        begin_timestamp: Smallest store timestamp, ms.
+        end_timestamp: Largest store timestamp, ms.
+        max_count: Messages to return.
+        max_bytes: Stop when the messages have as many bytes; one is returned whatever it has.
+    """
+
+    topic: Name
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    begin_timestamp: _Time = 0
+    end_timestamp: _Time = MAX_OFFSET
+    max_count: _Count = DEFAULT_QUERY_MESSAGES
+    max_bytes: _Bytes = DEFAULT_QUERY_BYTES
+
+
+class QueryMessageByIdRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_MESSAGE_BY_ID: everything stored under an id; answered with ``QueryMessageResponse``.
+
+    Attributes:
+        message_id: 32 hex digits.
+        max_count: Messages to return.
+        max_bytes: As for ``QueryMessageRequest``.
+    """
+
+    message_id: Annotated[str, msgspec.Meta(max_length=32)]
+    max_count: _Count = DEFAULT_QUERY_MESSAGES
+    max_bytes: _Bytes = DEFAULT_QUERY_BYTES
+
+
+class QueryMessageResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to a query; its body is an array of ``FoundMessage``, newest first.
+
+    Attributes:
+        message_count: Messages in the body.
+        more: There are further ones.
+        missing_bytes: Bytes of the broker's log that were not searched, because their index is
+            being made; 0 when everything was.
+    """
+
+    message_count: int
+    more: bool = False
+    missing_bytes: int = 0
+
+
+class FoundMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message and where it stands; a map on the wire.
+
+    Attributes:
+        message: The message, as in a batch.
+        queue_offset: Position in its queue.
+        batch: Facts of its batch, a map, too.
+    """
+
+    message: Message
+    queue_offset: int
+    batch: BatchInfo
+
+
+class AdvanceIndexRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ADVANCE_INDEX: how far the log may be indexed; answered with ``IndexProgress``.
+
+    Attributes:
+        store_id: Of the broker's store.
+        visible_offset: Commit-log offset that consumers can see to.
+        min_offset: Commit-log offset before which the log is gone.
+    """
+
+    store_id: int
+    visible_offset: _Offset
+    min_offset: _Offset
+
+
+class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How far an index process is.
+
+    Attributes:
+        indexed_through: Commit-log offset to which the newest messages are indexed.
+        missing_bytes: Log bytes that a query would not search now.
+        waiting: Why it does nothing at the moment; empty if it is not held up.
+        segments: Log segments with an index.
+        sealed: Those of them whose index is finished.
+        disk_bytes: Size of the index.
+        batches: Batches indexed since it was started.
+        discarded: Parts of the index made anew because they could not be trusted.
+        skipped_bytes: Damaged bytes of the log that were passed over.
+        queries: Queries answered.
+        mismatches: Places where the log had nothing of what the index said.
+    """
+
+    indexed_through: int = 0
+    missing_bytes: int = 0
+    waiting: str = ""
+    segments: int = 0
+    sealed: int = 0
+    disk_bytes: int = 0
+    batches: int = 0
+    discarded: int = 0
+    skipped_bytes: int = 0
+    queries: int = 0
+    mismatches: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_found_decoder = msgspec.msgpack.Decoder(list[FoundMessage])
+
+
+def encode_found(messages: list[StoredMessage]) -> bytes:
+    """Encodes the body of the answer to a query.
+
+    Args:
+        messages: Each with its batch's facts.
+    """
+    return _encoder.encode(
+        [FoundMessage(one.to_message(), one.queue_offset, one.info) for one in messages]
+    )
+
+
+def decode_found(
+    body: bytes | memoryview, *, broker_name: str, store_host: str
+) -> list[StoredMessage]:
+    """Decodes the body of the answer to a query.
+
+    Args:
+        body: What a broker answered.
+        broker_name: That broker's group.
+        store_host: Its address, ``host:port``.
+
+    Raises:
+        RemoteProtocolError: It is no such body.
+    """
+    try:
+        found = _found_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"the messages of a query's answer: {error}") from error
+    messages = []
+    for one in found:
+        batch = msgspec.structs.replace(one.batch, broker_name=broker_name, store_host=store_host)
+        message = StoredMessage(*msgspec.structs.astuple(one.message))
+        message.queue_offset = QueueOffset(one.queue_offset)
+        message.batch = batch
+        messages.append(message)
+    return messages
