@@ -123,9 +123,8 @@ class Producer:
             self._engine,
             self._buffer,
             self._codec,
-            self._routes.another_lane,
+            self._routes,
             max_in_flight=one.max_requests_in_flight,
-            on_sent=self._routes.on_sent,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
         self._direct = DirectPath(self._engine, self._codec)

@@ -98,8 +98,12 @@ class PublishRoutes:
         """The lane of the next queue by round robin, not of a broker that fails."""
         return self._buffer.next_lane(topic, self._avoided(topic))
 
-    def another_lane(self, queue: MessageQueue) -> Lane | None:
+    def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
         """A lane for a batch that cannot be sent to a queue just now.
+
+        Args:
+            queue: That queue.
+            never: Brokers that must not get it.
 
         Returns:
             One of another broker, rather of one that is neither away nor slow; of the same
@@ -108,13 +112,20 @@ class PublishRoutes:
         topic = self._topics.get(queue.topic)
         if topic is None:
             return None
-        own = frozenset((queue.broker_name,))
-        for avoid in (self._avoided(topic) | own, self._away(topic) | own):
+        others = never | {queue.broker_name}
+        for avoid in (self._avoided(topic) | others, self._away(topic) | others):
             if not topic.brokers <= avoid:
                 return self._buffer.next_lane(topic, avoid)
-        if queue not in topic.members:
-            return self._buffer.next_lane(topic, self._away(topic))
+        if queue not in topic.members and not topic.brokers <= never:
+            return self._buffer.next_lane(topic, never)
         return None
+
+    def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
+        """Brokers, but the queue's own, that messages of its topic may go to just now."""
+        topic = self._topics.get(queue.topic)
+        if topic is None:
+            return frozenset()
+        return topic.brokers - self._away(topic) - {queue.broker_name}
 
     def on_routes(self, topics: set[str]) -> None:
         """Takes changed routes of the engine."""
@@ -169,8 +180,9 @@ class PublishRoutes:
         raise NoRoute(str(why)) from why
 
     def _forget(self, topic: str) -> None:
-        if topic not in self._topics:
-            self._engine.forget_topic(topic)
+        for name in (topic, AUTO_CREATE_TOPIC):
+            if name not in self._topics and self._engine.routes.route(name) is None:
+                self._engine.forget_topic(name)
 
     def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
         routes = self._engine.routes

@@ -35,21 +35,49 @@ class Lane:
     """What waits for one message queue; guarded by the buffer's lock.
 
     Attributes:
-        open: The batch that takes further messages; all of ``closed`` are before it.
+        open: The batch that takes further messages.
+        closed: Batches before it, not sent to this queue yet.
+        returned: Batches before those, to be sent again; in the order of their first tries.
         in_flight: Batches of the queue that are at the broker, or wait for their next try.
         listed: The lane stands among those that something can be taken from.
         claimant: The batch that goes past the buffer just now.
     """
 
-    __slots__ = ("claimant", "closed", "in_flight", "listed", "open", "queue")
+    __slots__ = ("claimant", "closed", "in_flight", "listed", "open", "queue", "returned")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
         self.open: PendingBatch | None = None
         self.closed: deque[PendingBatch] = deque()
+        self.returned: deque[PendingBatch] = deque()
         self.in_flight = 0
         self.listed = False
         self.claimant: PendingBatch | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Something waits to be sent."""
+        return self.open is not None or bool(self.closed) or bool(self.returned)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, and nothing is in flight."""
+        return not self.in_flight and not self.waits
+
+    def first(self) -> PendingBatch | None:
+        """The batch to be sent next."""
+        if self.returned:
+            return self.returned[0]
+        return self.closed[0] if self.closed else self.open
+
+    def pop_first(self) -> None:
+        """Takes it out."""
+        if self.returned:
+            self.returned.popleft()
+        elif self.closed:
+            self.closed.popleft()
+        else:
+            self.open = None
 
 
 class TopicLanes:
@@ -290,7 +318,7 @@ class SendBuffer:
         with self.lock:
             if self._closed:
                 raise _closed()
-            if lane.in_flight or lane.open is not None or lane.closed:
+            if not lane.idle:
                 return False
             lane.in_flight = 1
             lane.claimant = batch
@@ -342,18 +370,15 @@ class SendBuffer:
             while lanes and len(taken) < max_batches:
                 lane = lanes[0]
                 room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
-                while room and (batch := lane.closed[0] if lane.closed else lane.open) is not None:
+                while room and (batch := lane.first()) is not None:
                     if taken and size + batch.size > max_bytes:
                         break
-                    if lane.closed:
-                        lane.closed.popleft()
-                    else:
-                        lane.open = None
+                    lane.pop_first()
                     lane.in_flight += 1
                     size += batch.size
                     room -= 1
                     taken.append((lane, batch))
-                if not lane.in_flight and (lane.closed or lane.open is not None):
+                if not lane.in_flight and lane.waits:
                     break  # the request is full; the lane is first in the next one
                 lanes.popleft()
                 lane.listed = False
@@ -364,22 +389,27 @@ class SendBuffer:
         late: list[PendingBatch] = []
         with self.lock:
             for lane in self._ready.get(broker_name, ()):
-                while lane.closed and lane.closed[0].deadline_ms <= now_ms:
-                    late.append(lane.closed.popleft())
-                if not lane.closed and lane.open is not None and lane.open.deadline_ms <= now_ms:
-                    late.append(lane.open)
-                    lane.open = None
+                while (batch := lane.first()) is not None and batch.deadline_ms <= now_ms:
+                    late.append(batch)
+                    lane.pop_first()
         return late
 
-    def take_movable(self, broker_name: str) -> list[tuple[Lane, PendingBatch]]:
-        """Takes what waits for a broker and may as well go to another one, in order."""
-        found: list[tuple[Lane, PendingBatch]] = []
+    def ready_lanes(self, broker_name: str) -> list[Lane]:
+        """The lanes of a broker that something can be taken from."""
         with self.lock:
-            for lane in self._ready.get(broker_name, ()):
-                self._close_batch(lane)
-                found += [(lane, batch) for batch in lane.closed if not batch.bound]
-                lane.closed = deque(batch for batch in lane.closed if batch.bound)
-        return found
+            return list(self._ready.get(broker_name, ()))
+
+    def take_free(self, lane: Lane, others: frozenset[str]) -> list[PendingBatch]:
+        """Takes the batches of a lane, in order, that some other broker might take."""
+        taken: list[PendingBatch] = []
+        with self.lock:
+            self._close_batch(lane)
+            for batches in (lane.returned, lane.closed):
+                for _ in range(len(batches)):
+                    batch = batches.popleft()
+                    stays = batch.bound or others <= batch.holders
+                    (batches if stays else taken).append(batch)
+        return taken
 
     # ---- Back ---------------------------------------------------------------------------
 
@@ -395,13 +425,11 @@ class SendBuffer:
     def put_back(self, lane: Lane, batch: PendingBatch) -> None:
         """Puts a batch back into its lane, to be sent again before all that were not sent yet."""
         with self.lock:
-            place = 0
-            for other in lane.closed:
-                # Those of the same flight may have come back before it.
-                if not 0 <= other.first_sequence < batch.first_sequence:
-                    break
-                place += 1
-            lane.closed.insert(place, batch)
+            place = len(lane.returned)
+            # Those of the same flight may have come back in another order.
+            while place and lane.returned[place - 1].first_sequence > batch.first_sequence:
+                place -= 1
+            lane.returned.insert(place, batch)
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
 
@@ -433,7 +461,8 @@ class SendBuffer:
             found: list[PendingBatch] = []
             for lane in self._lanes.values():
                 self._close_batch(lane)
-                found += lane.closed
+                found += [*lane.returned, *lane.closed]
+                lane.returned.clear()
                 lane.closed.clear()
                 lane.listed = False
             self._ready.clear()
@@ -483,10 +512,11 @@ class SendBuffer:
         lane.in_flight -= 1
         if lane.in_flight:
             return False
-        more = lane.open is not None or bool(lane.closed)
-        if more and not lane.listed:
+        if not lane.waits:
+            return False
+        if not lane.listed:
             self._list(lane)
-        return more
+        return True
 
     def _list(self, lane: Lane) -> None:
         lane.listed = True
@@ -530,7 +560,7 @@ def _next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
             continue
         if chosen is None:
             chosen = index
-        if not lane.in_flight and lane.open is None and not lane.closed:
+        if lane.idle:
             chosen = index
             break
     if chosen is None:

@@ -77,7 +77,7 @@ class PendingBatch:
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
         accepted: Where and how a broker has it, though not as safely as it should be.
-        tried: Queue by broker, of those that may have stored it; None for no other than ``queue``.
+        holders: Brokers that may have stored it.
     """
 
     __slots__ = (
@@ -95,6 +95,7 @@ class PendingBatch:
         "event",
         "explicit",
         "first_sequence",
+        "holders",
         "lock",
         "messages",
         "outcome",
@@ -102,7 +103,6 @@ class PendingBatch:
         "queue",
         "retries",
         "size",
-        "tried",
         "wait_store",
     )
 
@@ -133,7 +133,7 @@ class PendingBatch:
         self.cause: MQMeshError | None = None
         self.doubt: MQMeshError | None = None
         self.accepted: tuple[MessageQueue, BatchOutcome] | None = None
-        self.tried: dict[str, MessageQueue] | None = None
+        self.holders: frozenset[str] = frozenset()
         self.outcome: BatchOutcome | None = None
         self.error: MQMeshError | None = None
         self.event: threading.Event | None = None

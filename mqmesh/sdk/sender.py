@@ -2,8 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from mqmesh.errors import (
     BrokerError,
@@ -43,8 +42,18 @@ _OK: Final = int(ResponseCode.SUCCESS)
 _STATUSES: Final = frozenset(status.value for status in SendStatus)
 _log = logging.getLogger(__name__)
 
-ChooseLane = Callable[[MessageQueue], Lane | None]
-"""Gives another lane in place of a queue's, if possible of another broker; or None."""
+
+class Routes(Protocol):
+    """Where else a batch may go; see ``PublishRoutes``."""
+
+    def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
+        """A lane in place of a queue's, not of the brokers named; or None."""
+
+    def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
+        """Brokers, but the queue's own, that messages of its topic may go to just now."""
+
+    def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
+        """Takes note of how a broker did."""
 
 
 class BatchCodec:
@@ -104,10 +113,9 @@ class Sender:
         engine: The client's engine.
         buffer: Where batches come from.
         codec: Encodes them.
-        choose_lane: For retries at another broker.
+        routes: For retries at another broker; is told how brokers do.
         max_in_flight: Requests in flight a broker. More would not be faster: what waits
             meanwhile makes the next request larger.
-        on_sent: Told broker, latency in ms, and success of each request.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
     """
 
@@ -116,18 +124,16 @@ class Sender:
         engine: ClientEngine,
         buffer: SendBuffer,
         codec: BatchCodec,
-        choose_lane: ChooseLane,
+        routes: Routes,
         *,
         max_in_flight: int,
-        on_sent: Callable[[str, int, bool], None],
         retry_not_stored: bool = False,
     ) -> None:
         self._engine = engine
         self._buffer = buffer
         self._codec = codec
-        self._choose_lane = choose_lane
+        self._routes = routes
         self._max_in_flight = max_in_flight
-        self._on_sent = on_sent
         self._retry_not_stored = retry_not_stored
         self._in_flight: dict[str, int] = {}
         self._held: dict[PendingBatch, Lane] = {}
@@ -235,15 +241,11 @@ class Sender:
         self.pump()
 
     def _evacuate(self, broker_name: str) -> None:
-        staying: list[tuple[Lane, PendingBatch]] = []
-        for lane, batch in self._buffer.take_movable(broker_name):
-            other = self._choose_lane(batch.queue)
-            if other is None:
-                staying.append((lane, batch))
-            else:
-                self._place(batch, other)
-        for lane, batch in reversed(staying):
-            self._buffer.put_back(lane, batch)
+        for lane in self._buffer.ready_lanes(broker_name):
+            others = self._routes.other_brokers(lane.queue)
+            for batch in self._buffer.take_free(lane, others) if others else ():
+                other = self._routes.another_lane(batch.queue, batch.holders)
+                self._buffer.move(other or lane, batch)
 
     # ---- Requests and answers ------------------------------------------------------------
 
@@ -293,11 +295,11 @@ class Sender:
                 raise answer
             outcomes = read_outcomes(answer, len(items))
         except MQMeshError as error:
-            self._on_sent(broker_name, latency_ms, False)
+            self._routes.on_sent(broker_name, latency_ms, False)
             for lane, batch in items:
                 self._failed(lane, batch, error)
         else:
-            self._on_sent(broker_name, latency_ms, True)
+            self._routes.on_sent(broker_name, latency_ms, True)
             for (lane, batch), outcome in zip(items, outcomes, strict=True):
                 self._take_outcome(lane, batch, outcome)
         self.pump()
@@ -314,6 +316,7 @@ class Sender:
             and batch.attempts <= batch.retries
         ):
             batch.accepted = (batch.queue, outcome)
+            batch.holders |= {batch.queue.broker_name}
             if self._move(lane, batch):
                 return
         self._end(lane, batch, outcome, None)
@@ -324,6 +327,7 @@ class Sender:
         batch.cause = error
         if leaves_doubt(error):
             batch.doubt = error
+            batch.holders |= {batch.queue.broker_name}
         loop = self._engine.loop
         verdict = judge(error, attempts=batch.attempts, retries=batch.retries)
         if batch.deadline_ms <= loop.clock.monotonic_ms() or self._engine.closed:
@@ -362,25 +366,16 @@ class Sender:
         self.pump()
 
     def _move(self, lane: Lane, batch: PendingBatch) -> bool:
-        other = self._choose_lane(batch.queue)
+        # A broker recognises a repetition only in the queue it knows it from, and only while
+        # not much else came there: one that was left in doubt is not gone back to.
+        other = self._routes.another_lane(batch.queue, batch.holders)
         if other is None:
             return False
         del self._held[batch]
         self._buffer.release(lane)
-        self._place(batch, other)
+        self._buffer.move(other, batch)
         self.schedule()
         return True
-
-    def _place(self, batch: PendingBatch, lane: Lane) -> None:
-        # A broker recognises a repetition by its queue. One that may have the batch already
-        # gets it for the same queue again.
-        if batch.tried is None:
-            batch.tried = {}
-        batch.tried[batch.queue.broker_name] = batch.queue
-        before = batch.tried.get(lane.queue.broker_name)
-        if before is not None and self._engine.has_queue(before):
-            lane = self._buffer.lane(before)
-        self._buffer.move(lane, batch)
 
     # ---- Ends ----------------------------------------------------------------------------
 
@@ -400,7 +395,7 @@ class Sender:
     ) -> None:
         if error is not None and batch.accepted is not None:
             (batch.queue, outcome), error = batch.accepted, None
-        elif error is not None and batch.doubt is not None and not leaves_doubt(error):
+        elif batch.doubt is not None and isinstance(error, BrokerError | NoRoute):
             # That it was refused the last time does not mean that it is not there.
             batch.doubt.__cause__, error = error, batch.doubt
         self._buffer.settle(batch)

@@ -1,0 +1,346 @@
+"""Name servers and brokers for the simulated network, with faults on demand."""
+
+import enum
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import BrokerNotAvailable, MessageIllegal, MQMeshError, TopicNotFound
+from mqmesh.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.command import (
+    Command,
+    ErrorHeader,
+    Reply,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
+from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    ClusterInfo,
+    GetRouteRequest,
+    Perm,
+    QueueData,
+    RouteHint,
+    TopicRoute,
+)
+from mqmesh.record_batch import (
+    BatchHeader,
+    check_stored,
+    decode_messages,
+    read_meta,
+    split_batches,
+)
+from mqmesh.storage.interface import BatchToPut, GetStatus, PutStatus, StoreConfig
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.simulated_network import Answer, SimulatedNetwork, SimulatedServer
+
+MOST_BATCHES: Final = 4_096
+
+
+class FaultKind(enum.Enum):
+    """What may happen to a send."""
+
+    NONE = enum.auto()
+    """It is stored and answered."""
+    DROP_ANSWER = enum.auto()
+    """It is stored, and nobody is told."""
+    LOSE = enum.auto()
+    """It never arrives."""
+    CRASH_BEFORE = enum.auto()
+    """The broker ends before it stores it."""
+    CRASH_AFTER = enum.auto()
+    """The broker ends between storing and answering."""
+    REFUSE = enum.auto()
+    """Every batch is refused with a code."""
+    REFUSE_REQUEST = enum.auto()
+    """The request is refused with a code."""
+    LATE = enum.auto()
+    """The answer takes so many ms."""
+    TWICE = enum.auto()
+    """It is answered twice."""
+    GARBAGE = enum.auto()
+    """It is stored, and the answer cannot be read."""
+    STATUS = enum.auto()
+    """It is stored, with a send status other than SEND_OK."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault.
+
+    Attributes:
+        kind: Which.
+        value: Code, ms or status.
+        retry_after_ms: Of a refusal.
+    """
+
+    kind: FaultKind
+    value: int = 0
+    retry_after_ms: int = 0
+
+
+class SimulatedBroker(SimulatedServer):
+    """A broker master that keeps what it stored over its crashes.
+
+    Args:
+        cluster: Where it registers.
+        name: Broker group.
+        endpoint: Where it listens.
+
+    Attributes:
+        faults: What happens to the next sends, in order; then all is well.
+        sends: Queues and sequences of the batches of every send that arrived.
+        heartbeats: What clients said of themselves.
+        topics: Queues and permission by name.
+    """
+
+    def __init__(self, cluster: "SimulatedCluster", name: str, endpoint: str) -> None:
+        super().__init__(cluster.network, endpoint)
+        self.name = name
+        self.faults: deque[Fault] = deque()
+        self.sends: list[list[tuple[MessageQueue, int, bytes]]] = []
+        self.heartbeats: list[HeartbeatRequest] = []
+        self.topics: dict[str, QueueData] = {}
+        self._cluster = cluster
+        self._store = MemoryStore(StoreConfig(), clock=cluster.network.clock)
+
+    @property
+    def address(self) -> BrokerAddress:
+        """As name servers are told."""
+        return BrokerAddress(self.endpoint.removeprefix("tcp://"))
+
+    def add_topic(self, topic: str, queues: int = 4, perm: int = Perm.READ_WRITE.value) -> None:
+        """Creates or changes a topic, and says so."""
+        self.topics[topic] = QueueData(self.name, queues, queues, perm)
+        self._cluster.announce(self.name)
+
+    def move(self, endpoint: str) -> None:
+        """Comes back at another place, with the same store."""
+        self.crash()
+        del self.network.servers[self.endpoint]
+        self.endpoint = endpoint
+        self.network.servers[endpoint] = self
+        self.start()
+        self._cluster.announce(self.name)
+
+    def crash(self) -> None:
+        """Ends at once; name servers notice."""
+        super().crash()
+        self._cluster.announce(self.name)
+
+    def start(self) -> None:
+        """Listens and registers again."""
+        super().start()
+        self._cluster.announce(self.name)
+
+    def messages(self, topic: str, queue_id: int) -> list[StoredMessage]:
+        """Everything stored in a queue, in order."""
+        found: list[StoredMessage] = []
+        offset = 0
+        while True:
+            got = self._store.get(topic, queue_id, offset, max_bytes=1)
+            if got.status is not GetStatus.FOUND:
+                return found
+            header = check_stored(got.data[0])
+            found += decode_messages(got.data[0], header, broker_name=self.name)
+            offset = got.next_queue_offset
+
+    def serve(self, command: Command, answer: Answer) -> None:
+        """Handles a request."""
+        if command.code == RequestCode.HEART_BEAT:
+            self.heartbeats.append(decode_header(HeartbeatRequest, command.header))
+            answer(reply_with(HeartbeatResponse()), 0)
+            return
+        assert command.code == RequestCode.SEND_MESSAGE
+        _, batch_count = decode_send(command.header)
+        fault = self.faults.popleft() if self.faults else Fault(FaultKind.NONE)
+        batches = split_batches(command.body, most=MOST_BATCHES)
+        assert len(batches) == batch_count
+        if fault.kind is FaultKind.CRASH_BEFORE:
+            self.crash()
+            return
+        if fault.kind is FaultKind.LOSE:
+            return
+        if fault.kind is FaultKind.REFUSE_REQUEST:
+            reason = ErrorHeader("refused by the test", fault.retry_after_ms)
+            answer(Reply(encode_header(reason), code=fault.value), 0)
+            return
+        self.sends.append([])
+        outcomes: list[BatchOutcome] = []
+        refused: set[MessageQueue] = set()
+        for position, header in batches:
+            data = command.body[position : position + header.total_size]
+            queue = MessageQueue(read_meta(data, header).topic, self.name, header.queue_id)
+            self.sends[-1].append((queue, header.first_sequence, bytes(data)))
+            if queue in refused:
+                outcome = _refused(BrokerNotAvailable("an earlier batch was refused"))
+            else:
+                outcome = self._put(queue, data, header, fault)
+            if outcome.code:
+                refused.add(queue)
+            outcomes.append(outcome)
+        self._answer(outcomes, fault, answer)
+
+    def _answer(self, outcomes: list[BatchOutcome], fault: Fault, answer: Answer) -> None:
+        header, remarks = encode_outcomes(outcomes)
+        reply = Reply(header, (remarks,))
+        if fault.kind is FaultKind.CRASH_AFTER:
+            self.crash()
+        elif fault.kind is FaultKind.GARBAGE:
+            answer(Reply(b"\xff\xff"), 0)
+        elif fault.kind is FaultKind.LATE:
+            answer(reply, fault.value)
+        elif fault.kind is not FaultKind.DROP_ANSWER:
+            answer(reply, 0)
+            if fault.kind is FaultKind.TWICE:
+                answer(reply, 0)
+
+    def _put(
+        self, queue: MessageQueue, data: memoryview, header: BatchHeader, fault: Fault
+    ) -> BatchOutcome:
+        if fault.kind is FaultKind.REFUSE:
+            return BatchOutcome(fault.value, 0, fault.retry_after_ms, remark="refused by the test")
+        if queue.topic not in self.topics:
+            if not self._cluster.auto_create:
+                return _refused(TopicNotFound(f"topic {queue.topic!r} does not exist"))
+            self.add_topic(queue.topic)
+        topic = self.topics[queue.topic]
+        if header.queue_id >= topic.write_queue_nums:
+            return _refused(MessageIllegal(f"queue {header.queue_id} does not exist"))
+        hashes = read_meta(data, header).tag_hashes
+        batch = BatchToPut(queue.topic, header.queue_id, header, data, hashes)
+        (result,) = self._store.put([batch], self.network.clock.wall_ms())
+        assert result.status in (PutStatus.PUT_OK, PutStatus.DUPLICATE)
+        status = fault.value if fault.kind is FaultKind.STATUS else 0
+        return BatchOutcome(
+            0, status, 0, result.base_queue_offset, result.commitlog_offset, result.store_timestamp
+        )
+
+
+class SimulatedNamesrv(SimulatedServer):
+    """A name server.
+
+    Args:
+        cluster: Whose routes it tells.
+        endpoint: Where it listens.
+
+    Attributes:
+        known: Names of the brokers that have registered.
+    """
+
+    def __init__(self, cluster: "SimulatedCluster", endpoint: str) -> None:
+        super().__init__(cluster.network, endpoint)
+        self.hint_endpoint = endpoint + "1"
+        self.known: set[str] = set()
+        self._cluster = cluster
+
+    def serve(self, command: Command, answer: Answer) -> None:
+        """Handles a request."""
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            answer(reply_with(ClusterInfo([], self.hint_endpoint)), 0)
+            return
+        assert command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC
+        topic = decode_header(GetRouteRequest, command.header).topic
+        route = self.route(topic)
+        if route is None:
+            header = ErrorHeader(f"no broker carries topic {topic!r}")
+            answer(Reply(encode_header(header), code=ResponseCode.TOPIC_NOT_EXIST), 0)
+        else:
+            answer(reply_with(route), 0)
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """A topic's route, of the brokers that are known."""
+        queues, brokers = [], []
+        for broker in self._cluster.brokers.values():
+            data = broker.topics.get(topic)
+            if topic == AUTO_CREATE_TOPIC and self._cluster.auto_create:
+                data = QueueData(broker.name, 4, 4, Perm.READ_WRITE.value)
+            if broker.name in self.known and data is not None:
+                queues.append(data)
+                brokers.append(BrokerData("c", broker.name, {0: broker.address}))
+        return TopicRoute(topic, queues, brokers, self.hint_endpoint) if queues else None
+
+    def forget(self) -> None:
+        """Is started again, empty."""
+        self.crash()
+        self.known.clear()
+        self.start()
+
+
+class SimulatedCluster:
+    """Name servers and brokers of one simulated network.
+
+    Args:
+        network: Which.
+        brokers: Names of the brokers; the n-th one listens at port 10911 + n.
+        namesrvs: How many; the n-th one listens at port 9876 + n.
+        topics: Created on all brokers.
+        auto_create: Brokers create topics by themselves.
+
+    Attributes:
+        brokers: By name.
+        namesrvs: In the order of their ports.
+        notices_deaths: Name servers notice when brokers end.
+    """
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        *,
+        brokers: tuple[str, ...] = ("a",),
+        namesrvs: int = 1,
+        topics: tuple[str, ...] = ("t",),
+        auto_create: bool = False,
+    ) -> None:
+        self.network = network
+        self.auto_create = auto_create
+        self.notices_deaths = True
+        self.brokers: dict[str, SimulatedBroker] = {}
+        self.namesrvs = [
+            SimulatedNamesrv(self, f"tcp://127.0.0.1:{9876 + number}") for number in range(namesrvs)
+        ]
+        for number, name in enumerate(brokers):
+            broker = SimulatedBroker(self, name, f"tcp://127.0.0.1:{10911 + number}")
+            self.brokers[name] = broker
+            for topic in topics:
+                broker.add_topic(topic)
+            self.announce(name)
+
+    @property
+    def namesrv_addr(self) -> str:
+        """What clients are given."""
+        return ";".join(one.endpoint.removeprefix("tcp://") for one in self.namesrvs)
+
+    def announce(self, broker_name: str) -> None:
+        """A broker came, went or changed: name servers learn of it and give hints."""
+        broker = self.brokers.get(broker_name)
+        if broker is None:
+            return  # it is just being made
+        for namesrv in self.namesrvs:
+            if broker.up:
+                namesrv.known.add(broker_name)
+            elif self.notices_deaths:
+                namesrv.known.discard(broker_name)
+            if namesrv.up:
+                hint = encode_header(RouteHint([broker_name]))
+                for hearer in self.network.hearers:
+                    if hearer.endpoint == namesrv.hint_endpoint:
+                        hearer.hear(hint)
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """Everything stored of a topic, broker by broker and queue by queue."""
+        return [
+            message
+            for broker in self.brokers.values()
+            for queue_id in range(64)
+            for message in broker.messages(topic, queue_id)
+        ]
+
+
+def _refused(error: MQMeshError) -> BatchOutcome:
+    return BatchOutcome(code_of(error), remark=str(error))

@@ -1,0 +1,402 @@
+"""A network, name servers and brokers in memory, moved by hand: for tests of clients.
+
+``SimulatedNetwork.install`` puts it in the place of ZeroMQ. Everything then happens in
+``run``, in the thread that calls it, millisecond by millisecond of a ``ManualClock``:
+no socket, no thread, no waiting, and the same course of events each time.
+"""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    MQMeshError,
+    RequestTimeout,
+)
+from mqmesh.protocol.command import Command, Reply
+from mqmesh.sdk import client, direct_path, namesrv_link
+from mqmesh.testing.clock import ManualClock
+from mqmesh.transport import sockets
+from mqmesh.transport.client import OnDone, response_error
+from mqmesh.transport.loop import EventLoop
+
+LATENCY_MS: Final = 1
+RECONNECT_MS: Final = 100
+CALL_PATIENCE_MS: Final = 60_000
+
+Answer = Callable[[Reply, int], None]
+"""Called for each answer that a server gives, and how many ms it takes; there may be none."""
+
+
+class SimulatedServer:
+    """Somebody who answers at an endpoint; subclasses say what.
+
+    Args:
+        network: Where.
+        endpoint: ``tcp://host:port``.
+
+    Attributes:
+        up: It listens. Set it by ``start`` and ``crash``.
+        requests: Codes of all requests so far.
+    """
+
+    def __init__(self, network: "SimulatedNetwork", endpoint: str) -> None:
+        self.network = network
+        self.endpoint = endpoint
+        self.up = True
+        self.requests: list[int] = []
+        self.connections: list[SimulatedClient] = []
+        network.servers[endpoint] = self
+
+    def serve(self, command: Command, answer: Answer) -> None:
+        """Handles a request."""
+        raise AssertionError(f"nothing is served at {self.endpoint}: {command.code}, {answer}")
+
+    def crash(self) -> None:
+        """Ends at once: all connections break."""
+        self.up = False
+        for connection in self.connections.copy():
+            connection.broken()
+
+    def start(self) -> None:
+        """Listens again."""
+        self.up = True
+
+
+class SimulatedNetwork:
+    """All servers, and the clients' event loops.
+
+    Attributes:
+        clock: The one clock of all.
+        servers: By endpoint.
+        hearers: Who listens to hints.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(monotonic_ms=1_000_000)
+        self.servers: dict[str, SimulatedServer] = {}
+        self.hearers: list[SimulatedHints] = []
+        self._loops: list[EventLoop] = []
+
+    def install(self, patch: Callable[[Any, str, Any], None]) -> None:
+        """Takes the place of ZeroMQ and of the engine's thread in the SDK.
+
+        Args:
+            patch: Sets an attribute until the test's end, as pytest's ``monkeypatch.setattr``.
+        """
+        patch(sockets, "new_context", lambda: SimpleNamespace(destroy=lambda linger: None))
+        patch(client, "EventLoop", self._new_loop)
+        threads = SimpleNamespace(
+            Thread=_ManualThread, Event=threading.Event, current_thread=threading.current_thread
+        )
+        patch(client, "threading", threads)
+        patch(client, "CommandClient", self._new_client)
+        patch(namesrv_link, "CommandClient", self._new_client)
+        patch(namesrv_link, "HintSubscriber", self._new_hints)
+        patch(direct_path, "BlockingChannel", self._new_channel)
+
+    def run(self, duration_ms: int = 10) -> None:
+        """Lets time pass."""
+        end_ms = self.clock.monotonic_ms() + duration_ms
+        while True:
+            self.turn()
+            left_ms = end_ms - self.clock.monotonic_ms()
+            if left_ms <= 0:
+                return
+            waits = [loop._wait_ms() for loop in self._loops if not loop._stopping]
+            self.clock.advance(max(min([left_ms, *waits]), 1))
+
+    def turn(self) -> None:
+        """Lets every event loop turn once, without time passing."""
+        for loop in self._loops:
+            if not loop._stopping:
+                # Callbacks are to know that they are in the loop's thread.
+                loop._thread = threading.get_ident()
+                loop.tick(0)
+                loop._thread = None
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs something that waits for the network, in a thread of its own.
+
+        Returns:
+            What it returns, or the error that it raises.
+        """
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                found.append(function())
+            except MQMeshError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        end_ms = self.clock.monotonic_ms() + CALL_PATIENCE_MS
+        while thread.is_alive():
+            assert self.clock.monotonic_ms() < end_ms, "it waits for ever"
+            self.run(1)
+            thread.join(0.000_2)
+        return found[0]
+
+    def close(self) -> None:
+        """Releases the event loops of clients that were not closed."""
+        for loop in self._loops:
+            if not loop._stopping:
+                loop.close()
+
+    def _new_loop(self) -> EventLoop:
+        loop = EventLoop(self.clock)
+        self._loops.append(loop)
+        return loop
+
+    def _new_client(self, context: object, loop: EventLoop, endpoint: str, **told: Any) -> object:
+        return SimulatedClient(self, loop, endpoint, **told)
+
+    def _new_hints(self, context: object, loop: EventLoop, endpoint: str, **told: Any) -> object:
+        return SimulatedHints(self, loop, endpoint, **told)
+
+    def _new_channel(self, context: object, endpoint: str) -> object:
+        return SimulatedChannel(self, endpoint)
+
+
+class _Waiting(msgspec.Struct, eq=False):
+    command: Command
+    on_done: OnDone
+    deadline_ms: int
+    sent: bool = False
+
+
+class SimulatedClient:
+    """The twin of ``mqmesh.transport.client.CommandClient``; the same rules hold."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        loop: EventLoop,
+        endpoint: str,
+        *,
+        on_command: Callable[[Command], None] | None = None,
+        on_connection: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.connected = False
+        self.unreachable = False
+        self.oneways: list[int] = []
+        self._network = network
+        self._loop = loop
+        self._on_command = on_command
+        self._on_connection = on_connection
+        self._waiting: list[_Waiting] = []
+        self._closed = False
+        loop.call_later(LATENCY_MS, self._connect)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome yet."""
+        return len(self._waiting)
+
+    def request(
+        self,
+        code: int,
+        on_done: OnDone,
+        *parts: bytes | memoryview,
+        header: bytes = b"",
+        timeout_ms: int = 3_000,
+    ) -> None:
+        """Sends a request."""
+        if self._closed:
+            raise ClientClosed("closed")
+        command = Command(code, 0, 0, memoryview(header), memoryview(b"".join(parts)))
+        waiting = _Waiting(command, on_done, self._loop.clock.monotonic_ms() + timeout_ms)
+        self._waiting.append(waiting)
+        self._loop.call_later(timeout_ms, lambda: self._expire(waiting))
+        if self.connected:
+            self._send(waiting)
+
+    def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
+        """Sends a request that gets no answer."""
+        self.oneways.append(code)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self._leave()
+        self._fail(self._waiting.copy(), ClientClosed(f"closed: {self.endpoint}"))
+
+    def broken(self) -> None:
+        """The server crashed."""
+        self._leave()
+        self.connected, self.unreachable = False, True
+        error = EndpointUnreachable("broke; whether the request was carried out is unknown")
+        self._fail([one for one in self._waiting if one.sent], error)
+        if self._on_connection is not None:
+            self._on_connection(False)
+        self._loop.call_later(RECONNECT_MS, self._connect)
+
+    def tell(self, command: Command) -> None:
+        """The server sends a command of its own."""
+        if self._on_command is not None:
+            self._on_command(command)
+
+    def _server(self) -> SimulatedServer | None:
+        return self._network.servers.get(self.endpoint)
+
+    def _leave(self) -> None:
+        server = self._server()
+        if server is not None and self in server.connections:
+            server.connections.remove(self)
+
+    def _connect(self) -> None:
+        if self._closed or self.connected:
+            return
+        server = self._server()
+        if server is None or not server.up:
+            self.unreachable = True
+            self._loop.call_later(RECONNECT_MS, self._connect)
+            return
+        self.connected, self.unreachable = True, False
+        server.connections.append(self)
+        for waiting in self._waiting:
+            self._send(waiting)
+        if self._on_connection is not None:
+            self._on_connection(True)
+
+    def _send(self, waiting: _Waiting) -> None:
+        waiting.sent = True
+        self._loop.call_later(LATENCY_MS, lambda: self._arrive(waiting))
+
+    def _arrive(self, waiting: _Waiting) -> None:
+        server = self._server()
+        if self._closed or not self.connected or server is None:
+            return
+        server.requests.append(waiting.command.code)
+        server.serve(
+            waiting.command,
+            lambda reply, delay_ms: self._later(waiting, reply, delay_ms),
+        )
+
+    def _later(self, waiting: _Waiting, reply: Reply, delay_ms: int) -> None:
+        self._loop.call_later(LATENCY_MS + delay_ms, lambda: self._take(waiting, reply))
+
+    def _take(self, waiting: _Waiting, reply: Reply) -> None:
+        if waiting not in self._waiting or not self.connected:
+            return
+        self._waiting.remove(waiting)
+        waiting.on_done(answer_of(reply))
+
+    def _expire(self, waiting: _Waiting) -> None:
+        if waiting in self._waiting:
+            late = RequestTimeout("no answer in time") if waiting.sent else None
+            self._fail([waiting], late or EndpointUnreachable("no connection in time"))
+
+    def _fail(self, late: list[_Waiting], error: MQMeshError) -> None:
+        for waiting in late:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                waiting.on_done(error)
+
+
+class SimulatedHints:
+    """The twin of ``mqmesh.transport.hints.HintSubscriber``."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        loop: EventLoop,
+        endpoint: str,
+        *,
+        on_hint: Callable[[bytes], None],
+        on_connected: Callable[[], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._network = network
+        self._loop = loop
+        self._on_hint = on_hint
+        network.hearers.append(self)
+        if on_connected is not None:
+            loop.call_later(LATENCY_MS, on_connected)
+
+    def hear(self, hint: bytes) -> None:
+        """A hint was published."""
+        self._loop.call_later(LATENCY_MS, lambda: self._on_hint(hint))
+
+    def close(self) -> None:
+        """Listens no more."""
+        if self in self._network.hearers:
+            self._network.hearers.remove(self)
+
+
+class SimulatedChannel:
+    """The twin of ``mqmesh.transport.channel.BlockingChannel``: time jumps while it waits."""
+
+    def __init__(self, network: SimulatedNetwork, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.closed = False
+        self._network = network
+        self._cancelled = False
+
+    def request(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> Command:
+        """Sends a request and waits for its response."""
+        if self.closed or self._cancelled:
+            raise ClientClosed("closed")
+        server = self._network.servers.get(self.endpoint)
+        if server is None or not server.up:
+            self._network.clock.advance(timeout_ms)
+            raise EndpointUnreachable("no connection in time")
+        answers: list[tuple[Reply, int]] = []
+        server.requests.append(code)
+        command = Command(code, 0, 0, memoryview(header), memoryview(b"".join(parts)))
+        server.serve(command, lambda reply, delay_ms: answers.append((reply, delay_ms)))
+        if not server.up:
+            raise EndpointUnreachable("broke; whether the request was carried out is unknown")
+        if not answers or answers[0][1] >= timeout_ms:
+            self._network.clock.advance(timeout_ms)
+            raise RequestTimeout("no answer in time")
+        self._network.clock.advance(answers[0][1])
+        answer = answer_of(answers[0][0])
+        if isinstance(answer, MQMeshError):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        """Makes all requests fail."""
+        self._cancelled = True
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.closed = True
+
+
+class _ManualThread:
+    """Stands for the engine's thread, whose work ``SimulatedNetwork.run`` does."""
+
+    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
+        self._target: Callable[[], None] | None = target
+
+    def start(self) -> None:
+        """Nothing: the loop is turned by hand."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """The thread's end: closing has stopped the loop."""
+        target, self._target = self._target, None
+        if target is not None:
+            target()
+
+    def is_alive(self) -> bool:
+        """False once it was joined."""
+        return self._target is not None
+
+
+def answer_of(reply: Reply) -> Command | MQMeshError:
+    """A reply as the asker gets it."""
+    command = Command(reply.code, 0, 1, memoryview(reply.header), memoryview(b"".join(reply.body)))
+    return command if reply.code == 0 else response_error(command)
