@@ -1,6 +1,7 @@
 """`mqmesh send`: sends messages from the command line, a file or a pipe."""
 
 import io
+import math
 import sys
 import time
 from collections import deque
@@ -13,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.errors import ConfigError, MQMeshError, RequestTimeout
 from mqmesh.logs import one_line
 from mqmesh.message import Message
 from mqmesh.protocol.messaging import SendStatus
@@ -31,6 +32,9 @@ MAX_UNANSWERED: Final = 20_000
 """Sends whose outcome is still to come; more wait."""
 PROGRESS_INTERVAL_S: Final = 0.1
 LONG_OVER_RATE_S: Final = 1.0
+PAUSE_S: Final = 0.1
+GRACE_S: Final = 0.3
+"""After Ctrl-C, for outcomes that are still to come."""
 
 
 @click.command()
@@ -87,41 +91,64 @@ def send(
       mqmesh send load 'x' --count 100000 --rate 5000
     """
     properties = _properties(pairs)
-    with Interrupt() as interrupt, _input(body, path) as stream:
+    total = None if lines else count
+    sending = _Sending(as_json, total)
+    options: dict[str, Any] = {"send_msg_timeout_ms": max(round(timeout * 1_000), 1)}
+    with _input(body, path) as stream:
         bodies: Iterable[bytes] = _lines(stream) if lines else [stream.read()]
         messages = (
             Message(topic, one, tag, keys, properties, sharding_key=sharding_key)
             for one in bodies
             for _ in range(count)
         )
-        total = None if lines else count
-        sending = _Sending(as_json, total)
-        options: dict[str, Any] = {"send_msg_timeout_ms": max(round(timeout * 1_000), 1)}
-        with Producer(group, namesrv_addr=namesrv, **options) as producer:
-            if total == 1:
+        if total == 1:
+            with Producer(group, namesrv_addr=namesrv, **options) as producer:
                 sending.settle(producer.send(next(messages)))
-            else:
-                with sending.progress():
-                    _send_all(producer, _paced(messages, rate, interrupt), sending)
-        sending.summary()
-        if sending.failed:
-            return ExitCode.FAILED
-        return INTERRUPTED if interrupt else ExitCode.OK
+            return ExitCode.OK
+        with Interrupt() as interrupt:
+            with Producer(group, namesrv_addr=namesrv, **options) as producer, sending.progress():
+                _send_all(producer, messages, rate, sending, interrupt)
+            sending.summary()
+    if sending.failed:
+        return ExitCode.FAILED
+    return INTERRUPTED if interrupt else ExitCode.OK
 
 
-def _send_all(producer: Producer, messages: Iterator[Message], sending: "_Sending") -> None:
+def _send_all(
+    producer: Producer,
+    messages: Iterator[Message],
+    rate: float | None,
+    sending: "_Sending",
+    interrupt: Interrupt,
+) -> None:
     waiting: deque[SendFuture] = deque()
-    for message in messages:
+    for message in _paced(messages, rate, interrupt):
         try:
             waiting.append(producer.send_async(message))
         except MQMeshError as error:
             sending.fail(error)
             if isinstance(error, ConfigError):
                 break  # the next one would be as wrong
-        while waiting and (waiting[0].done() or len(waiting) >= MAX_UNANSWERED):
+        while waiting and waiting[0].done():
             sending.take(waiting.popleft())
-    for future in waiting:
-        sending.take(future)
+        while len(waiting) >= MAX_UNANSWERED and not interrupt:
+            if _wait_for(waiting[0]):
+                sending.take(waiting.popleft())
+    give_up = math.inf
+    while waiting:
+        if interrupt and give_up == math.inf:
+            give_up = time.monotonic() + GRACE_S
+        if time.monotonic() >= give_up or _wait_for(waiting[0]):
+            sending.take(waiting.popleft())
+
+
+def _wait_for(future: SendFuture) -> bool:
+    """Waits for an outcome, but not longer than Ctrl-C may wait for us."""
+    try:
+        future.result(PAUSE_S)
+    except MQMeshError:
+        return future.done()
+    return True
 
 
 class _Sending:
@@ -154,6 +181,11 @@ class _Sending:
             yield
 
     def take(self, future: SendFuture) -> None:
+        if not future.done():
+            self.fail(
+                RequestTimeout("interrupted; whether the last messages are stored is unknown")
+            )
+            return
         try:
             self.settle(future.result())
         except MQMeshError as error:

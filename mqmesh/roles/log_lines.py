@@ -102,7 +102,7 @@ class LineParser:
             level = self._level if line.startswith(CONTINUATION) else "ERROR"
             return LogLine(now, self._name, level, one_line(line), line)
         moment, self._level, logger, text = parts
-        return LogLine(moment, self._name, self._level, f"{logger}: {text}", line)
+        return LogLine(moment, self._name, self._level, f"{logger}: {one_line(text)}", line)
 
 
 class RotatedFile:

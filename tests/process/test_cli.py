@@ -273,6 +273,29 @@ def test_an_endless_send_ends_with_ctrl_c(cluster, topic):
         assert not any("Traceback" in line for line in command.err)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first", "code"),
+    [
+        (("consume", "t", "--json"), "consuming", 0),
+        (("send", "t", "x", "--json", "--count", "1000000", "--rate", "100"), "SEND_OK", 1),
+    ],
+)
+def test_ctrl_c_is_quick_also_while_a_broker_hangs(tmp_path, arguments, first, code):
+    with ProcessCluster(tmp_path) as cluster:
+        main.main(["--namesrv", cluster.namesrv_addr, "topic", "create", "t"])
+        with CommandProcess("--namesrv", cluster.namesrv_addr, *arguments) as command:
+            command.expect(first)
+            cluster.brokers["broker-a"].suspend()
+            with pytest.raises(AssertionError):
+                command.expect("nothing like this comes", 0.5)
+            began = time.monotonic()
+            command.send_signal(signal.SIGINT)
+            assert command.wait() == code
+            assert time.monotonic() - began < 2.0
+            assert not any("Traceback" in line for line in command.err)
+            cluster.brokers["broker-a"].resume()
+
+
 def test_a_reader_that_goes_away_is_no_error(cluster, cli, topic):
     cli("send", topic, "x" * 1_000, "--count", "1000")
     arguments = ("--namesrv", cluster.namesrv_addr, "consume", topic, "--from", "first")
