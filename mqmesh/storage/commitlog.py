@@ -184,6 +184,10 @@ class CommitLog:
         if segment.fd < 0:
             try:
                 segment.fd = os.open(segment.path, os.O_RDWR)
+                if os.fstat(segment.fd).st_size < segment.size:
+                    # Cut from outside, or made when a smaller size was configured.
+                    os.posix_fallocate(segment.fd, 0, segment.size)
+                    os.fsync(segment.fd)
             except OSError as error:
                 raise storage_error(error, f"{segment.path} cannot be opened") from error
             self._writing.append(segment)

@@ -234,13 +234,17 @@ def _load_table(path: Path) -> QueueTable | None:
 
 def _save_progress(before: _Files, position: int, epoch: int, store_id: int) -> None:
     """Saves the state of a recovery that has much to read, so that the next need not repeat it."""
-    _write_tails(before.queues)
-    _sync_segments(before, 0, position)
-    changed, before.queues.changed = before.queues.changed, set()
-    sync_paths(sorted(changed), before.sync)
-    table = encode_table(Head(position, epoch), before.queues, before.states.dump())
-    save_document(before.table_path, b"".join(table))
     newest = before.checkpoint_file.newest
+    try:
+        _write_tails(before.queues)
+        _sync_segments(before, 0, position)
+        changed, before.queues.changed = before.queues.changed, set()
+        sync_paths(sorted(changed), before.sync)
+        table = encode_table(Head(position, epoch), before.queues, before.states.dump())
+        save_document(before.table_path, b"".join(table))
+    except DiskFull as error:
+        log.warning("the progress of recovery cannot be saved: %s", error)
+        return
     before.checkpoint_file.save(
         Checkpoint(
             store_id=store_id,
@@ -249,7 +253,8 @@ def _save_progress(before: _Files, position: int, epoch: int, store_id: int) -> 
             dispatched_through=position,
             queues_synced_through=position,
             clean=False,
-            boot_id=before.boot_id,
+            # Of what lies ahead, pages may still be lost with the system that wrote it.
+            boot_id=newest.boot_id if newest else before.boot_id,
         )
     )
 

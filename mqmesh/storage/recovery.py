@@ -3,8 +3,9 @@
 The log is read from where the queue table ends. Before the synced mark a record
 that fails its checks is damage: it is passed over and reported, and what stands
 behind it is kept. Behind the mark it is a torn tail: the log ends there, and the
-tail is cut durably. Opening a store that was closed in order is the same, only
-that there is nothing to read.
+tail is cut durably. Only if the system has not restarted, so that no page was
+lost, a bad record with good ones behind it is damage there too. Opening a store
+that was closed in order is the same, only that there is nothing to read.
 
 A crash in the middle of recovery does no harm: nothing is changed before the
 end was found, and the steps of the cut are in an order that can be repeated.
@@ -219,17 +220,18 @@ class Recovery:
     def _beyond_damage(self, position: int, reason: str) -> int | None:
         """Where the log goes on behind a bad record; None if it ends there."""
         checkpoint = self._checkpoint
-        if checkpoint is not None:
-            synced = checkpoint.synced_through
-            if position >= synced:
-                return None
+        synced = 0 if checkpoint is None else checkpoint.synced_through
+        beyond: int | None
+        if position < synced:
             beyond = self._scanner.resync(position, synced, epoch=self._epoch) or synced
+        elif checkpoint is None or (self._same_boot and not checkpoint.clean):
+            # Nobody knows what was synced, or it does not matter: the death of a process
+            # tears nothing but its last write. What has good records behind it is damaged.
+            beyond = self._scanner.resync(position, EVERYTHING, epoch=self._epoch)
         else:
-            # Nobody knows what was synced: whatever has good records behind it was.
-            found = self._scanner.resync(position, EVERYTHING, epoch=self._epoch)
-            if found is None:
-                return None
-            beyond = found
+            beyond = None
+        if beyond is None:
+            return None
         self._damage.add(position, beyond, reason, self._clock.wall_ms())
         return beyond
 

@@ -1,8 +1,6 @@
 """Bits flip: nothing damaged is delivered as good, and nothing else is lost."""
 
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,6 @@ from mqmesh.testing.store_files import (
 )
 
 BODIES = [f"body {number}" for number in range(20)]
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[StoreFiles]:
-    files = StoreFiles(tmp_path / "store")
-    yield files
-    files.close()
 
 
 def all_but(lost: int) -> dict[int, str]:
@@ -79,18 +70,49 @@ def test_damage_at_the_end_of_what_was_synced_is_not_cut(files: StoreFiles) -> N
     crashed.close()
 
 
-def test_damage_behind_the_synced_mark_is_a_torn_tail(files: StoreFiles) -> None:
+def crashed_with_an_unsynced_bad_record(files: StoreFiles) -> tuple[StoreFiles, int]:
+    """Ten records are synced, ten are not; the 14th of all is bad."""
     store = files.open()
     put_bodies(store, BODIES[:10])
     settle(store)
     offsets = put_bodies(store, BODIES[10:])
     crashed = files.copy()
     crashed.flip(offsets[3] + 120)
+    return crashed, offsets[3]
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_when_the_system_died_an_unsynced_bad_record_is_a_torn_tail(files: StoreFiles) -> None:
+    crashed, _ = crashed_with_an_unsynced_bad_record(files)
     recovered = crashed.open()
     assert deliverable(recovered) == dict(enumerate(BODIES[:13]))
     assert recovered.stats().cut_bytes > 0
     assert not recovered.stats().damaged
     crashed.close()
+
+
+def test_when_only_the_process_died_nothing_behind_a_bad_record_is_lost(
+    files: StoreFiles,
+) -> None:
+    crashed, offset = crashed_with_an_unsynced_bad_record(files)
+    recovered = crashed.open()
+    assert deliverable(recovered) == all_but(13)
+    assert recovered.stats().cut_bytes == 0
+    assert [damaged.start_offset for damaged in recovered.stats().damaged] == [offset]
+    crashed.close()
+
+
+def test_a_last_segment_that_was_cut_is_made_whole_again(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, BODIES)
+    end = store.stats().max_commitlog_offset
+    store.close()
+    with open(files.segment(), "r+b") as file:
+        file.truncate(end)
+    again = files.open()
+    assert files.segment().stat().st_blocks * 512 >= SEGMENT_BYTES
+    put_bodies(again, ["new"])
+    assert deliverable(again) == {**dict(enumerate(BODIES)), 20: "new"}
 
 
 def test_without_a_checkpoint_damage_is_not_taken_for_the_end(files: StoreFiles) -> None:

@@ -1,7 +1,7 @@
 """Consume queues, queue table and side files lost, torn or ahead: the log decides."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,6 @@ from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 TAGS = ["red", "green", None, "blue", "red"]
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[StoreFiles]:
-    files = StoreFiles(tmp_path / "store")
-    yield files
-    files.close()
 
 
 def fill(files: StoreFiles) -> dict[str, bytes]:
@@ -114,6 +107,7 @@ def test_an_older_queue_table_is_brought_up_to_date(files: StoreFiles) -> None:
     crashed.close()
 
 
+@pytest.mark.usefixtures("another_boot")
 def test_queues_ahead_of_a_log_that_lost_its_tail_are_trimmed(files: StoreFiles) -> None:
     store = files.open()
     put_bodies(store, [f"{number}" for number in range(100)])

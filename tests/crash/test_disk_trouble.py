@@ -2,8 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,13 +23,6 @@ from mqmesh.testing.store_files import (
 )
 
 LARGE = "x" * 20_000
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[StoreFiles]:
-    files = StoreFiles(tmp_path / "store")
-    yield files
-    files.close()
 
 
 class FailingCalls:

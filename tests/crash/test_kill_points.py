@@ -139,6 +139,7 @@ def test_what_was_acknowledged_survives_at_every_kill_point(
         assert bodies == workload.attempted[: len(bodies)]
 
 
+@pytest.mark.usefixtures("another_boot")
 def test_a_recovery_that_dies_anywhere_is_recovered_from(
     files: StoreFiles, kill_points: KillPoints
 ) -> None:

@@ -3,8 +3,6 @@
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,22 +13,6 @@ from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 PAGE = 4096
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[StoreFiles]:
-    files = StoreFiles(tmp_path / "store")
-    yield files
-    files.close()
-
-
-@pytest.fixture
-def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the next opening on the system is a freshly started one."""
-    boots = iter(range(1, 100_000))
-    monkeypatch.setattr(
-        "mqmesh.storage.opening.read_boot_id", lambda: next(boots).to_bytes(16, "big")
-    )
 
 
 def lose_pages(before: StoreFiles, after: StoreFiles, durable_end: int, seed: int) -> None:

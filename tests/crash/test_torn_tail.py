@@ -1,7 +1,6 @@
 """The last record is cut, zeroed or garbled at every byte: the log ends before it."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -10,13 +9,6 @@ from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 GARBAGE = bytes((7 * index + 3) % 255 + 1 for index in range(4096))
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[StoreFiles]:
-    files = StoreFiles(tmp_path / "store")
-    yield files
-    files.close()
 
 
 def cut(good: bytes, position: int) -> bytes:
@@ -83,6 +75,7 @@ def test_second_recovery_changes_nothing(files: StoreFiles) -> None:
     crashed.close()
 
 
+@pytest.mark.usefixtures("another_boot")
 def test_stale_records_behind_a_cut_never_come_back(files: StoreFiles) -> None:
     store = files.open()
     put_bodies(store, ["a"])
@@ -107,6 +100,7 @@ def test_stale_records_behind_a_cut_never_come_back(files: StoreFiles) -> None:
     crashed.close()
 
 
+@pytest.mark.usefixtures("another_boot")
 def test_a_record_that_ends_a_segment_may_be_torn(files: StoreFiles) -> None:
     store = files.open()
     body = "x" * 20_000
@@ -129,6 +123,7 @@ def test_a_record_that_ends_a_segment_may_be_torn(files: StoreFiles) -> None:
         crashed.close()
 
 
+@pytest.mark.usefixtures("another_boot")
 def test_a_lost_end_marker_of_an_unsynced_segment_ends_the_log(files: StoreFiles) -> None:
     store = files.open()
     body = "x" * 20_000

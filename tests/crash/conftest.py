@@ -1,0 +1,25 @@
+"""What all crash tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqmesh.testing.store_files import StoreFiles
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[StoreFiles]:
+    """An empty directory for a store."""
+    files = StoreFiles(tmp_path / "store")
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every opening the system is a freshly started one."""
+    boots = iter(range(1, 1_000_000))
+    monkeypatch.setattr(
+        "mqmesh.storage.opening.read_boot_id", lambda: next(boots).to_bytes(16, "big")
+    )
