@@ -73,7 +73,9 @@ def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=_queues, help="Read and write queues on each broker. [default: 4]")
+@click.option(
+    "-q", "--queues", type=_queues, help="Read and write queues on each broker. [default: 4]"
+)
 @click.option("--read-queues", type=_queues, help="Queues that consumers are given.")
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option(
@@ -120,7 +122,7 @@ def create(
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=_queues, help="Read and write queues on each broker.")
+@click.option("-q", "--queues", type=_queues, help="Read and write queues on each broker.")
 @click.option("--read-queues", type=_queues, help="Queues that consumers are given.")
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
