@@ -1,0 +1,58 @@
+"""A simulated cluster for the SDK's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.sdk.producer import Producer
+from mqmesh.testing.simulated_cluster import SimulatedCluster
+from mqmesh.testing.simulated_network import SimulatedNetwork
+
+
+class World:
+    """A simulated cluster and producers in it."""
+
+    def __init__(self, network: SimulatedNetwork) -> None:
+        self.network = network
+        self.cluster = SimulatedCluster(network)
+        self.producers: list[Producer] = []
+
+    def build(self, **settings) -> None:
+        self.cluster = SimulatedCluster(self.network, **settings)
+
+    @property
+    def broker(self):
+        return next(iter(self.cluster.brokers.values()))
+
+    def producer(self, *, topic: str | None = "t", **options) -> Producer:
+        """A started producer that knows the route of a topic and has met its brokers."""
+        producer = Producer("g", namesrv_addr=self.cluster.namesrv_addr, **options)
+        self.producers.append(producer)
+        producer.start()
+        if topic is not None:
+            assert self.call(lambda: producer.fetch_publish_queues(topic))
+        return producer
+
+    def run(self, duration_ms: int = 20) -> None:
+        self.network.run(duration_ms)
+
+    def call(self, function):
+        return self.network.call(function)
+
+    def stored(self, topic: str = "t") -> list[bytes]:
+        return [message.body for message in self.cluster.messages(topic)]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    network = SimulatedNetwork()
+    network.install(monkeypatch.setattr)
+    monkeypatch.setattr("mqmesh.sdk.producer.CLOSE_FLUSH_S", 0.001)
+    world = World(network)
+    yield world
+    for producer in world.producers:
+        producer.close()
+        assert producer._buffer.pending_bytes == 0, "room was given back to the byte"
+        assert not producer._sender._held
+        assert all(not lane.in_flight for lane in producer._buffer._lanes.values())
+    network.close()

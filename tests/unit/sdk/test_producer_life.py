@@ -1,0 +1,282 @@
+"""Callbacks, start and end of a producer."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MessageIllegal,
+    NoRoute,
+    RequestTimeout,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.producer import Producer
+from mqmesh.testing.simulated_cluster import Fault, FaultKind
+
+
+def message(body: bytes | str = b"x", **fields) -> Message:
+    return Message("t", body.encode() if isinstance(body, str) else body, **fields)
+
+
+def queue(number: int = 0, broker: str = "a") -> MessageQueue:
+    return MessageQueue("t", broker, number)
+
+
+# ---- Callbacks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_fails_hurts_nobody_else(world, failure, caplog):
+    producer = world.producer()
+    told = []
+
+    def bad(future):
+        raise failure("in a callback")
+
+    futures = [
+        producer.send_async(message(str(n)), bad if n % 2 else told.append) for n in range(10)
+    ]
+    world.run()
+    assert len(told) == 5
+    assert all(future.result() for future in futures)
+    assert "a callback of a send failed" in caplog.text
+    assert world.call(lambda: producer.send(message("on"))).status is SendStatus.SEND_OK
+
+
+def test_a_callback_may_send_but_not_wait(world):
+    producer = world.producer()
+    found = []
+
+    def again(future):
+        found.append(producer.send_async(message("again")))
+        try:
+            producer.send(message("never"))
+        except InvalidArgument as error:
+            found.append(error)
+        try:
+            producer.send_async(Message("unknown", b"x"))
+        except NoRoute as error:
+            found.append(error)
+        future.add_done_callback(found.append)
+
+    future = producer.send_async(message("first"), again)
+    world.run()
+    assert found[0].result().status is SendStatus.SEND_OK
+    assert isinstance(found[1], InvalidArgument)
+    assert isinstance(found[2], NoRoute)
+    assert found[3] is future
+    assert sorted(world.stored()) == [b"again", b"first"]
+
+
+def test_a_callback_that_waits_for_another_send_gets_an_error_and_no_deadlock(world):
+    producer = world.producer()
+    second = []
+    found = []
+
+    def wait(_):
+        try:
+            second[0].result(0)
+        except RequestTimeout as error:
+            found.append(error)
+
+    world.broker.faults.append(Fault(FaultKind.NONE))
+    producer.send_async(message("1"), wait, queue=queue(0))
+    world.broker.faults.append(Fault(FaultKind.LATE, 100))
+    second.append(producer.send_async(message("2"), queue=queue(0)))
+    producer.send_async(message("3"), queue=queue(1))
+    world.run(500)
+    assert second[0].result().status is SendStatus.SEND_OK
+
+
+# ---- Life ---------------------------------------------------------------------------------
+
+
+def test_nothing_can_be_sent_before_start_or_after_close(world):
+    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    calls = [
+        lambda: producer.send(message()),
+        lambda: producer.send_async(message()),
+        lambda: producer.send_oneway(message()),
+        lambda: producer.send_batch([message()]),
+        lambda: producer.send_batch_async([message()]),
+        lambda: producer.fetch_publish_queues("t"),
+        lambda: producer.can_send_at_once("t"),
+        lambda: producer.wait_until_can_send("t"),
+    ]
+    for call in calls:
+        with pytest.raises(ClientClosed, match="start"):
+            call()
+    producer.start()
+    producer.start()
+    producer.close()
+    producer.close()
+    for call in calls:
+        with pytest.raises(ClientClosed, match="closed"):
+            call()
+    with pytest.raises(ClientClosed):
+        producer.start()
+
+
+def test_a_producer_that_was_never_started_can_be_closed(world):
+    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    producer.close()
+    producer.close()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [],
+        [Fault(FaultKind.LOSE)],
+        [Fault(FaultKind.REFUSE, ResponseCode.SYSTEM_ERROR)],
+        [Fault(FaultKind.REFUSE, ResponseCode.SERVICE_NOT_AVAILABLE)],
+        [Fault(FaultKind.REFUSE, ResponseCode.MESSAGE_ILLEGAL)],
+        [Fault(FaultKind.CRASH_AFTER)],
+        [Fault(FaultKind.LATE, 1_000)],
+    ],
+    ids=lambda faults: faults[0].kind.name if faults else "none",
+)
+@pytest.mark.parametrize("after_ms", [0, 1, 2, 3, 50, 150])
+def test_closing_ends_every_send(world, faults, after_ms):
+    producer = world.producer()
+    told = []
+    world.broker.faults.extend(faults)
+    futures = [producer.send_async(message(), told.append, queue=queue(n % 4)) for n in range(8)]
+    futures.append(producer.send_batch_async([message()] * 3, told.append))
+    world.run(after_ms)
+    futures.append(producer.send_async(message("last"), told.append))
+    producer.close()
+    assert all(future.done() for future in futures)
+    assert sorted(map(id, told)) == sorted(map(id, futures))
+    assert {type(future.exception()) for future in futures} <= {
+        type(None),
+        ClientClosed,
+        MessageIllegal,
+    }
+
+
+def test_close_waits_for_what_is_under_way(world, monkeypatch):
+    monkeypatch.setattr("mqmesh.sdk.producer.CLOSE_FLUSH_S", 10.0)
+    producer = world.producer()
+    future = producer.send_async(message())
+    closer = threading.Thread(target=producer.close)
+    closer.start()
+    while closer.is_alive():
+        world.run(1)
+        closer.join(0.001)
+    assert future.result().status is SendStatus.SEND_OK
+
+
+def test_a_callback_may_close_the_producer(world):
+    producer = world.producer()
+    told = []
+
+    def close(future):
+        told.append(future)
+        producer.close()
+
+    first = producer.send_async(message("1"), close, queue=queue(0))
+    second = producer.send_async(message("2"), told.append, queue=queue(1))
+    third = producer.send_batch_async([message("3")], told.append, queue=queue(0))
+    world.run()
+    assert first.result().status is SendStatus.SEND_OK
+    assert all(one.done() for one in (first, second, third))
+    assert len(told) == 3
+    with pytest.raises(ClientClosed):
+        producer.send_async(message())
+
+
+def test_the_death_of_the_engine_ends_every_send(world, monkeypatch, caplog):
+    producer = world.producer()
+    futures = [producer.send_async(message(str(n))) for n in range(5)]
+    world.run(0)
+
+    def die(_):
+        raise MemoryError
+
+    monkeypatch.setattr(producer._engine.loop, "tick", die)
+    producer._engine._thread.join()
+    assert {type(future.exception()) for future in futures} == {ClientClosed}
+    with pytest.raises(ClientClosed, match="died"):
+        producer.send_async(message())
+    with pytest.raises(ClientClosed, match="died"):
+        producer.send(message())
+    assert "died" in caplog.text
+
+
+def test_a_fork_closes_the_producer_in_the_child(world):
+    producer = world.producer()
+    producer.on_fork()
+    with pytest.raises(ClientClosed, match="fork"):
+        producer.send_async(message())
+    producer.close()
+    producer._state = "running"  # back in the parent
+
+
+def test_ctrl_c_in_a_synchronous_send_leaves_the_queue_usable(world, monkeypatch):
+    producer = world.producer()
+    world.call(lambda: producer.send(message("0"), queue=queue()))
+    waiting = []
+
+    def interrupt(command, answer):
+        waiting.append(producer.send_async(message("2"), queue=queue()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.broker, "serve", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send(message("1"), queue=queue())
+    monkeypatch.undo()
+    world.network.install(monkeypatch.setattr)
+    world.run()
+    assert waiting[0].result().queue_offset == 1
+    assert producer.send(message("3"), queue=queue()).queue_offset == 2
+
+
+def test_what_waits_behind_a_failed_direct_send_is_sent(world, monkeypatch):
+    producer = world.producer()
+    world.call(lambda: producer.send(message("0"), queue=queue()))
+    behind = []
+    serve = world.broker.serve
+
+    def overtake(command, answer):
+        behind.append(producer.send_async(message("2"), queue=queue()))
+        monkeypatch.setattr(world.broker, "serve", serve)
+        serve(command, answer)
+
+    world.broker.faults.append(Fault(FaultKind.REFUSE, ResponseCode.SYSTEM_BUSY))
+    monkeypatch.setattr(world.broker, "serve", overtake)
+    assert isinstance(world.call(lambda: producer.send(message("1"), queue=queue())), SystemBusy)
+    world.run(100)
+    assert behind[0].result().queue_offset == 1
+
+
+def test_options_are_checked(world):
+    for options in (
+        {"send_msg_timeout_ms": 0},
+        {"unknown": 1},
+        {"batch_messages": 10**9},
+        {"retry_times_when_send_failed": -1},
+    ):
+        with pytest.raises(InvalidArgument):
+            Producer("g", **options)
+    with pytest.raises(InvalidArgument):
+        Producer("a b")
+    with pytest.raises(InvalidArgument):
+        Producer("g", namesrv_addr="nonsense")
+
+
+def test_a_deleted_topic_is_told(world):
+    producer = world.producer()
+    world.run()
+    del world.broker.topics["t"]
+    future = producer.send_async(message())
+    world.run(1_000)
+    assert isinstance(future.exception(), TopicNotFound)
