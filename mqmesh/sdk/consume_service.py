@@ -25,7 +25,7 @@ from mqmesh.sdk.process_queue import DONE, PARKED, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
 
 PORTION_MESSAGES: Final = 256
-"""A portion ends with the batch that reaches so many messages, or one call's worth."""
+"""A portion has at least so many if there are, and more only for one call."""
 WATCH_MS: Final = 2
 QUICK_PORTION_S: Final = 0.002
 """Who was done with a portion so soon will be back soon, and nobody else need be woken."""
@@ -151,12 +151,14 @@ class Portion:
 
 def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> Iterator[Portion]:
     """Divides batches into portions."""
-    enough = max(PORTION_MESSAGES, work.batch_size)
-    start = 0
-    for at, batch in enumerate(batches, 1):
-        if batch.end - batches[start].first >= enough or at == len(batches):
+    start, count = 0, 0
+    for at, batch in enumerate(batches):
+        more = batch.end - batch.first
+        if count >= PORTION_MESSAGES and count + more > work.batch_size:
             yield Portion(work, batches[start:at], span)
-            start = at
+            start, count = at, 0
+        count += more
+    yield Portion(work, batches[start:], span)
 
 
 class OnFailed(Protocol):
@@ -340,8 +342,10 @@ class ConsumeService(Workers):
 
     def _next(self, used_up: Portion | None) -> Portion | None:
         with self._changed:
-            if used_up is not None and self._ready and self._ready[0] is used_up:
-                self._calls_retired += self._ready.popleft().call_count
+            if used_up is not None:
+                used_up.revoke()  # its memory is what the next messages need
+                if self._ready and self._ready[0] is used_up:
+                    self._calls_retired += self._ready.popleft().call_count
             while not self._ready and not self._closed:
                 self._idle += 1
                 self._changed.wait()
