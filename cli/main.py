@@ -34,6 +34,11 @@ COMMANDS: Final = {
     "bench": ("bench", "bench"),
 }
 
+# What processes of mqmesh call, and people need not know of.
+HIDDEN_COMMANDS: Final = {
+    "indexer": ("indexer", "indexer"),
+}
+
 EXAMPLES: Final = """
 \b
 Five minutes:
@@ -55,7 +60,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; None if there is none."""
-        place = COMMANDS.get(cmd_name)
+        place = COMMANDS.get(cmd_name) or HIDDEN_COMMANDS.get(cmd_name)
         if place is None:
             return None
         module = importlib.import_module(f".{place[0]}", __package__)

@@ -65,7 +65,7 @@ def namesrv(
         return NameServer(config, context, loop)
 
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
-    return _serve("namesrv", config.name, make, supervised=supervised)
+    return serve_role("namesrv", config.name, make, supervised=supervised)
 
 
 @click.command()
@@ -94,10 +94,21 @@ def broker(
         return BrokerServer(config, context, loop)
 
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
-    return _serve("broker", config.broker_name, make, supervised=supervised)
+    return serve_role("broker", config.broker_name, make, supervised=supervised)
 
 
-def _serve(role: str, name: str, make: Make, *, supervised: bool) -> int:
+def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:
+    """Runs a role with a context and a loop of its own.
+
+    Args:
+        role: ``namesrv``, ``broker``, …
+        name: Name of the instance.
+        make: Makes the role.
+        supervised: Somebody holds the other end of standard input.
+
+    Returns:
+        Exit code.
+    """
     context = sockets.new_context()
     loop = EventLoop()
     try:

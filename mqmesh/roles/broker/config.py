@@ -9,6 +9,7 @@ from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.message_index_config import IndexConfig
 from mqmesh.units import KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -54,6 +55,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         store_path_root_dir: Directory of everything the broker keeps. One broker each.
         storage: Settings of the store, a table of its own.
+        index: Settings of the index of keys and message ids, a table of its own. Only the
+            backend ``commitlog`` has one.
         sync_flush_timeout_ms: With ``SYNC_FLUSH``: after so long an answer says
             FLUSH_DISK_TIMEOUT instead of waiting on for the disk, 10 to 60,000 ms.
         flush_consumer_offset_interval_ms: How often committed offsets are saved, 100 to
@@ -95,6 +98,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/broker-a"
     storage: BrokerStoreConfig = msgspec.field(default_factory=BrokerStoreConfig)
+    index: IndexConfig = msgspec.field(default_factory=IndexConfig)
     sync_flush_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 5_000
     flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
 

@@ -11,6 +11,7 @@ from mqmesh.protocol.command import Command, Reply, Request
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.staging import SendStage
@@ -68,6 +69,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         wire: Ways to peers.
         keeper: Ways to have tables saved.
         process_figures: Figures that only the server knows: connections, memory, …
+        index: Way to the index process, None if there is none.
     """
 
     config: BrokerConfig
@@ -84,6 +86,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     wire: Wire
     keeper: Keeper
     process_figures: Callable[[], dict[str, str]]
+    index: IndexerLink | None = None
 
 
 def without_frame(request: Request) -> Request:

@@ -15,7 +15,7 @@ from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.handlers import admin, membership, offsets, pull, send
+from mqmesh.roles.broker.handlers import admin, membership, offsets, pull, query, send
 
 Handler = Callable[[Request], Reply | None]
 
@@ -35,6 +35,8 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
     RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
     RequestCode.GET_BROKER_RUNTIME_INFO: admin.get_broker_runtime_info,
     RequestCode.VIEW_MESSAGE: admin.view_message,
+    RequestCode.QUERY_MESSAGE: query.query_message,
+    RequestCode.QUERY_MESSAGE_BY_ID: query.query_message_by_id,
 }
 
 

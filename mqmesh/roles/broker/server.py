@@ -28,6 +28,8 @@ from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
+from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.pull_hold import PullHold
@@ -35,6 +37,7 @@ from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
+from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
@@ -53,6 +56,7 @@ PROGRESS_TICK_MS: Final = 20
 CONFIG_DIRECTORY: Final = "config"
 TOPICS_FILE: Final = "topics.json"
 OFFSETS_FILE: Final = "consumer_offsets.json"
+INDEX_DIRECTORY: Final = "index"
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +95,7 @@ class BrokerServer:
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
         self._links: NamesrvLinks | None = None
+        self._index: IndexerLink | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._topics_saver: DocumentSaver | None = None
         self._offsets_saver: DocumentSaver | None = None
@@ -146,6 +151,8 @@ class BrokerServer:
             self._loop.call_every(SAMPLE_MS, self._on_sample),
             self._loop.call_every(config.flush_consumer_offset_interval_ms, self._on_save),
         ]
+        if self._index is not None:
+            self._timers.append(self._loop.call_every(INDEX_TICK_MS, self._index.tick))
         self._started_ms = self._clock.monotonic_ms()
         self._state = "running"
         self._links.connect(broker)
@@ -161,6 +168,8 @@ class BrokerServer:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        if self._index is not None:
+            self._index.ask_to_stop()
         try:
             if self._broker is not None:
                 self._say_goodbye(self._broker)
@@ -197,6 +206,9 @@ class BrokerServer:
             except StorageError as error:
                 _log.error("what changed last is lost: %s", error)
         self._topics_saver = self._offsets_saver = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -239,7 +251,41 @@ class BrokerServer:
             wire=Wire(server.reply, server.fail, server.notify),
             keeper=Keeper(self._save_topics, self._save_offsets),
             process_figures=self._figures,
+            index=self._make_index(),
         )
+
+    def _make_index(self) -> IndexerLink | None:
+        config = self._config
+        if not config.index.enable or config.storage.backend != "commitlog":
+            return None
+        try:
+            path = socket_path(self._root / INDEX_DIRECTORY)
+        except (ConfigError, OSError) as error:
+            _log.error("no index, messages cannot be looked up by key or id: %s", error)
+            return None
+        if path is None:
+            _log.error("no index: the temporary directory's path is too long for a socket")
+            return None
+        endpoint = f"ipc://{path}"
+        self._index = IndexerLink(
+            start_process=lambda suspect: HelperProcess(
+                indexer_arguments(config, self._root.absolute(), endpoint, suspect=suspect)
+            ),
+            connect=lambda: CommandClient(self._zmq, self._loop, endpoint),
+            look=self._log_extent,
+            clock=self._clock,
+            max_queries=config.index.max_queries,
+            query_timeout_ms=config.index.query_timeout_ms,
+        )
+        return self._index
+
+    def _log_extent(self) -> LogExtent | None:
+        if self._store is None:
+            return None
+        stats = self._store.stats()
+        sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        visible = stats.durable_offset if sync else stats.max_commitlog_offset
+        return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
     def _load(self, store: MessageStore, topics: TopicTable, offsets: ConsumerOffsets) -> None:
         directory = self._root / CONFIG_DIRECTORY
@@ -406,7 +452,7 @@ class BrokerServer:
             "callback_failures_total": str(self._loop.callback_failures),
             "namesrvs_registered": str(links.registered_count),
             "wiped_write_perm": str(links.wiped_write_perm).lower(),
-        }
+        } | (self._index.figures() if self._index is not None else {"index_state": "off"})
 
 
 def _rss_bytes() -> int:

@@ -1,0 +1,36 @@
+"""Messages by key and by id: passed on to the index process, answered when it answers."""
+
+from mqmesh.errors import MQMeshError, UnsupportedCommand
+from mqmesh.message import parse_message_id
+from mqmesh.protocol.command import Command, Reply, Request, decode_header
+from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+
+
+def query_message(context: BrokerContext, request: Request) -> None:
+    """Messages with a key."""
+    query = decode_header(QueryMessageRequest, request.command.header)
+    context.topics.require(query.topic)
+    _pass_on(context, request)
+
+
+def query_message_by_id(context: BrokerContext, request: Request) -> None:
+    """Messages with an id."""
+    parse_message_id(decode_header(QueryMessageByIdRequest, request.command.header).message_id)
+    _pass_on(context, request)
+
+
+def _pass_on(context: BrokerContext, request: Request) -> None:
+    if context.index is None:
+        raise UnsupportedCommand(
+            "this broker has no index of keys and message ids (index.enable, storage.backend)"
+        )
+    asked = without_frame(request)
+
+    def answer(outcome: Command | MQMeshError) -> None:
+        if isinstance(outcome, MQMeshError):
+            context.wire.fail(asked, outcome)
+        else:
+            context.wire.reply(asked, Reply(bytes(outcome.header), (outcome.body,)))
+
+    context.index.query(request.command.code, bytes(request.command.header), answer)

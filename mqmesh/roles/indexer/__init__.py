@@ -1,0 +1,1 @@
+"""The broker's index process: follows the log, read-only, and answers look-ups."""

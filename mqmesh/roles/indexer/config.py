@@ -1,0 +1,28 @@
+"""Settings of an index process; its broker makes them from its own."""
+
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.storage.message_index_config import IndexConfig
+from mqmesh.units import MIB
+
+
+class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an index process.
+
+    Attributes:
+        broker_name: Its broker, for logs.
+        store_path_root_dir: The broker's directory; the index is in ``index/`` below it.
+        endpoint: Where to listen, ``ipc://path``.
+        suspect: The process before died by a fault: what it left is checked before it is used.
+        disk_reserve_bytes: Room on the disk that the index leaves for the log, from 0.
+        index: Settings of the index.
+    """
+
+    broker_name: str = "broker-a"
+    store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/broker-a"
+    endpoint: Annotated[str, msgspec.Meta(min_length=1)]
+    suspect: bool = False
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
+    index: IndexConfig = msgspec.field(default_factory=IndexConfig)

@@ -1,0 +1,156 @@
+"""Queries that an index process is working on. Pure: it is told the time."""
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import SystemBusy
+from mqmesh.message import parse_message_id
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, Reply, Request, decode_header, encode_header
+from mqmesh.protocol.queries import (
+    QueryMessageByIdRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+    encode_found,
+)
+from mqmesh.storage.dispatcher import Dispatcher
+from mqmesh.storage.message_index import MessageIndex
+from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
+from mqmesh.units import MAX_TIMESTAMP_MS
+
+CATCH_UP_MS: Final = 500
+"""A query waits no longer for the index to reach what was visible when it was asked."""
+BUSY_RETRY_AFTER_MS: Final = 100
+
+_NOTHING: Final = memoryview(b"")
+
+
+class PendingQuery(msgspec.Struct):
+    """A query and how far it is.
+
+    Attributes:
+        request: What to answer.
+        query: What to look for.
+        max_count: Messages to return.
+        max_bytes: Bytes to return.
+        wanted: Commit-log offset that the index shall have reached first.
+        since_ms: When it came, monotonic clock.
+        search: None until it was begun.
+    """
+
+    request: Request
+    query: KeyQuery | IdQuery
+    max_count: int
+    max_bytes: int
+    wanted: int
+    since_ms: int
+    search: Search | None = None
+
+
+class PendingQueries:
+    """Queries in the order in which they came; one is worked on at a time.
+
+    Args:
+        most: Queries that may wait.
+        timeout_ms: After so long a query is answered with what was found.
+
+    Attributes:
+        answered: Queries answered so far.
+        mismatches: What their searches counted.
+    """
+
+    def __init__(self, *, most: int, timeout_ms: int) -> None:
+        self._most = most
+        self._timeout_ms = timeout_ms
+        self._waiting: deque[PendingQuery] = deque()
+        self.answered = 0
+        self.mismatches = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request, wanted: int, now_ms: int) -> None:
+        """Takes a query in.
+
+        Args:
+            request: QUERY_MESSAGE or QUERY_MESSAGE_BY_ID.
+            wanted: Commit-log offset that the index shall have reached first.
+            now_ms: Monotonic clock.
+
+        Raises:
+            SystemBusy: Too many wait.
+            RemoteProtocolError, InvalidArgument: It is no legal query.
+        """
+        if len(self._waiting) >= self._most:
+            raise SystemBusy(
+                f"{self._most} queries are being answered, no more may (index.max_queries)",
+                retry_after_ms=BUSY_RETRY_AFTER_MS,
+            )
+        command = request.command
+        asked: QueryMessageRequest | QueryMessageByIdRequest
+        query: KeyQuery | IdQuery
+        if command.code == RequestCode.QUERY_MESSAGE:
+            asked = decode_header(QueryMessageRequest, command.header)
+            end = min(asked.end_timestamp, MAX_TIMESTAMP_MS)
+            query = KeyQuery(asked.topic, asked.key, asked.begin_timestamp, end)
+        else:
+            asked = decode_header(QueryMessageByIdRequest, command.header)
+            query = IdQuery(*parse_message_id(asked.message_id))
+        # A request must not keep its frame alive while it waits.
+        bare = Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
+        self._waiting.append(
+            PendingQuery(
+                Request(request.peer, bare), query, asked.max_count, asked.max_bytes, wanted, now_ms
+            )
+        )
+
+    def step(
+        self, index: MessageIndex, dispatcher: Dispatcher, now_ms: int
+    ) -> tuple[Request, Reply] | None:
+        """Works a little on the query that has waited longest.
+
+        Args:
+            index: The index.
+            dispatcher: Follows the log.
+            now_ms: Monotonic clock.
+
+        Returns:
+            What to answer when it is done, else None.
+        """
+        pending = self._waiting[0]
+        if pending.search is None:
+            pending.search = Search(
+                index,
+                dispatcher,
+                pending.query,
+                most_messages=pending.max_count,
+                most_bytes=pending.max_bytes,
+            )
+        search = pending.search
+        done = search.step()
+        if not done and now_ms - pending.since_ms >= self._timeout_ms:
+            search.more = done = True
+        if not done:
+            return None
+        self._waiting.popleft()
+        self.answered += 1
+        self.mismatches += search.mismatches
+        header = QueryMessageResponse(len(search.messages), search.more, search.missing_bytes)
+        return pending.request, Reply(encode_header(header), (encode_found(search.messages),))
+
+    def is_ready(self, dispatcher: Dispatcher, now_ms: int) -> bool:
+        """True when the query that has waited longest need not wait for the index."""
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        return (
+            first.search is not None
+            or dispatcher.position >= first.wanted
+            or now_ms - first.since_ms >= CATCH_UP_MS
+        )
+
+    def drop_peer(self, peer: bytes) -> None:
+        """Forgets the queries of a broker that is gone."""
+        self._waiting = deque(one for one in self._waiting if one.request.peer != peer)

@@ -1,0 +1,208 @@
+"""The index process: its socket, its turns, and the files that it opens."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import BrokerNotAvailable, MQMeshError
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, decode_header, reply_with
+from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
+from mqmesh.roles.indexer.config import IndexerConfig
+from mqmesh.roles.indexer.queries import PendingQueries
+from mqmesh.storage.dispatcher import RETRY_MS, Dispatcher
+from mqmesh.storage.message_index import MessageIndex
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.server import CommandServer
+from mqmesh.transport.sockets import Context
+from mqmesh.version import VERSION
+
+QUERY_SLICE_MS: Final = 20
+"""Time for queries in one turn, while there is other work."""
+ROOM_CHECK_MS: Final = 500
+LOG_DIRECTORY: Final = "commitlog"
+INDEX_DIRECTORY: Final = "index"
+
+_log = logging.getLogger(__name__)
+
+
+class IndexerServer:
+    """Follows the log of one broker and answers that broker's queries.
+
+    Args:
+        config: Settings.
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self, config: IndexerConfig, context: Context, loop: EventLoop, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._zmq = context
+        self._loop = loop
+        self._clock = clock or loop.clock
+        self._root = Path(config.store_path_root_dir)
+        self._started_ms = 0
+        self._server: CommandServer | None = None
+        self._index: MessageIndex | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._store_id = -1
+        self._queries = PendingQueries(
+            most=config.index.max_queries, timeout_ms=config.index.query_timeout_ms
+        )
+        self._planned: Timer | None = None
+        self._retry: Timer | None = None
+        self._room_checked_ms: int | None = None
+        self._has_room = True
+
+    def start(self) -> str:
+        """Opens the index and listens.
+
+        Returns:
+            The endpoint.
+
+        Raises:
+            StoreLocked: Another process has the index.
+            StorageError: The index cannot be opened.
+            OSError: It cannot listen there.
+        """
+        config = self._config.index
+        self._index = MessageIndex(
+            self._root / INDEX_DIRECTORY,
+            map_size=config.live_map_size,
+            most_open=config.max_open_environments,
+        )
+        if self._config.suspect:
+            self._index.suspect_all()
+        handlers = {
+            int(RequestCode.PING): self._ping,
+            int(RequestCode.ADVANCE_INDEX): self._advance,
+            int(RequestCode.QUERY_MESSAGE): self._query,
+            int(RequestCode.QUERY_MESSAGE_BY_ID): self._query,
+        }
+        self._server = CommandServer(self._zmq, self._loop, handlers, self._queries.drop_peer)
+        self._started_ms = self._clock.monotonic_ms()
+        return self._server.bind(self._config.endpoint)
+
+    def stop(self) -> None:
+        """Closes everything; also what a failed ``start`` left open."""
+        for timer in (self._planned, self._retry):
+            if timer is not None:
+                timer.cancel()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+            self._dispatcher = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+    # ---- Requests --------------------------------------------------------------------
+
+    def _ping(self, request: Request) -> Reply:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms
+        name = self._config.broker_name
+        return reply_with(RoleInfo("indexer", name, VERSION, os.getpid(), "running", uptime_ms))
+
+    def _advance(self, request: Request) -> Reply:
+        asked = decode_header(AdvanceIndexRequest, request.command.header)
+        now_ms = self._clock.monotonic_ms()
+        if self._dispatcher is None or asked.store_id != self._store_id:
+            self._follow(asked.store_id)
+        assert self._dispatcher is not None
+        self._dispatcher.advance(asked.visible_offset, asked.min_offset, now_ms)
+        self._plan()
+        stats = self._dispatcher.stats()
+        return reply_with(
+            IndexProgress(
+                stats.indexed_through,
+                stats.missing_bytes,
+                stats.waiting,
+                stats.segments,
+                stats.sealed,
+                stats.disk_bytes,
+                stats.batches,
+                stats.discarded,
+                stats.skipped_bytes,
+                self._queries.answered,
+                self._queries.mismatches,
+            )
+        )
+
+    def _follow(self, store_id: int) -> None:
+        assert self._index is not None
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        self._dispatcher = Dispatcher(
+            self._root / LOG_DIRECTORY,
+            self._index,
+            store_id=store_id,
+            step_bytes=self._config.index.step_bytes,
+            room=self._room,
+        )
+        self._store_id = store_id
+
+    def _query(self, request: Request) -> Reply | None:
+        if self._dispatcher is None:
+            raise BrokerNotAvailable("the index process is just starting")
+        self._queries.add(request, self._dispatcher.visible, self._clock.monotonic_ms())
+        self._answer_queries()
+        self._plan()
+        return None
+
+    # ---- Work ------------------------------------------------------------------------
+
+    def _plan(self, delay_ms: int = 0) -> None:
+        # Also without delay it is a timer: sockets get their turn between two pieces of work.
+        if self._planned is None:
+            self._planned = self._loop.call_later(delay_ms, self._turn)
+
+    def _turn(self) -> None:
+        self._planned = None
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            return
+        self._answer_queries()
+        more = dispatcher.step(self._clock.monotonic_ms())
+        if more or self._queries.is_ready(dispatcher, self._clock.monotonic_ms()):
+            self._plan()
+        elif len(self._queries):
+            self._plan(QUERY_SLICE_MS)
+        elif dispatcher.stats().waiting and self._retry is None:
+            self._retry = self._loop.call_later(RETRY_MS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._plan()
+
+    def _answer_queries(self) -> None:
+        index, dispatcher, server = self._index, self._dispatcher, self._server
+        assert index is not None
+        assert dispatcher is not None
+        assert server is not None
+        began_ms = now_ms = self._clock.monotonic_ms()
+        while now_ms - began_ms < QUERY_SLICE_MS and self._queries.is_ready(dispatcher, now_ms):
+            done = self._queries.step(index, dispatcher, now_ms)
+            if done is not None:
+                request, reply = done
+                try:
+                    server.reply(request, reply)
+                except MQMeshError as error:
+                    server.fail(request, error)
+            now_ms = self._clock.monotonic_ms()
+
+    def _room(self) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        if self._room_checked_ms is None or now_ms - self._room_checked_ms >= ROOM_CHECK_MS:
+            self._room_checked_ms = now_ms
+            room = os.statvfs(self._root)
+            free_bytes = room.f_bavail * room.f_frsize
+            self._has_room = free_bytes > self._config.disk_reserve_bytes
+        return self._has_room
