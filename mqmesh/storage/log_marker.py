@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.record_batch import Buffer
 
 MARKER_MAGIC: Final = b"MQM1"
@@ -98,6 +98,7 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
 
     Raises:
         CorruptRecord: No good marker begins there.
+        StorageError: A good one of an unknown kind, so of a later program.
     """
     if len(buffer) - position < MARKER_SIZE:
         raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
@@ -114,6 +115,9 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
     try:
         known = MarkerKind(kind)
     except ValueError:
-        raise CorruptRecord(f"marker of unknown kind {kind}") from None
+        raise StorageError(
+            f"the marker at {offset} is of kind {kind}, which this program does not know; it "
+            f"leaves the store alone"
+        ) from None
     data = checked[MARKER_SIZE - _CRC_START :]
     return Marker(offset, size, known, epoch, store_id, timestamp, data)

@@ -23,7 +23,6 @@ from mqmesh.record_batch import (
     VERSION,
     BatchHeader,
     check_stored,
-    read_header,
 )
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.log_marker import (
@@ -129,16 +128,17 @@ class LogScanner:
         return record
 
     def _read_batch(self, segment: Segment, start: int, view: memoryview) -> Record:
+        if len(view) == HEADER_SIZE:
+            _, size = _CRC_AND_SIZE.unpack_from(view, _CRC_POSITION)
+            view = self._view(segment, start, min(size, MAX_BATCH_BYTES))
         try:
-            header = read_header(view)
-            view = self._view(segment, start, header.total_size)
             header = check_stored(view)
         except CorruptBatch as error:
             self._refuse_newer(segment, start, view)
             raise CorruptRecord(str(error)) from error
         self._check_place(start, header.commitlog_offset, header.store_id)
         end = start + header.total_size
-        return Record(start, end, header.epoch, header, None, view[: header.total_size])
+        return Record(start, end, header.epoch, header, None, view)
 
     def _refuse_newer(self, segment: Segment, start: int, view: memoryview) -> None:
         """A batch of a later version is good, only not for us: never cut it, never skip it."""

@@ -6,6 +6,7 @@ import pytest
 
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.storage.interface import GetStatus
+from mqmesh.storage.log_marker import MarkerKind, encode_marker
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import (
     SEGMENT_BYTES,
@@ -216,6 +217,25 @@ def test_a_record_of_a_later_version_is_left_alone(files: StoreFiles) -> None:
     with pytest.raises(StorageError, match="version 2"):
         crashed.open()
     assert crashed.segment().read_bytes() == before
+
+
+def test_a_marker_of_a_later_program_is_left_alone(files: StoreFiles) -> None:
+    crashed, offsets = synced_but_not_dispatched(files)
+    kind = MarkerKind.VOID
+    marker = bytearray(
+        encode_marker(
+            kind,
+            commitlog_offset=offsets[5],
+            epoch=1,
+            store_id=int.from_bytes(crashed.read(offsets[5] + 36, 4), "little"),
+            store_timestamp=0,
+        )
+    )
+    marker[20] = 99
+    marker[4:8] = zlib.crc32(marker[8:]).to_bytes(4, "little")
+    crashed.write(offsets[5], bytes(marker))
+    with pytest.raises(StorageError, match="kind 99"):
+        crashed.open()
 
 
 def test_a_batch_inside_of_a_body_is_never_taken_for_a_record(files: StoreFiles) -> None:
