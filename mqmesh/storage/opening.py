@@ -17,7 +17,13 @@ from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.damage import DamageList
 from mqmesh.storage.flush import Flusher, Sync
-from mqmesh.storage.interface import FlushDiskType, OnProgress, StoreConfig, Wake
+from mqmesh.storage.interface import (
+    FlushDiskType,
+    OnProgress,
+    RecoveryProgress,
+    StoreConfig,
+    Wake,
+)
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
@@ -141,7 +147,7 @@ def _open(
         dispatched_through=_dispatched_through(checkpoint, recovered),
         queues_synced_through=recovered.queues_synced_through,
     )
-    _settle(before, checkpointer, recovered, started_clean)
+    _settle(before, checkpointer, recovered, started_clean, on_progress)
     return Parts(
         commitlog,
         before.queues,
@@ -202,7 +208,7 @@ def _recover(
     table = _load_table(before.table_path)
 
     def save_progress(position: int, epoch: int) -> None:
-        _save_progress(before, position, epoch, recovery.store_id)
+        _save_progress(before, position, epoch, recovery.store_id, on_progress)
 
     recovery = Recovery(
         segments=before.segments,
@@ -232,11 +238,13 @@ def _load_table(path: Path) -> QueueTable | None:
         return None
 
 
-def _save_progress(before: _Files, position: int, epoch: int, store_id: int) -> None:
+def _save_progress(
+    before: _Files, position: int, epoch: int, store_id: int, on_progress: OnProgress
+) -> None:
     """Saves the state of a recovery that has much to read, so that the next need not repeat it."""
     newest = before.checkpoint_file.newest
     try:
-        _write_tails(before.queues)
+        _write_tails(before.queues, on_progress)
         _sync_segments(before, 0, position)
         changed, before.queues.changed = before.queues.changed, set()
         sync_paths(sorted(changed), before.sync)
@@ -260,14 +268,18 @@ def _save_progress(before: _Files, position: int, epoch: int, store_id: int) -> 
 
 
 def _settle(
-    before: _Files, checkpointer: Checkpointer, recovered: Recovered, started_clean: bool
+    before: _Files,
+    checkpointer: Checkpointer,
+    recovered: Recovered,
+    started_clean: bool,
+    on_progress: OnProgress,
 ) -> None:
     """Makes what recovery found the state on disk."""
     if started_clean and not recovered.read_bytes and not recovered.cut_bytes:
         checkpointer.note_start()
         return
     try:
-        _write_tails(before.queues)
+        _write_tails(before.queues, on_progress)
         trimmed = before.queues.trim()
         if trimmed:
             log.warning("%d bytes of consume queues were ahead of the log and are cut", trimmed)
@@ -277,9 +289,13 @@ def _settle(
         checkpointer.note_start()
 
 
-def _write_tails(queues: ConsumeQueues) -> None:
+def _write_tails(queues: ConsumeQueues, on_progress: OnProgress) -> None:
+    total = queues.unwritten_bytes
     while queues.dirty_count:
         queues.write_oldest(TAILS_AT_ONCE)
+        on_progress(
+            RecoveryProgress("writing consume queues", total - queues.unwritten_bytes, total)
+        )
 
 
 def _sync_segments(before: _Files, start: int, end: int) -> None:

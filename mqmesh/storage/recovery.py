@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -36,7 +37,9 @@ from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
 
 log = logging.getLogger(__name__)
 
-PROGRESS_EVERY_BYTES: Final = 64 * MIB
+PROGRESS_EVERY_BYTES: Final = 8 * MIB
+PROGRESS_EVERY_RECORDS: Final = 2048
+"""Whichever comes first: some ten milliseconds."""
 SAVE_EVERY_BYTES: Final = 1 * GIB
 """How much of the log is read at most before what was learned is saved."""
 MOST_TAILS_AT_ONCE: Final = 256
@@ -111,6 +114,10 @@ class Recovery:
         self._epoch = 0
         self._read_bytes = 0
         self._queues_synced_through = 0
+        # Nothing is missing between the table and the log, and no damage was passed: then a
+        # queue offset that is skipped means that the table is wrong. Topics where it is.
+        self._complete = False
+        self._gaps: set[str] = set()
         # Queues whose entries are written anew from the first batch that is met, because
         # their files may have lost pages when the system died. None: trust the files.
         self._rewritten: set[ConsumeQueue] | None = None
@@ -155,16 +162,25 @@ class Recovery:
     def _rebuild(self, table: QueueTable | None) -> int:
         if table is not None and self._checkpoint is not None:
             end = self._scan(self._load(table, self._checkpoint))
-            lost = self._queues.lost()
-            if lost is None:
+            topic = self._incomplete_topic()
+            if topic is None:
                 return end
-            log.warning("consume queue %s lost entries; all are rebuilt", lost.directory)
+            log.error("queues of topic %r lack entries, all queues are made anew", topic)
         self._queues.clear()
+        self._complete = False
+        self._gaps.clear()
         self._states.load([])
         self._rewritten = None
         self._epoch = 0
         self._queues_synced_through = self._segments.first.start
         return self._scan(self._segments.first.start)
+
+    def _incomplete_topic(self) -> str | None:
+        """A topic that has fewer entries than the table told or the log says; None is good."""
+        for topic in self._gaps:
+            return topic
+        lost = self._queues.lost()
+        return None if lost is None else lost.topic
 
     def _load(self, table: QueueTable, checkpoint: Checkpoint) -> int:
         """Takes up the table; returns where the log must be read from."""
@@ -179,13 +195,14 @@ class Recovery:
             start = checkpoint.queues_synced_through
             self._rewritten = set()
             self._epoch = 0
+        self._complete = start >= table.head.through
         return max(start, self._segments.first.start)
 
     def _scan(self, start: int) -> int:
         """Reads and applies records; returns where the log ends."""
         position = told = saved = start
         total = max(0, self._last_byte() - start)
-        while True:
+        for number in count(1):
             try:
                 record = self._scanner.read(position, epoch=self._epoch)
             except CorruptRecord as error:
@@ -197,7 +214,7 @@ class Recovery:
             self._epoch = record.epoch
             self._apply(record)
             position = record.end
-            if position - told >= PROGRESS_EVERY_BYTES:
+            if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
             if position - saved >= SAVE_EVERY_BYTES and self._rewritten is None:
@@ -232,6 +249,8 @@ class Recovery:
             beyond = None
         if beyond is None:
             return None
+        # From here on queues may have gaps.
+        self._complete = False
         self._damage.add(position, beyond, reason, self._clock.wall_ms())
         return beyond
 
@@ -250,6 +269,8 @@ class Recovery:
             return
         base = header.base_queue_offset
         queue = self._queues.find(meta.topic, header.queue_id)
+        if self._complete and base > (queue.end if queue else 0):
+            self._gaps.add(meta.topic)
         if queue is None:
             queue = self._queues.add(meta.topic, header.queue_id, first=base, end=base)
             if self._rewritten is not None:
@@ -278,6 +299,8 @@ class Recovery:
 
     def _apply_deletion(self, marker: Marker) -> None:
         topic = marker.data.decode("utf-8", "replace")
+        # What the table told may have been of a later topic of the same name.
+        self._gaps.discard(topic)
         unused = self._queues.drop_topic(topic)
         if unused is not None:
             shutil.rmtree(unused)

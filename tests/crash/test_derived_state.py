@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import StoreLocked
+from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.interface import PutStatus
+from mqmesh.storage.queue_table import decode_table, encode_table
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
@@ -105,6 +108,30 @@ def test_an_older_queue_table_is_brought_up_to_date(files: StoreFiles) -> None:
     recovered = crashed.open()
     assert deliverable(recovered) == {number: f"{number}" for number in range(120)}
     crashed.close()
+
+
+def test_a_table_that_leaves_something_out_is_not_believed(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, ["a"] * 10, queue_id=0)
+    put_bodies(store, ["b"] * 10, queue_id=1)
+    settle(store)
+    put_bodies(store, ["c"], queue_id=1)
+    document = load_document(files.directory / "queue-table")
+    assert document is not None
+    table = decode_table(document)
+    for end in (None, 7):
+        rows = [row for row in table.queues if row.queue_id == 0 or end]
+        crashed = files.copy()
+        queues = [
+            ConsumeQueue(row.topic, row.queue_id, "", first=0, end=end or row.end, file_entries=64)
+            for row in rows
+        ]
+        frames = encode_table(table.head, queues, table.producers)
+        save_document(crashed.directory / "queue-table", b"".join(frames))
+        recovered = crashed.open()
+        assert list(deliverable(recovered, queue_id=0).values()) == ["a"] * 10
+        assert list(deliverable(recovered, queue_id=1).values()) == ["b"] * 10 + ["c"]
+        crashed.close()
 
 
 @pytest.mark.usefixtures("another_boot")
