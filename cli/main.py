@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "topic": ("topic", "topic"),
     "send": ("send", "send"),
     "consume": ("consume", "consume"),
+    "query": ("query", "query"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),
     "bench": ("bench", "bench"),

@@ -35,7 +35,9 @@ IDLE_MS: Final = 1_000
 HANG_MS: Final = 30_000
 """A process that does not answer for so long is killed and started again."""
 START_DELAY_MS: Final = 100
-ANSWER_MARGIN_MS: Final = 1_500
+SOON_MS: Final = 1_000
+"""Queries wait for a process that will be started so soon."""
+ANSWER_MARGIN_MS: Final = 500
 """What the way to the process and back may add to ``index.query_timeout_ms``."""
 MOST_SAMPLES: Final = 2_048
 
@@ -169,6 +171,8 @@ class IndexerLink:
     def tick(self) -> None:
         """Looks after the process, and tells it how far the log goes."""
         now_ms = self._clock.monotonic_ms()
+        if self._client is None:
+            self._client = self._connect()
         if self._process is None:
             if now_ms < self._start_due_ms:
                 return
@@ -199,7 +203,10 @@ class IndexerLink:
             SystemBusy: Too many queries are on their way.
         """
         client, extent = self._client, self._look()
-        if client is None or not client.connected or extent is None:
+        # While the process is just being started, the query waits with the client for it.
+        due_ms = self._start_due_ms - self._clock.monotonic_ms()
+        starts_soon = self._process is not None or due_ms < SOON_MS
+        if client is None or extent is None or not starts_soon:
             self._refused += 1
             raise BrokerNotAvailable(
                 "the index process of this broker is not there at the moment; it is started again",
@@ -218,9 +225,8 @@ class IndexerLink:
                 answer = BrokerNotAvailable(f"the index process did not answer: {answer}")
             on_answer(answer)
 
-        if self._progress.indexed_through < extent.visible_offset:
-            # So the query sees what was stored a moment ago.
-            client.oneway(RequestCode.ADVANCE_INDEX, header=_advance(extent))
+        # So the query sees what was stored a moment ago.
+        client.oneway(RequestCode.ADVANCE_INDEX, header=_advance(extent))
         client.request(code, done, header=header, timeout_ms=self._answer_ms)
         self._in_flight += 1
 
@@ -280,8 +286,6 @@ class IndexerLink:
         self._suspect = False
         self._starts += 1
         self._progress = IndexProgress()
-        if self._client is None:
-            self._client = self._connect()
 
     def _on_exit(self, code: int, now_ms: int) -> None:
         decision = self._policy.on_exit(code, now_ms)

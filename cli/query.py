@@ -1,0 +1,281 @@
+"""`mqmesh query`: finds messages by id, by key, by where they stand."""
+
+import json
+import string
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError
+from mqmesh.logs import one_line
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.queries import QueryClient, QueryResult
+from mqmesh.units import MAX_TIMESTAMP_MS
+
+from .consume import as_dict, parse_time
+from .options import json_option, namesrv_option
+from .render import print_json, timestamp
+
+DUMP_LINE_BYTES: Final = 16
+DUMP_BYTES: Final = 4_096
+"""A body that is no text is shown so far."""
+LABEL_WIDTH: Final = 18
+
+_PRINTABLE: Final = frozenset(string.printable.encode()) - frozenset(b"\t\n\r\x0b\x0c")
+
+_max_option = click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1, MAX_QUERY_MESSAGES),
+    default=DEFAULT_QUERY_MESSAGES,
+    show_default=True,
+    help="Messages to show.",
+)
+
+
+@click.group()
+def query() -> None:
+    """Find messages by id, by key, or by where they stand.
+
+    \b
+    Examples:
+      mqmesh query by-key 4711 --topic orders
+      mqmesh query by-id 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh query by-offset --topic orders --queue 3 --offset 42
+    """
+
+
+@query.command("by-key")
+@click.argument("key")
+@click.option("-t", "--topic", required=True, help="Topic of the messages.")
+@click.option(
+    "--from",
+    "from_text",
+    metavar="TIME",
+    help="Stored at this time or later: 2026-03-01T12:00Z, ms since 1970, or an age like 2h.",
+)
+@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before.")
+@_max_option
+@namesrv_option
+@json_option
+def by_key(
+    key: str,
+    topic: str,
+    from_text: str | None,
+    to_text: str | None,
+    most: int,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Messages that have KEY among their keys, newest first.
+
+    \b
+    Examples:
+      mqmesh query by-key 4711 --topic orders
+      mqmesh query by-key 4711 --topic orders --from 2h --to 1h --max 100 --json
+      mqmesh query by-key 4711 --topic %RETRY%billing
+    """
+    now_ms = SystemClock().wall_ms()
+    with QueryClient(namesrv) as client:
+        result = client.by_key(
+            topic,
+            key,
+            from_ms=_time("--from", from_text, now_ms, 0),
+            to_ms=_time("--to", to_text, now_ms, MAX_TIMESTAMP_MS),
+            max_count=most,
+        )
+    return _show(result, as_json)
+
+
+@query.command("by-id")
+@click.argument("message_id")
+@_max_option
+@namesrv_option
+@json_option
+def by_id(message_id: str, most: int, namesrv: str, as_json: bool) -> int:
+    """The message with an id, and its copies: retries and dead letters.
+
+    \b
+    Examples:
+      mqmesh query by-id 0C6A9F0E5D3B7A12000000000000002A
+    """
+    with QueryClient(namesrv) as client:
+        result = client.by_id(message_id, max_count=most)
+    return _show(result, as_json)
+
+
+@query.command("by-offset-id")
+@click.argument("offset_message_id")
+@namesrv_option
+@json_option
+def by_offset_id(offset_message_id: str, namesrv: str, as_json: bool) -> int:
+    """The message at a place in a broker's log, which no index is needed for.
+
+    \b
+    Examples:
+      mqmesh query by-offset-id 127.0.0.1:10911#1F40#2
+    """
+    with QueryClient(namesrv) as client:
+        message = client.by_offset_id(offset_message_id)
+    return _show(QueryResult([message]), as_json)
+
+
+@query.command("by-offset")
+@click.option("-t", "--topic", required=True, help="Topic.")
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(0), required=True, help="Queue id.")
+@click.option("-o", "--offset", type=click.IntRange(0), required=True, help="Offset in the queue.")
+@click.option("-b", "--broker", default="", help="Broker group, where several carry the topic.")
+@namesrv_option
+@json_option
+def by_offset(
+    topic: str, queue_id: int, offset: int, broker: str, namesrv: str, as_json: bool
+) -> int:
+    """The message at an offset of a queue.
+
+    \b
+    Examples:
+      mqmesh query by-offset --topic orders --queue 3 --offset 42
+      mqmesh query by-offset --topic orders --broker broker-b --queue 0 --offset 0
+    """
+    with QueryClient(namesrv) as client:
+        message = client.by_offset(topic, queue_id, offset, broker_name=broker)
+    return _show(QueryResult([message]), as_json)
+
+
+def _time(option: str, text: str | None, now_ms: int, default: int) -> int:
+    if text is None:
+        return default
+    try:
+        return parse_time(text, now_ms)
+    except ConfigError:
+        raise ConfigError(
+            f"{option} {text!r}: must be a time like 2026-03-01T12:00Z, ms since 1970, or an age "
+            "like 30s, 10m, 2h, 1d"
+        ) from None
+
+
+def _show(result: QueryResult, as_json: bool) -> int:
+    for name, note in result.notes.items():
+        click.echo(f"warning: broker {name}: {one_line(note)}", err=True)
+    if as_json:
+        print_json(
+            {
+                "messages": [full_dict(message) for message in result.messages],
+                "more": result.more,
+                "notes": result.notes,
+            }
+        )
+    else:
+        _print_messages(result)
+    return ExitCode.OK if result.messages else ExitCode.FAILED
+
+
+def _print_messages(result: QueryResult) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for number, message in enumerate(result.messages):
+        if number:
+            console.print()
+        for name, value in fields_of(message):
+            label = Text(f"{name:<{LABEL_WIDTH}}", style="dim")
+            console.print(Text.assemble(label, (one_line(value), "")))
+        console.print(Text("body", style="dim"))
+        for line in body_lines(message.body):
+            console.print(Text(f"  {line}"))
+    sys.stdout.flush()
+    if not result.messages:
+        click.echo("no message was found", err=True)
+    elif result.more:
+        click.echo("there are more; --max shows further ones", err=True)
+
+
+def full_dict(message: StoredMessage) -> dict[str, Any]:
+    """A message with every field, for programs; the names and their order are stable."""
+    info = message.info
+    return as_dict(message) | {
+        "physical_topic": info.topic,
+        "offset_message_id": message.offset_message_id,
+        "commitlog_offset": message.commitlog_offset,
+        "ordinal": message.ordinal,
+        "store_size": message.store_size,
+        "store_host": message.store_host,
+        "delay_level": message.delay_level,
+        "deliver_at_ms": message.deliver_at_ms,
+        "body_size": len(message.body),
+        "body_crc32": zlib.crc32(message.body),
+    }
+
+
+def fields_of(message: StoredMessage) -> list[tuple[str, str]]:
+    """Every field of a message but its body, for people."""
+    info = message.info
+    fields: Sequence[tuple[str, object]] = [
+        ("message id", message.message_id),
+        ("offset id", message.offset_message_id),
+        ("topic", message.topic),
+        ("stored in topic", info.topic if info.topic != message.topic else ""),
+        ("queue", f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"),
+        ("tag", message.tag or ""),
+        ("keys", ", ".join(message.keys)),
+        *((f"property {name}", value) for name, value in (message.properties or {}).items()),
+        ("sharding key", message.sharding_key or ""),
+        ("flag", message.flag or ""),
+        ("reconsume times", message.reconsume_times or ""),
+        ("delay level", message.delay_level or ""),
+        ("deliver at", timestamp(message.deliver_at_ms) if message.deliver_at_ms else ""),
+        ("born", f"{timestamp(message.born_timestamp)} at {message.born_host or '-'}"),
+        ("stored", f"{timestamp(message.store_timestamp)} at {message.store_host or '-'}"),
+        ("log", f"offset {message.commitlog_offset}, number {message.ordinal} of its batch"),
+        ("batch size", f"{message.store_size:,} bytes"),
+        ("body size", f"{len(message.body):,} bytes, CRC-32 {zlib.crc32(message.body):08x}"),
+    ]
+    return [(name, str(value)) for name, value in fields if value != ""]
+
+
+def body_lines(body: bytes) -> list[str]:
+    """A body for people: JSON with indents, text as it stands, anything else as a hex dump."""
+    for read in (_json_lines, _text_lines):
+        lines = read(body)
+        if lines is not None:
+            return lines
+    return _dump_lines(body)
+
+
+def _json_lines(body: bytes) -> list[str] | None:
+    if body[:1] not in (b"{", b"["):
+        return None
+    try:
+        value = json.loads(body)
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    return [one_line(line) for line in text.splitlines()]
+
+
+def _text_lines(body: bytes) -> list[str] | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    if any(ord(character) < 32 and character not in "\t\r\n" for character in text):
+        return None
+    return [one_line(line) for line in text.splitlines()] or [""]
+
+
+def _dump_lines(body: bytes) -> list[str]:
+    lines = []
+    for start in range(0, min(len(body), DUMP_BYTES), DUMP_LINE_BYTES):
+        piece = body[start : start + DUMP_LINE_BYTES]
+        shown = "".join(chr(byte) if byte in _PRINTABLE else "." for byte in piece)
+        lines.append(f"{start:08x}  {piece.hex(' '):<{3 * DUMP_LINE_BYTES - 1}}  {shown}")
+    if len(body) > DUMP_BYTES:
+        lines.append(f"… and {len(body) - DUMP_BYTES:,} bytes more")
+    return lines
