@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mqmesh.errors import OffsetOutOfRange
+from mqmesh.storage import consume_queues
 from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
@@ -134,8 +135,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.now_ms = 0
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(slow=st.booleans())
+    def start(self, slow: bool) -> None:
+        # On a slow disk a step gives up after one queue.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(consume_queues, "MOST_WRITING_NS", -1 if slow else 1 << 40)
 
         self.temporary = tempfile.TemporaryDirectory()
         self.files = StoreFiles(
@@ -154,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         shapes=st.lists(
             st.tuples(
                 st.sampled_from(["t", "u"]),
-                st.integers(0, 1),
+                st.integers(0, 5),
                 st.integers(1, 40),
                 st.sampled_from([1, 300, 2000]),
             ),
@@ -225,6 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert read_queue(self.store, topic, queue_id, max_bytes=50_000) == bodies
 
     def teardown(self) -> None:
+        self.patch.undo()
         self.files.close()
         self.temporary.cleanup()
 
