@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    Perm,
+    QueueData,
+    RouteHint,
+    TopicRoute,
+)
+from mqmesh.sdk.route_cache import RouteCache
+
+READ, WRITE, BOTH = Perm.READ.value, Perm.WRITE.value, Perm.READ_WRITE.value
+
+
+def broker(name: str, *broker_ids: int, port: int = 1) -> BrokerData:
+    return BrokerData("c", name, {one: BrokerAddress(f"h:{port + one}") for one in broker_ids})
+
+
+def queues(*pairs: tuple[str, int]) -> tuple[MessageQueue, ...]:
+    return tuple(MessageQueue("t", name, number) for name, number in pairs)
+
+
+def cache_of(*data: QueueData, brokers: list[BrokerData], order: bool = False) -> RouteCache:
+    cache = RouteCache()
+    assert cache.update(TopicRoute("t", list(data), brokers, order=order))
+    return cache
+
+
+def test_queues_come_by_broker_name_and_number() -> None:
+    cache = cache_of(
+        QueueData("b", 2, 1, BOTH),
+        QueueData("a", 1, 2, BOTH),
+        brokers=[broker("b", 0), broker("a", 0)],
+    )
+    assert cache.publish_queues("t") == queues(("a", 0), ("a", 1), ("b", 0))
+    assert cache.subscribe_queues("t") == queues(("a", 0), ("b", 0), ("b", 1))
+    assert sorted(cache.brokers_of("t")) == ["a", "b"]
+    assert cache.publish_queues("unknown") == ()
+    assert cache.subscribe_queues("unknown") == ()
+    assert cache.brokers_of("unknown") == []
+    assert cache.route("unknown") is None
+
+
+def test_permissions_decide() -> None:
+    cache = cache_of(
+        QueueData("a", 1, 1, WRITE),
+        QueueData("b", 1, 1, READ),
+        QueueData("c", 1, 1, 0),
+        brokers=[broker("a", 0), broker("b", 0), broker("c", 0)],
+    )
+    assert cache.publish_queues("t") == queues(("a", 0))
+    assert cache.subscribe_queues("t") == queues(("b", 0))
+
+
+def test_without_a_master_nothing_is_written_but_slaves_are_read() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 1)])
+    assert cache.publish_queues("t") == ()
+    assert cache.subscribe_queues("t") == queues(("a", 0))
+    assert cache.address("a") is None
+    assert cache.address("a", 1) is not None
+
+
+def test_an_ordered_topic_keeps_the_queues_of_a_broker_that_is_away() -> None:
+    data = [QueueData("a", 1, 1, BOTH), QueueData("b", 1, 1, BOTH)]
+    cache = cache_of(*data, brokers=[broker("a", 0)], order=True)
+    assert cache.publish_queues("t") == cache.subscribe_queues("t") == queues(("a", 0), ("b", 0))
+    cache = cache_of(*data, brokers=[broker("a", 0)])
+    assert cache.publish_queues("t") == cache.subscribe_queues("t") == queues(("a", 0))
+
+
+def test_an_update_says_whether_anything_changed() -> None:
+    cache = RouteCache()
+    route = TopicRoute("t", [QueueData("a", 1, 1, BOTH)], [broker("a", 0)])
+    assert cache.update(route)
+    assert not cache.update(TopicRoute("t", [QueueData("a", 1, 1, BOTH)], [broker("a", 0)]))
+    assert cache.update(TopicRoute("t", [QueueData("a", 2, 2, BOTH)], [broker("a", 0)]))
+    assert cache.update(TopicRoute("t", [QueueData("a", 2, 2, BOTH)], [broker("a", 0, port=9)]))
+    assert cache.address("a") == BrokerAddress("h:9")
+
+
+def test_addresses_are_kept_when_a_broker_leaves_a_route() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 0)])
+    assert cache.is_used("a")
+    cache.update(TopicRoute("t", [QueueData("b", 1, 1, BOTH)], [broker("b", 0)]))
+    assert cache.address("a") is not None
+    assert not cache.is_used("a")
+    assert cache.is_used("b")
+
+
+def test_a_topic_can_be_forgotten() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 0)])
+    cache.forget("t")
+    cache.forget("t")
+    assert cache.route("t") is None
+    assert cache.publish_queues("t") == cache.subscribe_queues("t") == ()
+
+
+def test_hints_concern_topics_by_name_and_by_broker() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 0)])
+    cache.update(TopicRoute("u", [QueueData("b", 1, 1, BOTH)], [broker("b", 0)]))
+    assert "t" in cache.concerned(RouteHint(["a"], ["other"]))
+    assert cache.concerned(RouteHint([], ["u"])) == ["u"]
+    assert cache.concerned(RouteHint(["x"], ["y"])) == []
