@@ -1,0 +1,357 @@
+"""The engine on a simulated network: routes, connections, heartbeats, and its end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    RequestTimeout,
+    TopicNotFound,
+)
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.membership import HeartbeatRequest
+from mqmesh.protocol.messaging import encode_send
+from mqmesh.protocol.route import BrokerAddress, TopicRoute
+from mqmesh.sdk.client import ClientEngine, choose_endpoint
+from mqmesh.sdk.options import ClientOptions
+from mqmesh.testing.simulated_cluster import Fault, FaultKind
+
+SEND = RequestCode.SEND_MESSAGE
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+
+
+class Client:
+    """An engine, and all that it told."""
+
+    def __init__(self, world, **options) -> None:
+        self.routes_told: list[set[str]] = []
+        self.brokers_told: list[tuple[str, bool]] = []
+        self.ended = 0
+        self.engine = ClientEngine(
+            ClientOptions(namesrv_addr=world.cluster.namesrv_addr, **options),
+            heartbeat=lambda: HeartbeatRequest(self.engine.client_id, ["g"]),
+            on_routes=self.routes_told.append,
+            on_broker=lambda name, up: self.brokers_told.append((name, up)),
+            on_end=self._end,
+        )
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    def find(self, topic: str) -> list:
+        found: list[TopicRoute | MQMeshError] = []
+        self.engine.find_route(topic, found.append)
+        return found
+
+    def send(self, broker: str = "a", timeout_ms: int = 500) -> list:
+        found: list[object] = []
+        self.engine.request(
+            broker, SEND, found.append, header=encode_send(1, 1), timeout_ms=timeout_ms
+        )
+        return found
+
+
+@pytest.fixture
+def make(world):
+    made = []
+
+    def make(**options) -> Client:
+        client = Client(world, **options)
+        made.append(client)
+        client.engine.start()
+        world.run()
+        return client
+
+    yield make
+    for client in made:
+        client.engine.close()
+        assert client.ended <= 1
+
+
+# ---- Routes -------------------------------------------------------------------------------
+
+
+def test_a_route_is_asked_for_once_however_many_want_it(world, make):
+    client = make()
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    found = client.find("t") + client.find("t")
+    one, two = client.find("t"), client.find("t")
+    assert found == one == two == [], "never before find_route returns"
+    world.run()
+    assert one == two
+    assert one[0].topic == "t"
+    assert world.cluster.namesrvs[0].requests.count(ROUTE) == before + 1
+    assert client.routes_told == [{"t"}]
+    assert client.engine.has_queue(MessageQueue("t", "a", 3))
+    assert not client.engine.has_queue(MessageQueue("t", "a", 4))
+
+
+def test_a_topic_that_nobody_knows_is_asked_for_again_each_second(world, make):
+    client = make()
+    found = client.find("later")
+    world.run()
+    assert isinstance(found[0], TopicNotFound)
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    world.run(5_000)
+    assert 4 <= world.cluster.namesrvs[0].requests.count(ROUTE) - before <= 6
+    world.broker.add_topic("later")
+    world.run(1_100)
+    assert {"later"} in client.routes_told
+    client.find("never")
+    client.engine.forget_topic("never")
+    world.run(100)
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    world.run(5_000)
+    assert world.cluster.namesrvs[0].requests.count(ROUTE) - before == 0
+
+
+def test_a_hint_brings_a_new_route_at_once_and_the_poll_brings_it_at_last(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    world.broker.add_topic("t", queues=6)
+    world.run(10)
+    assert len(client.engine.routes.publish_queues("t")) == 6
+    world.network.hearers.clear()  # hints may be lost
+    world.broker.add_topic("t", queues=7)
+    world.run(100)
+    assert len(client.engine.routes.publish_queues("t")) == 6
+    world.run(30_000)
+    assert len(client.engine.routes.publish_queues("t")) == 7
+
+
+def test_a_route_survives_a_name_server_that_forgot_it(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    world.cluster.namesrvs[0].forget()
+    found = client.find("t")
+    world.run(500)
+    assert isinstance(found[0], TopicNotFound)
+    assert client.engine.routes.route("t") is not None
+
+
+def test_a_topic_name_that_cannot_be_sent_does_not_stop_others(world, make):
+    client = make()
+    with pytest.raises(MQMeshError):
+        client.engine.find_route("\ud800", lambda _: None)
+    with pytest.raises(MQMeshError):
+        client.engine.find_route("\ud800", lambda _: None)
+    assert "\ud800" not in client.engine._asking
+
+
+def test_waiting_for_a_route(world, make):
+    client = make()
+    route = world.call(lambda: client.engine.wait_route("t", 1_000))
+    assert route.topic == "t"
+    before = len(world.cluster.namesrvs[0].requests)
+    assert client.engine.wait_route("t", 1_000) is route, "known by now"
+    assert len(world.cluster.namesrvs[0].requests) == before
+    assert world.call(lambda: client.engine.wait_route("t", 1_000, fresh=True)) == route
+    assert len(world.cluster.namesrvs[0].requests) == before + 1
+    missing = world.call(lambda: client.engine.wait_route("missing", 1_000))
+    assert isinstance(missing, NoRoute)
+    assert isinstance(missing.__cause__, TopicNotFound)
+    world.cluster.namesrvs[0].crash()
+    down = world.call(lambda: client.engine.wait_route("missing", 5))
+    assert isinstance(down, NoRoute)
+
+
+# ---- Connections --------------------------------------------------------------------------
+
+
+def test_a_broker_without_an_address_is_no_route(world, make):
+    client = make()
+    with pytest.raises(NoRoute):
+        client.engine.broker("unknown")
+    found = client.send("unknown")
+    assert found == []
+    world.run()
+    assert isinstance(found[0], NoRoute)
+    assert not client.engine.may_come("unknown")
+    assert not client.engine.is_connected("unknown")
+    assert client.engine.live_endpoint("unknown") is None
+
+
+def test_a_connection_is_made_once_and_told(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    assert client.engine.may_come("a")
+    one = client.engine.broker("a")
+    assert client.engine.broker("a") is one
+    assert not client.engine.is_connected("a")
+    world.run()
+    assert client.engine.is_connected("a")
+    assert client.engine.live_endpoint("a") == world.broker.endpoint
+    assert client.brokers_told == [("a", True)]
+    assert len(world.broker.heartbeats) == 1, "a heartbeat with the connection"
+    world.broker.crash()
+    world.run(1)
+    assert client.brokers_told == [("a", True), ("a", False)]
+    assert client.engine.is_unreachable("a")
+    assert not client.engine.may_come("a")
+    world.broker.start()
+    world.run(200)
+    assert client.brokers_told[-1] == ("a", True)
+    assert len(world.broker.heartbeats) == 2
+
+
+def test_heartbeats_go_on(world, make):
+    client = make(heartbeat_broker_interval_ms=1_000)
+    client.find("t")
+    world.run()
+    client.engine.broker("a")
+    world.run(5_100)
+    assert 5 <= len(world.broker.heartbeats) <= 7
+    assert {one.client_id for one in world.broker.heartbeats} == {client.engine.client_id}
+
+
+def test_a_broker_that_moved_is_followed_and_its_requests_may_be_repeated(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    client.engine.broker("a")
+    world.run()
+    world.broker.faults.append(Fault(FaultKind.LOSE))
+    found: list[object] = []
+    again: list[object] = []
+
+    def repeat(answer: object) -> None:
+        found.append(answer)
+        client.engine.request(
+            "a", RequestCode.HEART_BEAT, again.append, header=b"\x92\xa1c\x90", timeout_ms=500
+        )
+
+    client.engine.request("a", SEND, repeat, header=encode_send(1, 1), timeout_ms=5_000)
+    old = world.broker.endpoint
+    world.network.servers["tcp://127.0.0.1:20911"] = world.broker
+    world.broker.endpoint = "tcp://127.0.0.1:20911"
+    world.cluster.announce("a")
+    world.run(50)
+    assert isinstance(found[0], EndpointUnreachable), "not ClientClosed: the client is open"
+    assert len(again) == 1
+    assert not isinstance(again[0], MQMeshError), "it went to the new place"
+    assert client.engine.live_endpoint("a") == "tcp://127.0.0.1:20911"
+    del world.network.servers[old]
+
+
+def test_a_broker_that_nobody_needs_any_more_is_let_go(world, make):
+    world.build(brokers=("a", "b"))
+    client = make(heartbeat_broker_interval_ms=1_000)
+    client.find("t")
+    world.run()
+    for name in ("a", "b"):
+        client.engine.broker(name)
+    world.run()
+    world.cluster.brokers["b"].crash()
+    world.run(3_000)
+    assert list(client.engine._brokers) == ["a"]
+
+
+def test_unix_sockets_are_for_the_same_machine(tmp_path):
+    there = tmp_path / "socket"
+    there.touch()
+    address = BrokerAddress("10.0.0.7:10911", str(there), "this")
+    assert choose_endpoint(address, "this") == f"ipc://{there}"
+    assert choose_endpoint(address, "other") == "tcp://10.0.0.7:10911"
+    assert choose_endpoint(address, None) == "tcp://10.0.0.7:10911"
+    missing = BrokerAddress("10.0.0.7:10911", str(tmp_path / "missing"), "this")
+    assert choose_endpoint(missing, "this") == "tcp://10.0.0.7:10911"
+
+
+# ---- Life ---------------------------------------------------------------------------------
+
+
+def test_a_nonsense_address_is_refused_at_once():
+    with pytest.raises(InvalidArgument):
+        ClientEngine(ClientOptions(namesrv_addr="x"), heartbeat=lambda: HeartbeatRequest("c"))
+
+
+def test_closing_takes_leave_and_is_idempotent(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    connection = client.engine.broker("a")
+    world.run()
+    client.engine.close()
+    client.engine.close()
+    assert RequestCode.UNREGISTER_CLIENT in connection.oneways
+    assert client.ended == 1
+    assert client.engine.closed
+    with pytest.raises(ClientClosed):
+        client.engine.post(lambda: None)
+    with pytest.raises(ClientClosed):
+        client.engine.broker("a")
+
+
+def test_closing_ends_requests_under_way(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    client.engine.broker("a")
+    world.run()
+    found = client.send(timeout_ms=10_000)
+    client.engine.close()
+    assert isinstance(found[0], ClientClosed)
+
+
+def test_a_call_ends_when_the_client_is_closed(world, make):
+    client = make()
+    found: list[object] = []
+
+    def call() -> None:
+        try:
+            client.engine.call(lambda done: None, 60_000)
+        except MQMeshError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    world.run()
+    client.engine.close()
+    thread.join(10)
+    assert isinstance(found[0], ClientClosed)
+
+
+def test_a_call_returns_raises_or_is_late(world, make):
+    client = make()
+    assert world.call(lambda: client.engine.call(lambda done: done(42), 1_000)) == 42
+    refused = NoRoute("x")
+    assert world.call(lambda: client.engine.call(lambda done: done(refused), 1_000)) is refused
+    late = world.call(lambda: client.engine.call(lambda done: None, 1))
+    assert isinstance(late, RequestTimeout)
+
+
+def test_one_step_that_fails_does_not_stop_the_others(world, make, monkeypatch, caplog):
+    client = make()
+    client.find("t")
+    world.run()
+    connection = client.engine.broker("a")
+    world.run()
+
+    def fail() -> None:
+        raise OSError("in a test")
+
+    monkeypatch.setattr(connection, "close", fail)
+    client.engine.close()
+    assert client.ended == 1
+    assert "could not close cleanly" in caplog.text
+
+
+def test_in_a_forked_child_it_is_closed(world, make):
+    client = make()
+    client.engine.on_fork()
+    with pytest.raises(ClientClosed):
+        client.engine.post(lambda: None)
+    client.engine.close()
+    assert client.ended == 0, "nothing is touched that belongs to the parent"
+    client.engine._closed = False
