@@ -253,7 +253,7 @@ def test_a_tail_sees_what_comes_later_and_ends_with_ctrl_c(cluster, cli, topic):
     arguments = ("--namesrv", cluster.namesrv_addr, "consume", topic, "--json")
     with CommandProcess(*arguments) as tail:
         tail.expect("consuming")
-        cli("send", topic, "later")
+        assert cli("send", topic, "later")[0] == 0
         assert json.loads(tail.expect("later").string)["body"] == "later"
         began = time.monotonic()
         tail.send_signal(signal.SIGINT)
