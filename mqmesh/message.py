@@ -338,6 +338,15 @@ def check_messages(
     Raises:
         InvalidArgument: Names the field, its value, its limit, and the setting if there is one.
     """
+    return check_messages_of_batch(
+        messages, max_message_size=max_message_size, allow_system=allow_system
+    )[0]
+
+
+def check_messages_of_batch(
+    messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
+) -> tuple[list[Message], bool]:
+    """As ``check_messages``, and says whether all messages are nothing but topic and body."""
     if isinstance(messages, Message) or not messages:
         raise InvalidArgument("messages must be a sequence of at least one Message")
     if not isinstance(messages[0], Message):
@@ -364,7 +373,7 @@ def check_messages(
         or m.deliver_at_ms is not zero
     ]
     if not unusual:
-        return list(messages)
+        return list(messages), True
     checked = list(messages)
     for position, message in enumerate(messages):
         try:
@@ -373,7 +382,7 @@ def check_messages(
             if len(messages) == 1:
                 raise
             raise InvalidArgument(f"message {position} of {len(messages)}: {error}") from None
-    return checked
+    return checked, False
 
 
 def is_plain(message: Message, max_message_size: int) -> bool:

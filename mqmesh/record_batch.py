@@ -43,18 +43,26 @@ and never change; a new layout gets a new version, and this reader stays.
 
 import enum
 import struct
-import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Annotated, Final
 
 import msgspec
-import zstandard
 
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
-from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic, tag_hash
+from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic
+from mqmesh.payload import (
+    CODEC_NONE,
+    CODEC_ZSTD,
+    MAX_MESSAGES,
+    MAX_RAW_BYTES,
+    Buffer,
+    Payload,
+    decode_payload,
+    encode_payload,
+    open_payload,
+)
 from mqmesh.units import (
     MAX_OFFSET,
     MAX_TIMESTAMP_MS,
@@ -70,21 +78,9 @@ HEADER_SIZE: Final = 104
 BROKER_PART_SIZE: Final = 48
 """The broker writes this many bytes at the front; the rest is the producer's."""
 
-MAX_MESSAGES: Final = 65_536
 MAX_META_BYTES: Final = 1 * MIB
 MAX_BATCH_BYTES: Final = 16 * MIB
-MAX_RAW_BYTES: Final = 16 * MIB
-"""No reader inflates or decodes a payload larger than this."""
 
-MAX_STRINGS: Final = 1 * MIB
-"""Keys, names and values of properties in one batch. Each costs a reader 50 bytes and more
-for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
-
-CODEC_NONE: Final = 0
-CODEC_ZSTD: Final = 1
-
-Buffer = memoryview | bytes | bytearray
-"""What a batch may be read from."""
 
 _HEADER = struct.Struct("<4sIQQqIIH6sIIBBHIIIIIQQq")
 _BROKER_PART = struct.Struct("<4sIQQqIIH6s")
@@ -97,9 +93,6 @@ _MIN_MESSAGE_BYTES = 5  # an array of a topic and a body: a store believes no mo
 
 assert _HEADER.size == HEADER_SIZE
 assert _BROKER_PART.size == BROKER_PART_SIZE
-
-_get_tag = attrgetter("tag")
-_get_keys = attrgetter("keys")
 
 
 class Attributes(enum.IntFlag):
@@ -171,28 +164,8 @@ class BatchMeta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     born_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
 
-class _Shape(msgspec.Struct, array_like=True, gc=False):
-    # A message whose strings are still bytes: to count them before they are made.
-    topic: msgspec.Raw
-    body: msgspec.Raw
-    tag: msgspec.Raw = msgspec.Raw()
-    keys: msgspec.Raw = msgspec.Raw()
-    properties: msgspec.Raw = msgspec.Raw()
-
-
-class _Contexts(threading.local):
-    """zstd contexts of one thread: costly to make, not shareable."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=1)
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_RAW_BYTES)
-
-
-_contexts = _Contexts()
 _encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
-_messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
-_shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
 
 
 def encode_batch(
@@ -231,93 +204,64 @@ def encode_batch(
         LocalProtocolError: No message, too many, a batch over ``MAX_BATCH_BYTES``, or one
             with over ``MAX_STRINGS``.
     """
-    count = len(messages)
-    if not 0 < count <= MAX_MESSAGES:
-        raise LocalProtocolError(f"a batch holds 1 to {MAX_MESSAGES} messages, not {count}")
-    payload = _encoder.encode(messages)
-    raw_size = len(payload)
-    if raw_size > MAX_STRINGS:  # else there cannot be as many
-        _check_strings(
-            (len(m.keys) + 2 * len(m.properties or ()) for m in messages), LocalProtocolError
-        )
-    hashes = b""
-    tags = set(map(_get_tag, messages))
-    if len(tags) > 1:
-        attributes |= Attributes.HAS_TAGS
-        hashes = struct.pack(f"<{count}Q", *map(tag_hash, map(_get_tag, messages)))
-    elif (tag := tags.pop()) is not None:
-        attributes |= Attributes.HAS_TAGS
-        hashes = tag_hash(tag).to_bytes(8, "little")
-    if any(map(_get_keys, messages)):
-        attributes |= Attributes.HAS_KEYS
-    return join_batch(
-        payload,
-        BatchMeta(topic, hashes, born_host),
-        raw_size=raw_size,
-        message_count=count,
+    parts = batch_parts(
+        encode_payload(messages, compress_over_bytes=compress_over_bytes),
+        topic=topic,
         queue_id=queue_id,
         producer_id=producer_id,
         first_sequence=first_sequence,
         born_timestamp=born_timestamp,
+        born_host=born_host,
         attributes=attributes,
-        compress=compress_over_bytes is not None and raw_size >= compress_over_bytes * count,
     )
+    return b"".join(parts)
 
 
-def join_batch(
-    payload: bytes,
-    meta: BatchMeta,
+def batch_parts(
+    payload: Payload,
     *,
-    raw_size: int,
-    message_count: int,
+    topic: str,
     queue_id: int,
     producer_id: int,
     first_sequence: int,
     born_timestamp: int,
-    attributes: int,
-    codec: int = CODEC_NONE,
-    compress: bool = False,
-) -> bytes:
-    """Puts an encoded payload and its meta behind a header.
+    born_host: str = "",
+    attributes: int = 0,
+) -> tuple[bytes, ...]:
+    """Puts a header before an encoded payload; arguments and errors as of ``encode_batch``.
 
-    The broker uses it to give stored messages another topic or queue without
-    decoding them; ``codec`` then says how the payload already is.
+    The broker uses it, too, to give stored messages another topic or queue without
+    decoding them.
 
     Returns:
-        Layout: record batch, broker part blank.
-
-    Raises:
-        LocalProtocolError: The batch is over ``MAX_BATCH_BYTES``, or its payload over
-            ``MAX_RAW_BYTES``.
+        The batch in pieces, so that it need not be copied before its frame is made.
     """
-    if raw_size > MAX_RAW_BYTES:
-        raise LocalProtocolError(f"a payload of {raw_size} bytes is over {MAX_RAW_BYTES}")
     assert 0 <= born_timestamp <= MAX_TIMESTAMP_MS
-    assert 0 < message_count <= (1 << 64) - first_sequence
-    if compress:
-        packed = _contexts.compressor.compress(payload)
-        if len(packed) < raw_size:
-            payload, codec = packed, CODEC_ZSTD
-    meta_bytes = _encoder.encode(meta)
-    total_size = HEADER_SIZE + len(meta_bytes) + len(payload)
+    assert 0 < payload.message_count <= (1 << 64) - first_sequence
+    meta = _encoder.encode(BatchMeta(topic, payload.tag_hashes, born_host))
+    total_size = HEADER_SIZE + len(meta) + len(payload.data)
     if total_size > MAX_BATCH_BYTES:
         raise LocalProtocolError(f"a batch of {total_size} bytes is over {MAX_BATCH_BYTES}")
+    if payload.tag_hashes:
+        attributes |= Attributes.HAS_TAGS
+    if payload.has_keys:
+        attributes |= Attributes.HAS_KEYS
     fields = _PRODUCER_PART.pack(
         total_size,
         VERSION,
-        codec,
+        payload.codec,
         attributes,
-        message_count,
+        payload.message_count,
         queue_id,
-        len(meta_bytes),
-        len(payload),
-        raw_size,
+        len(meta),
+        len(payload.data),
+        payload.raw_size,
         producer_id,
         first_sequence,
         born_timestamp,
     )
-    crc = zlib.crc32(payload, zlib.crc32(meta_bytes, zlib.crc32(fields)))
-    return b"".join((_NO_BROKER_PART, _U32.pack(crc), fields, meta_bytes, payload))
+    crc = zlib.crc32(payload.data, zlib.crc32(meta, zlib.crc32(fields)))
+    return (_NO_BROKER_PART, _U32.pack(crc), fields, meta, payload.data)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
@@ -485,12 +429,7 @@ def read_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> memo
     """
     start = position + HEADER_SIZE + header.meta_size
     stored = memoryview(buffer)[start : start + header.payload_size]
-    payload = _inflate(stored, header.raw_size) if header.codec == CODEC_ZSTD else stored
-    if _array_size(payload) != header.message_count:
-        raise CorruptBatch(
-            f"payload of {_array_size(payload)} messages in a batch of {header.message_count}"
-        )
-    return payload
+    return open_payload(stored, header.codec, header.raw_size, header.message_count)
 
 
 def decode_messages(
@@ -519,13 +458,7 @@ def decode_messages(
     """
     meta = read_meta(buffer, header, position)
     payload = read_payload(buffer, header, position)
-    try:
-        if header.raw_size > MAX_STRINGS:  # else there cannot be as many
-            shapes = _shapes_decoder.decode(payload)
-            _check_strings(map(_string_count, shapes), CorruptBatch)
-        messages = _messages_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptBatch(f"messages cannot be decoded: {error}") from error
+    messages = decode_payload(payload)
     info = BatchInfo(
         meta.topic,
         header.queue_id,
@@ -549,44 +482,6 @@ def decode_messages(
         message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop
         message.batch = info
     return messages
-
-
-def _inflate(payload: memoryview, raw_size: int) -> bytes:
-    # A frame's own statement of its size is checked before a byte is inflated: the
-    # decompressor ignores max_output_size when the frame states one.
-    try:
-        if zstandard.frame_content_size(payload) != raw_size:
-            raise CorruptBatch(f"the zstd frame does not declare {raw_size} bytes")
-        return _contexts.decompressor.decompress(payload, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptBatch(f"payload does not inflate: {error}") from error
-
-
-def _array_size(buffer: Buffer) -> int:
-    # Read before decoding, so that a payload cannot claim more messages than its header.
-    # 0 also for what is no array at all.
-    first = buffer[0] if len(buffer) else 0
-    if first & 0xF0 == 0x90:
-        return first & 0x0F
-    width = {0xDC: 2, 0xDD: 4}.get(first, 0)
-    return int.from_bytes(buffer[1 : 1 + width], "big")
-
-
-def _map_size(buffer: Buffer) -> int:
-    first = buffer[0] if len(buffer) else 0
-    if first & 0xF0 == 0x80:
-        return first & 0x0F
-    width = {0xDE: 2, 0xDF: 4}.get(first, 0)
-    return int.from_bytes(buffer[1 : 1 + width], "big")
-
-
-def _string_count(shape: _Shape) -> int:
-    return _array_size(memoryview(shape.keys)) + 2 * _map_size(memoryview(shape.properties))
-
-
-def _check_strings(counts: Iterable[int], error: type[CorruptBatch | LocalProtocolError]) -> None:
-    if (count := sum(counts)) > MAX_STRINGS:
-        raise error(f"{count} keys and properties in one batch are over {MAX_STRINGS}")
 
 
 @lru_cache(maxsize=1024)

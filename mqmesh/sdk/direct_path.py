@@ -62,7 +62,7 @@ class DirectPath:
             timeout_ms = max(batch.deadline_ms - clock.monotonic_ms(), 1)
             answer = channel.request(
                 RequestCode.SEND_MESSAGE,
-                data,
+                *data,
                 header=encode_send(timeout_ms, 1),
                 timeout_ms=timeout_ms,
             )

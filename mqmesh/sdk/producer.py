@@ -19,6 +19,7 @@ from mqmesh.message import (
     MessageQueue,
     check_group,
     check_messages,
+    check_messages_of_batch,
     check_topic,
     is_plain,
     is_system_topic,
@@ -26,7 +27,6 @@ from mqmesh.message import (
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.record_batch import MAX_MESSAGES, MAX_RAW_BYTES
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.direct_path import DirectPath
 from mqmesh.sdk.forks import tell_of_forks
@@ -458,21 +458,21 @@ class Producer:
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
-        checked = check_messages(messages, max_message_size=self.options.max_message_size)
-        if len(checked) > MAX_MESSAGES:
-            raise InvalidArgument(f"{len(checked)} messages; a batch holds up to {MAX_MESSAGES}")
-        if (size := sum(len(one.body) for one in checked)) > MAX_RAW_BYTES:
-            raise InvalidArgument(f"{size} bytes in one batch; it holds up to {MAX_RAW_BYTES}")
+        checked, plain = check_messages_of_batch(
+            messages, max_message_size=self.options.max_message_size
+        )
         first = checked[0]
-        if any(one.sharding_key != first.sharding_key for one in checked):
+        if not plain and any(one.sharding_key != first.sharding_key for one in checked):
             raise InvalidArgument("the messages of a batch have different sharding keys")
+        # Encoded here, not in the engine's thread, which serves all senders.
+        payload = self._codec.payload(checked, plain=plain)
         topic = self._topic(first.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, first, queue)
         bound = lane is not None
         if lane is None:
             lane = self._routes.next_lane(topic)
         future = self._buffer.append_batch(
-            lane, checked, deadline_ms, on_done, bound=bound, retries=retries
+            lane, payload, deadline_ms, on_done, bound=bound, retries=retries
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()

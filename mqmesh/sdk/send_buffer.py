@@ -8,13 +8,13 @@ sent after it.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
+from mqmesh.payload import Payload
 from mqmesh.sdk.send_result import OnDone, PendingBatch, SendFuture
 
 MESSAGE_OVERHEAD_BYTES: Final = 64
@@ -27,8 +27,6 @@ BATCHES_A_FLIGHT: Final = 4
 """Most batches of one queue in a request; brokers recognise more than these as repeated."""
 LANES_LOOKED_AT: Final = 8
 """How many queues are looked at for an idle one."""
-
-_get_body = attrgetter("body")
 
 
 class Lane:
@@ -239,7 +237,7 @@ class SendBuffer:
     def append_batch(
         self,
         lane: Lane,
-        messages: list[Message],
+        payload: Payload,
         deadline_ms: int,
         on_done: OnDone | None,
         *,
@@ -253,12 +251,12 @@ class SendBuffer:
             lane.queue,
             deadline_ms,
             bound=bound,
-            explicit=True,
+            explicit_count=payload.message_count,
             retries=retries,
             wait_store=wait_store,
         )
-        batch.messages = messages
-        batch.size = messages_size(messages)
+        batch.payload = payload
+        batch.size = len(payload.data)
         future = SendFuture(batch, 0)
         if on_done is not None:
             batch.callbacks.append((on_done, future))
@@ -298,7 +296,7 @@ class SendBuffer:
             lane.queue,
             deadline_ms,
             bound=bound,
-            explicit=False,
+            explicit_count=0,
             retries=retries,
             wait_store=wait_store,
         )
@@ -493,7 +491,7 @@ class SendBuffer:
             lane.queue,
             deadline_ms,
             bound=False,
-            explicit=False,
+            explicit_count=0,
             retries=retries,
             wait_store=wait_store,
         )
@@ -536,13 +534,6 @@ def message_size(message: Message) -> int:
         length = len(text) if text.isascii() else len(text.encode())
         size += length + STRING_OVERHEAD_BYTES
     return size
-
-
-def messages_size(messages: Sequence[Message]) -> int:
-    """What messages are taken to need together, in bytes."""
-    size = sum(map(len, map(_get_body, messages))) + MESSAGE_OVERHEAD_BYTES * len(messages)
-    rich = [m for m in messages if m.properties is not None or m.keys]
-    return size + sum(message_size(m) - len(m.body) - MESSAGE_OVERHEAD_BYTES for m in rich)
 
 
 def _closed() -> ClientClosed:

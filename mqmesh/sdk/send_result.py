@@ -10,6 +10,7 @@ import msgspec
 
 from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import Message, MessageQueue, format_message_id
+from mqmesh.payload import Payload
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -73,6 +74,8 @@ class PendingBatch:
         bound: It must go to this queue and no other.
         deadline_ms: That of its youngest message.
         deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
+        explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
+        payload: Its messages encoded, as soon as none is added any more.
         attempts: How often it was sent, as far as that counts.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
@@ -93,12 +96,13 @@ class PendingBatch:
         "encoded",
         "error",
         "event",
-        "explicit",
+        "explicit_count",
         "first_sequence",
         "holders",
         "lock",
         "messages",
         "outcome",
+        "payload",
         "producer_id",
         "queue",
         "retries",
@@ -113,7 +117,7 @@ class PendingBatch:
         deadline_ms: int,
         *,
         bound: bool,
-        explicit: bool,
+        explicit_count: int,
         retries: int,
         wait_store: bool,
     ) -> None:
@@ -121,7 +125,7 @@ class PendingBatch:
         self.queue = queue
         self.deadline_ms = self.deadline_min_ms = self.deadline_max_ms = deadline_ms
         self.bound = bound
-        self.explicit = explicit
+        self.explicit_count = explicit_count
         self.retries = retries
         self.wait_store = wait_store
         self.messages: list[Message] = []
@@ -129,7 +133,8 @@ class PendingBatch:
         self.attempts = 0
         self.producer_id = 0
         self.first_sequence = -1
-        self.encoded: bytes | None = None
+        self.payload: Payload | None = None
+        self.encoded: tuple[bytes, ...] | None = None
         self.cause: MQMeshError | None = None
         self.doubt: MQMeshError | None = None
         self.accepted: tuple[MessageQueue, BatchOutcome] | None = None
@@ -153,7 +158,8 @@ class PendingBatch:
             self.outcome, self.error = outcome, error
             event, callbacks = self.event, self.callbacks
             self.callbacks = []
-            self.encoded = None
+            # Programs may hold futures for long; what was sent need not stay with them.
+            self.messages, self.payload, self.encoded = [], None, None
         if event is not None:
             event.set()
         for on_done, future in callbacks:
@@ -242,5 +248,5 @@ def make_result(batch: PendingBatch, index: int) -> SendResult:
         TimestampMs(outcome.store_timestamp),
         batch.producer_id,
         batch.first_sequence + index,
-        len(batch.messages) if batch.explicit else 1,
+        batch.explicit_count or 1,
     )

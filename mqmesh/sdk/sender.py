@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from mqmesh.errors import (
@@ -9,6 +10,7 @@ from mqmesh.errors import (
     ClientClosed,
     EndpointUnreachable,
     InvalidArgument,
+    LocalProtocolError,
     MessageIllegal,
     MQMeshError,
     NoRoute,
@@ -16,7 +18,8 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.message import MessageQueue
+from mqmesh.message import Message, MessageQueue
+from mqmesh.payload import Payload, encode_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
@@ -26,7 +29,7 @@ from mqmesh.protocol.messaging import (
     decode_outcomes,
     encode_send,
 )
-from mqmesh.record_batch import Attributes, encode_batch
+from mqmesh.record_batch import Attributes, batch_parts
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
@@ -71,23 +74,39 @@ class BatchCodec:
         self._lock = threading.Lock()
         self._next_sequence = 0
 
-    def encode(self, batch: PendingBatch, now_ms: int) -> bytes:
-        """The batch's bytes; encoded once a queue, numbered once for ever.
+    def payload(self, messages: Sequence[Message], *, plain: bool = False) -> Payload:
+        """Encodes messages; ``plain`` as for ``record_batch.encode_payload``.
+
+        Raises:
+            InvalidArgument: The messages do not fit into one batch.
+        """
+        try:
+            return encode_payload(
+                messages, compress_over_bytes=self._compress_over_bytes, plain=plain
+            )
+        except Exception as error:
+            # Also what messages do that were changed after they were checked.
+            raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
+
+    def encode(self, batch: PendingBatch, now_ms: int) -> tuple[bytes, ...]:
+        """The batch in pieces; encoded once a queue, numbered once for ever.
 
         Raises:
             InvalidArgument: The messages do not fit into one batch.
         """
         if batch.encoded is not None:
             return batch.encoded
-        messages = batch.messages
+        payload = batch.payload
+        if payload is None:
+            payload = batch.payload = self.payload(batch.messages)
         if batch.first_sequence < 0:
             batch.producer_id = self.producer_id
             with self._lock:
                 batch.first_sequence = self._next_sequence
-                self._next_sequence += len(messages)
+                self._next_sequence += payload.message_count
         try:
-            batch.encoded = encode_batch(
-                messages,
+            batch.encoded = batch_parts(
+                payload,
                 topic=batch.queue.topic,
                 queue_id=batch.queue.queue_id,
                 producer_id=batch.producer_id,
@@ -95,10 +114,8 @@ class BatchCodec:
                 born_timestamp=now_ms,
                 born_host=self._born_host,
                 attributes=0 if batch.wait_store else Attributes.NO_WAIT_STORE,
-                compress_over_bytes=self._compress_over_bytes,
             )
-        except Exception as error:
-            # Also what messages do that were changed after they were checked.
+        except LocalProtocolError as error:
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
 
@@ -262,7 +279,7 @@ class Sender:
                 self._end(lane, batch, None, batch.cause or _too_late(batch.queue))
                 continue
             try:
-                parts.append(self._codec.encode(batch, wall_ms))
+                parts += self._codec.encode(batch, wall_ms)
             except InvalidArgument as error:
                 self._end(lane, batch, None, error)
                 continue
@@ -277,7 +294,7 @@ class Sender:
             RequestCode.SEND_MESSAGE,
             lambda answer: self._answered(broker_name, items, now_ms, answer),
             *parts,
-            header=encode_send(timeout_ms, len(parts)),
+            header=encode_send(timeout_ms, len(items)),
             timeout_ms=timeout_ms,
         )
 

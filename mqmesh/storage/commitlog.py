@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, StorageError
-from mqmesh.record_batch import Buffer
+from mqmesh.payload import Buffer
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.open_files import OpenFiles

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, StorageError
-from mqmesh.record_batch import Buffer
+from mqmesh.payload import Buffer
 
 MARKER_MAGIC: Final = b"MQM1"
 MARKER_SIZE: Final = 40

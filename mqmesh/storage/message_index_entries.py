@@ -28,12 +28,10 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MAX_KEYS
+from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, Buffer
 from mqmesh.record_batch import (
-    MAX_MESSAGES,
-    MAX_STRINGS,
     Attributes,
     BatchHeader,
-    Buffer,
     decode_messages,
     read_meta,
     read_payload,

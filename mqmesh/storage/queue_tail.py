@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from mqmesh.record_batch import Buffer
+from mqmesh.payload import Buffer
 
 _ROW = struct.Struct("<QIQ")
 ROW_BYTES: Final = _ROW.size + 8

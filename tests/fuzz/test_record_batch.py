@@ -13,24 +13,20 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptBatch, InvalidArgument
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, Message, StoredMessage, check_messages
+from mqmesh.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
 from mqmesh.record_batch import (
-    CODEC_NONE,
-    CODEC_ZSTD,
     HEADER_SIZE,
-    MAX_MESSAGES,
-    MAX_RAW_BYTES,
-    MAX_STRINGS,
     BatchMeta,
     check_batch,
     check_stored,
     decode_messages,
     encode_batch,
-    join_batch,
     read_header,
     read_meta,
     split_batches,
     stamp,
 )
+from mqmesh.testing.batches import join_batch
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 U32 = st.integers(0, 2**32 - 1)

@@ -9,25 +9,22 @@ import pytest
 
 from mqmesh.errors import CorruptBatch, LocalProtocolError
 from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
+from mqmesh.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_STRINGS
 from mqmesh.record_batch import (
-    CODEC_NONE,
-    CODEC_ZSTD,
     HEADER_SIZE,
     MAX_BATCH_BYTES,
-    MAX_MESSAGES,
-    MAX_STRINGS,
     Attributes,
     BatchMeta,
     check_batch,
     check_stored,
     decode_messages,
     encode_batch,
-    join_batch,
     read_header,
     read_meta,
     split_batches,
     stamp,
 )
+from mqmesh.testing.batches import join_batch
 
 CASES = (
     "no-tags",

@@ -10,25 +10,22 @@ import zstandard
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message, StoredMessage
+from mqmesh.payload import CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
 from mqmesh.record_batch import (
     BROKER_PART_SIZE,
-    CODEC_ZSTD,
     HEADER_SIZE,
     MAX_BATCH_BYTES,
-    MAX_MESSAGES,
     MAX_META_BYTES,
-    MAX_RAW_BYTES,
-    MAX_STRINGS,
     BatchMeta,
     check_batch,
     check_stored,
     decode_messages,
     encode_batch,
-    join_batch,
     read_header,
     read_meta,
     stamp,
 )
+from mqmesh.testing.batches import join_batch
 
 
 def encode(*messages: Message, **options: Any) -> bytes:

@@ -6,9 +6,10 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
-from mqmesh.record_batch import BatchMeta, check_batch, encode_batch, join_batch, read_meta
+from mqmesh.record_batch import BatchMeta, check_batch, encode_batch, read_meta
 from mqmesh.roles.broker import meta_cache
 from mqmesh.roles.broker.meta_cache import MetaCache
+from mqmesh.testing.batches import join_batch
 
 
 def batch(*tags, topic="t", born_host="h:1"):

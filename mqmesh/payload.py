@@ -1,0 +1,191 @@
+"""The messages of a batch as bytes: what a record batch carries behind its header.
+
+A msgpack array of messages, as a whole compressed by zstd or not. Reading is
+bounded before anything is inflated or made: the number of messages, the size
+and the number of strings.
+"""
+
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+import zstandard
+
+from mqmesh.errors import CorruptBatch, LocalProtocolError
+from mqmesh.message import Message, StoredMessage, tag_hash
+from mqmesh.units import MIB
+
+MAX_MESSAGES: Final = 65_536
+MAX_RAW_BYTES: Final = 16 * MIB
+"""No reader inflates or decodes a payload larger than this."""
+MAX_STRINGS: Final = 1 * MIB
+"""Keys, names and values of properties in one batch. Each costs a reader 50 bytes and more
+for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+Buffer = memoryview | bytes | bytearray
+"""What a batch may be read from."""
+
+_get_tag = attrgetter("tag")
+_get_keys = attrgetter("keys")
+
+
+class _Shape(msgspec.Struct, array_like=True, gc=False):
+    # A message whose strings are still bytes: to count them before they are made.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: msgspec.Raw = msgspec.Raw()
+    properties: msgspec.Raw = msgspec.Raw()
+
+
+class Payload(msgspec.Struct, frozen=True, gc=False):
+    """The messages of a batch, encoded.
+
+    Attributes:
+        data: As stored.
+        codec: ``CODEC_NONE`` or ``CODEC_ZSTD``.
+        raw_size: Of the data without compression.
+        message_count: 1 to 65,536.
+        has_keys: A message has keys.
+        tag_hashes: See ``record_batch.BatchMeta``.
+    """
+
+    data: bytes
+    codec: int
+    raw_size: int
+    message_count: int
+    has_keys: bool
+    tag_hashes: bytes
+
+
+class _Contexts(threading.local):
+    """zstd contexts of one thread: costly to make, not shareable."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_RAW_BYTES)
+
+
+_contexts = _Contexts()
+_encoder = msgspec.msgpack.Encoder()
+_messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
+_shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
+
+
+def encode_payload(
+    messages: Sequence[Message], *, compress_over_bytes: int | None = None, plain: bool = False
+) -> Payload:
+    """Encodes messages: all of a batch that does not depend on where it goes.
+
+    Args:
+        messages: As for ``record_batch.encode_batch``.
+        compress_over_bytes: As for ``record_batch.encode_batch``.
+        plain: No message has a tag, a key or a property, which saves looking.
+
+    Raises:
+        LocalProtocolError: No message, too many, over ``MAX_RAW_BYTES`` or ``MAX_STRINGS``.
+    """
+    count = len(messages)
+    if not 0 < count <= MAX_MESSAGES:
+        raise LocalProtocolError(f"a batch holds 1 to {MAX_MESSAGES} messages, not {count}")
+    data = _encoder.encode(messages)
+    raw_size = len(data)
+    if raw_size > MAX_RAW_BYTES:
+        raise LocalProtocolError(f"a payload of {raw_size} bytes is over {MAX_RAW_BYTES}")
+    has_keys = False
+    hashes = b""
+    if not plain:
+        if raw_size > MAX_STRINGS:  # else there cannot be as many
+            _check_strings(
+                (len(m.keys) + 2 * len(m.properties or ()) for m in messages), LocalProtocolError
+            )
+        tags = set(map(_get_tag, messages))
+        if len(tags) > 1:
+            hashes = struct.pack(f"<{count}Q", *map(tag_hash, map(_get_tag, messages)))
+        elif (tag := tags.pop()) is not None:
+            hashes = tag_hash(tag).to_bytes(8, "little")
+        has_keys = any(map(_get_keys, messages))
+    codec = CODEC_NONE
+    if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
+        packed = _contexts.compressor.compress(data)
+        if len(packed) < raw_size:
+            data, codec = packed, CODEC_ZSTD
+    return Payload(data, codec, raw_size, count, has_keys, hashes)
+
+
+def open_payload(
+    stored: memoryview, codec: int, raw_size: int, message_count: int
+) -> memoryview | bytes:
+    """A stored payload without its compression: an array of so many messages.
+
+    Args:
+        stored: As it stands in the batch.
+        codec, raw_size, message_count: What the batch's header says.
+
+    Raises:
+        CorruptBatch: It does not inflate, or has another number of messages.
+    """
+    payload = _inflate(stored, raw_size) if codec == CODEC_ZSTD else stored
+    if _array_size(payload) != message_count:
+        raise CorruptBatch(
+            f"payload of {_array_size(payload)} messages in a batch of {message_count}"
+        )
+    return payload
+
+
+def decode_payload(payload: memoryview | bytes) -> list[StoredMessage]:
+    """The messages of an opened payload; their places are not filled in.
+
+    Raises:
+        CorruptBatch: It does not decode to messages. Memory stays within ten times
+            ``MAX_RAW_BYTES`` whatever the bytes are.
+    """
+    try:
+        if len(payload) > MAX_STRINGS:  # else there cannot be as many
+            shapes = _shapes_decoder.decode(payload)
+            _check_strings(map(_string_count, shapes), CorruptBatch)
+        return _messages_decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"messages cannot be decoded: {error}") from error
+
+
+def _inflate(payload: memoryview, raw_size: int) -> bytes:
+    # A frame's own statement of its size is checked before a byte is inflated: the
+    # decompressor ignores max_output_size when the frame states one.
+    try:
+        if zstandard.frame_content_size(payload) != raw_size:
+            raise CorruptBatch(f"the zstd frame does not declare {raw_size} bytes")
+        return _contexts.decompressor.decompress(payload, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptBatch(f"payload does not inflate: {error}") from error
+
+
+def _array_size(buffer: Buffer) -> int:
+    # Read before decoding, so that a payload cannot claim more messages than its header.
+    # 0 also for what is no array at all.
+    first = buffer[0] if len(buffer) else 0
+    if first & 0xF0 == 0x90:
+        return first & 0x0F
+    width = {0xDC: 2, 0xDD: 4}.get(first, 0)
+    return int.from_bytes(buffer[1 : 1 + width], "big")
+
+
+def _map_size(buffer: Buffer) -> int:
+    first = buffer[0] if len(buffer) else 0
+    if first & 0xF0 == 0x80:
+        return first & 0x0F
+    width = {0xDE: 2, 0xDF: 4}.get(first, 0)
+    return int.from_bytes(buffer[1 : 1 + width], "big")
+
+
+def _string_count(shape: _Shape) -> int:
+    return _array_size(memoryview(shape.keys)) + 2 * _map_size(memoryview(shape.properties))
+
+
+def _check_strings(counts: Iterable[int], error: type[CorruptBatch | LocalProtocolError]) -> None:
+    if (count := sum(counts)) > MAX_STRINGS:
+        raise error(f"{count} keys and properties in one batch are over {MAX_STRINGS}")
