@@ -553,7 +553,7 @@ class ConsumerEngine(Generic[S]):
 
     def _note_settled(self, topic: str) -> None:
         self._unsettled.discard(topic)
-        if not self._unsettled:
+        if not self._unsettled and self.positions.started_at_ms:
             self._settle()
 
     def _settle(self) -> None:

@@ -445,6 +445,8 @@ class PullConsumer:
         self._mode = mode
 
     def _check_running(self) -> None:
+        if self._state == "running" and self._engine.client.closed:
+            raise ClientClosed("the consumer's thread has ended; see the log")
         if self._state != "running":
             raise ClientClosed(
                 "the consumer was closed" if self._state == "closed" else "call start() first"

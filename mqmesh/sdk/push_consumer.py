@@ -235,6 +235,8 @@ class PushConsumer:
             raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
 
         def subscribe() -> None:
+            if self._listeners.get(topic, listener) is not listener:
+                self._engine.unsubscribe(topic)  # what the former one has is given up
             self._listeners[topic] = listener
             self._engine.subscribe(topic, expression)
 

@@ -28,7 +28,7 @@ from mqmesh.protocol.command import (
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop, Timer
 
-MAX_REQUESTS_WAITING: Final = 10_000
+MAX_REQUESTS_WAITING: Final = 100_000
 """Requests in flight and not yet sent, together."""
 FRAMES_PER_TICK: Final = 256
 SWEEP_MS: Final = 20

@@ -376,6 +376,39 @@ def test_a_broker_that_is_killed_and_comes_back_is_consumed_on(own_cluster, name
     assert len(got.bodies) < 1_500
 
 
+def test_without_name_servers_consuming_goes_on(own_cluster, names):
+    topic, group = names
+    got = Collector()
+    with (
+        Producer("producers", namesrv_addr=own_cluster.namesrv_addr) as producer,
+        consumer_of(own_cluster, topic, group, got) as consumer,
+    ):
+        send_with(producer, topic, bodies(100))
+        got.wait_for(bodies(100))
+        own_cluster.namesrvs[0].kill()
+        send_with(producer, topic, bodies(100, 100))
+        got.wait_for(bodies(200))
+        own_cluster.restart_namesrv()
+        send_with(producer, topic, bodies(100, 200))
+        got.wait_for(bodies(300))
+        assert len(consumer.assignment()) == 8
+    assert Counter(got.bodies) == Counter(bodies(300))
+
+
+def test_another_listener_takes_over_when_a_topic_is_subscribed_to_again(cluster, names):
+    topic, group = names
+    first, second = Collector(), Collector()
+    send(cluster, topic, bodies(50))
+    with consumer_of(cluster, topic, group, first) as consumer:
+        first.wait_for(bodies(50))
+        consumer.subscribe(topic, listener=second)
+        send(cluster, topic, bodies(50, 50))
+        second.wait_for(bodies(50, 50))
+        consumer.unsubscribe(topic)
+        until(lambda: consumer.assignment() == [])
+    assert not set(first.bodies) & set(second.bodies)
+
+
 def test_closing_is_quick_while_the_broker_is_down(own_cluster, names):
     topic, group = names
     got = Collector()
