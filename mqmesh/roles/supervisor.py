@@ -196,9 +196,8 @@ class Supervisor:
             if self._stop_plan is None and child.start_due_ms <= now_ms:
                 self._start(child)
             return
-        exit_code = child.process.poll()
-        if exit_code is not None:
-            self._on_exit(child, exit_code, now_ms)
+        if _has_ended(child.process):
+            self._on_exit(child, child.process.wait(), now_ms)
         elif child.state == "starting" and not child.is_slow:
             if now_ms - child.started_ms >= SLOW_START_MS:
                 child.is_slow = True
@@ -373,6 +372,8 @@ class Supervisor:
         for child in self._alive():
             self._send(child, signal.SIGKILL)
             if child.process is not None:
+                os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+                _end_helpers(child.process.pid)
                 child.process.wait()
             self._release(child)
 
@@ -411,6 +412,23 @@ class Supervisor:
 
     def _log_of(self, name: str) -> RotatedFile:
         return RotatedFile(self._log_path(name))
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Tells whether a process has ended; if so, nothing of it is left behind."""
+    # Not collected yet, so that its number cannot be a stranger's.
+    if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return False
+    _end_helpers(process.pid)
+    return True
+
+
+def _end_helpers(pid: int) -> None:
+    """Ends what a dead process had started, such as a broker's index process."""
+    # Every child leads a group of its own. They end by themselves, but not at once, and must
+    # not be in the way of the next start.
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def python_argv(*arguments: str) -> list[str]:

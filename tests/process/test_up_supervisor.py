@@ -11,6 +11,7 @@ import pytest
 
 from mqmesh.roles.run_file import read_record
 from mqmesh.roles.supervisor import RoleSpec, Supervisor
+from mqmesh.testing.commands import wait_until_gone
 
 READY = (
     "print(f'READY role=toy name={sys.argv[1]} endpoint=tcp://x:1 pid={os.getpid()}', flush=True)"
@@ -180,6 +181,19 @@ def test_a_second_ctrl_c_kills_at_once(scene):
     texts = scene.texts()
     assert "SIGINT again: killing what is left" in texts
     assert float(texts[-1].split()[-2]) < 1.0
+
+
+def test_what_a_dead_child_had_started_is_ended_with_it(scene):
+    program = (
+        "import subprocess, sys\n"
+        "helper = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "print('helper', helper.pid, file=sys.stderr)\n"
+        "raise SystemExit(1)"
+    )
+    scene.on_line("starting it again", scene.stop)
+    scene.run(program)
+    (text,) = scene.texts("toy-0")
+    assert wait_until_gone([int(text.split()[1])], 5.0) == []
 
 
 def test_a_flood_of_lines_stops_nobody_from_stopping(scene):
