@@ -53,6 +53,7 @@ RESERVED_TOPICS: Final = frozenset(
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _NO_KEYS: Final[tuple[str, ...]] = ()
 _ZERO: Final = 0
+_SEQUENCES: Final = (list, tuple, Sequence)
 
 
 # The bounds hold for what is decoded; what users make, check_messages checks.
@@ -347,7 +348,7 @@ def check_messages_of_batch(
     messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
 ) -> tuple[list[Message], bool]:
     """As ``check_messages``, and says whether all messages are nothing but topic and body."""
-    if isinstance(messages, Message) or not messages:
+    if not isinstance(messages, _SEQUENCES) or not messages:
         raise InvalidArgument("messages must be a sequence of at least one Message")
     if not isinstance(messages[0], Message):
         raise InvalidArgument(f"messages must be of class Message, not {_short(messages[0])}")
