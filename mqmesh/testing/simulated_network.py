@@ -82,6 +82,7 @@ class SimulatedNetwork:
         self.servers: dict[str, SimulatedServer] = {}
         self.hearers: list[SimulatedHints] = []
         self._loops: list[EventLoop] = []
+        self._turning = threading.RLock()  # a callback may close its client
 
     def install(self, patch: Callable[[Any, str, Any], None]) -> None:
         """Takes the place of ZeroMQ and of the engine's thread in the SDK.
@@ -92,7 +93,7 @@ class SimulatedNetwork:
         patch(sockets, "new_context", lambda: SimpleNamespace(destroy=lambda linger: None))
         patch(client, "EventLoop", self._new_loop)
         threads = SimpleNamespace(
-            Thread=_ManualThread, Event=threading.Event, current_thread=threading.current_thread
+            Thread=self._new_thread, Event=threading.Event, current_thread=threading.current_thread
         )
         patch(client, "threading", threads)
         patch(client, "CommandClient", self._new_client)
@@ -113,12 +114,13 @@ class SimulatedNetwork:
 
     def turn(self) -> None:
         """Lets every event loop turn once, without time passing."""
-        for loop in self._loops:
-            if not loop._stopping:
-                # Callbacks are to know that they are in the loop's thread.
-                loop._thread = threading.get_ident()
-                loop.tick(0)
-                loop._thread = None
+        with self._turning:
+            for loop in self._loops:
+                if not loop._stopping:
+                    # Callbacks are to know that they are in the loop's thread.
+                    loop._thread = threading.get_ident()
+                    loop.tick(0)
+                    loop._thread = None
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs something that waits for the network, in a thread of its own.
@@ -148,6 +150,9 @@ class SimulatedNetwork:
         for loop in self._loops:
             if not loop._stopping:
                 loop.close()
+
+    def _new_thread(self, target: Callable[[], None], name: str, daemon: bool) -> object:
+        return _ManualThread(self._turning, target)
 
     def _new_loop(self) -> EventLoop:
         loop = EventLoop(self.clock)
@@ -379,7 +384,8 @@ class SimulatedChannel:
 class _ManualThread:
     """Stands for the engine's thread, whose work ``SimulatedNetwork.run`` does."""
 
-    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
+    def __init__(self, turning: threading.RLock, target: Callable[[], None]) -> None:
+        self._turning = turning
         self._target: Callable[[], None] | None = target
 
     def start(self) -> None:
@@ -387,9 +393,10 @@ class _ManualThread:
 
     def join(self, timeout: float | None = None) -> None:
         """The thread's end: closing has stopped the loop."""
-        target, self._target = self._target, None
-        if target is not None:
-            target()
+        with self._turning:
+            target, self._target = self._target, None
+            if target is not None:
+                target()
 
     def is_alive(self) -> bool:
         """False once it was joined."""

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import gc
+
+from mqmesh.sdk import forks
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told = 0
+
+    def on_fork(self) -> None:
+        self.told += 1
+
+
+def test_everybody_who_still_lives_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(forks, "_listeners", type(forks._listeners)())
+    one, two = Listener(), Listener()
+    forks.tell_of_forks(one)
+    forks.tell_of_forks(two)
+    forks._tell()
+    del two
+    gc.collect()
+    forks._tell()
+    assert one.told == 2
+    assert len(forks._listeners) == 1
