@@ -1,0 +1,531 @@
+"""Batches as they grow, wait, leave and come back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from mqmesh.errors import ClientClosed, QueueFull
+from mqmesh.message import Message, MessageQueue
+from mqmesh.payload import encode_payload
+from mqmesh.sdk.send_buffer import (
+    BATCHES_A_FLIGHT,
+    DEADLINE_SPREAD_MS,
+    MESSAGE_OVERHEAD_BYTES,
+    Lane,
+    SendBuffer,
+    TopicLanes,
+    message_size,
+)
+from mqmesh.testing.clock import ManualClock
+
+MANY = 10**9
+NOBODY: frozenset[str] = frozenset()
+
+
+class Buffer(SendBuffer):
+    """A buffer with a topic of four queues on each of two brokers, moved by hand."""
+
+    def __init__(self, *, max_bytes=MANY, max_batch_bytes=1_000, max_batch_messages=10) -> None:
+        self.clock = ManualClock()
+        self.waiting_allowed = False
+        self.avoided = NOBODY
+        super().__init__(
+            max_bytes=max_bytes,
+            max_batch_bytes=max_batch_bytes,
+            max_batch_messages=max_batch_messages,
+            clock=self.clock,
+            may_wait=lambda: self.waiting_allowed,
+        )
+        queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
+        self.topic: TopicLanes = self.topic_lanes(queues, 0, lambda _: self.avoided)
+
+    def put(
+        self,
+        body: str = "x",
+        lane: Lane | int | None = None,
+        *,
+        timeout_ms: int = 3_000,
+        retries: int = 2,
+        wait_store: bool = True,
+        on_done=None,
+    ):
+        one = Message("t", body.encode())
+        if isinstance(lane, int):
+            lane = self.topic.lanes[lane]
+        return self.append(
+            lane,
+            self.topic,
+            one,
+            message_size(one),
+            self.clock.monotonic_ms() + timeout_ms,
+            on_done,
+            retries,
+            lane is not None,
+            wait_store,
+        )
+
+    def put_batch(self, lane: int, *bodies: str):
+        payload = encode_payload([Message("t", body.encode()) for body in bodies])
+        deadline_ms = self.clock.monotonic_ms() + 3_000
+        return self.append_batch(
+            self.topic.lanes[lane], payload, deadline_ms, None, bound=True, retries=2
+        )
+
+    def take_all(self, broker: str = "a"):
+        return self.take(broker, MANY, 4_096)
+
+    def end(self, lane, batch) -> None:
+        self.release(lane)
+        self.settle(batch)
+
+
+def bodies(taken) -> list[list[str]]:
+    return [[one.body.decode() for one in batch.messages] for _, batch in taken]
+
+
+# ---- Growing ------------------------------------------------------------------------------
+
+
+def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
+    buffer = Buffer()
+    buffer.put("1", 0)
+    (flight,) = buffer.take_all()
+    buffer.put("2", 0)
+    buffer.put("3", 0)
+    assert buffer.ready_brokers() == [], "the queue is in flight"
+    assert buffer.take_all() == []
+    assert buffer.release(flight[0])
+    assert bodies(buffer.take_all()) == [["2", "3"]]
+
+
+def test_batches_close_by_number_and_by_size():
+    buffer = Buffer(max_batch_messages=3)
+    for n in range(7):
+        buffer.put(str(n), 0)
+    assert bodies(buffer.take_all()) == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+    buffer = Buffer(max_batch_bytes=300)
+    for _ in range(5):
+        buffer.put("x" * 50, 0)
+    assert [len(one) for one in bodies(buffer.take_all())] == [2, 2, 1]
+    buffer.put("x" * 10, 1)
+    buffer.put("x" * 5_000, 1)
+    buffer.put("x" * 10, 1)
+    assert [len(one) for one in bodies(buffer.take_all())] == [1, 1, 1], "a large one goes alone"
+
+
+def test_a_batch_is_never_larger_than_allowed_unless_it_is_one_message():
+    buffer = Buffer(max_batch_bytes=1_000, max_batch_messages=50)
+    for n in range(100):
+        buffer.put("x" * (n * 37 % 1_500 + 1), 0)
+    while taken := buffer.take_all():
+        for lane, batch in taken:
+            assert batch.size <= 1_000 or len(batch.messages) == 1
+            buffer.end(lane, batch)
+
+
+def test_messages_of_different_kinds_do_not_share_a_batch():
+    buffer = Buffer()
+    buffer.put("1", 0)
+    buffer.put("2", 0, retries=0)
+    buffer.put("3", 0, wait_store=False)
+    buffer.put("4", 0, wait_store=False)
+    buffer.put_batch(0, "5", "6")
+    buffer.put("7", 0)
+    taken = buffer.take_all()
+    assert bodies(taken) == [["1"], ["2"], ["3", "4"], []]
+    assert [batch.retries for _, batch in taken] == [2, 0, 2, 2]
+    assert [batch.wait_store for _, batch in taken] == [True, True, False, True]
+    assert taken[3][1].explicit_count == 2
+
+
+def test_messages_share_a_batch_only_when_their_deadlines_are_near():
+    buffer = Buffer()
+    buffer.put("1", 0, timeout_ms=1_000)
+    buffer.put("2", 0, timeout_ms=1_000 + DEADLINE_SPREAD_MS)
+    buffer.put("3", 0, timeout_ms=1_000 - DEADLINE_SPREAD_MS)
+    buffer.put("4", 0, timeout_ms=5_000)
+    buffer.put("5", 0, timeout_ms=1_000)
+    taken = buffer.take_all()
+    assert bodies(taken) == [["1", "2", "3"], ["4"], ["5"]]
+    now_ms = buffer.clock.monotonic_ms()
+    assert [batch.deadline_ms - now_ms for _, batch in taken] == [1_250, 5_000, 1_000]
+
+
+def test_keyless_messages_stick_to_a_queue_until_its_batch_is_taken():
+    buffer = Buffer()
+    lanes = [buffer.put()[1] for _ in range(5)]
+    assert len(set(map(id, lanes))) == 1
+    buffer.take_all(lanes[0].queue.broker_name)
+    _, other = buffer.put()
+    assert other is not lanes[0]
+
+
+def test_keyless_messages_keep_away_from_bound_ones_and_from_brokers_to_avoid():
+    buffer = Buffer()
+    for number in range(7):
+        buffer.put("bound", number)
+    free = [buffer.put()[1] for _ in range(3)]
+    assert {lane.queue.queue_id for lane in free} == {3}
+    assert {lane.queue.broker_name for lane in free} == {"b"}
+    buffer = Buffer()
+    buffer.avoided = frozenset("a")
+    for _ in range(20):
+        _, lane = buffer.put()
+        assert lane.queue.broker_name == "b"
+        buffer.take_all("b")
+        buffer.release(lane)
+
+
+def test_one_of_ten_thousand_queues_is_found_quickly_and_fairly():
+    buffer = Buffer()
+    queues = tuple(MessageQueue("t", "a", n) for n in range(10_000))
+    topic = buffer.topic_lanes(queues, 5, lambda _: NOBODY)
+    chosen = [buffer.next_lane(topic).queue.queue_id for _ in range(20)]
+    assert chosen == list(range(6, 26))
+    for lane in topic.lanes[26:33]:
+        lane.in_flight = 1
+    assert buffer.next_lane(topic).queue.queue_id == 33, "an idle one first"
+    both = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(100))
+    topic = buffer.topic_lanes(both, 0, lambda _: NOBODY)
+    assert buffer.next_lane(topic, frozenset("a")).queue == MessageQueue("t", "b", 0)
+    assert buffer.next_lane(topic, frozenset("ab")).queue.broker_name == "b", "any, if none is good"
+
+
+@given(
+    st.builds(
+        Message,
+        topic=st.just("t"),
+        body=st.binary(min_size=1, max_size=300),
+        tag=st.none() | st.text(min_size=1, max_size=50),
+        keys=st.lists(st.text(min_size=1, max_size=30), max_size=10),
+        properties=st.none() | st.dictionaries(st.text(min_size=1, max_size=20), st.text()),
+        sharding_key=st.none() | st.text(min_size=1, max_size=50),
+    )
+)
+def test_the_size_of_a_message_is_about_what_travels(message):
+    encoded = encode_payload([message]).raw_size
+    assert encoded <= message_size(message)
+    assert message_size(message) <= encoded + 18 * (
+        3 + len(message.keys) + 2 * len(message.properties or ()) + 4
+    )
+
+
+# ---- Leaving ------------------------------------------------------------------------------
+
+
+def test_a_flight_has_a_few_batches_of_each_queue():
+    buffer = Buffer(max_batch_messages=1)
+    for n in range(BATCHES_A_FLIGHT + 2):
+        buffer.put(f"0-{n}", 0)
+        buffer.put(f"1-{n}", 1)
+    taken = buffer.take_all()
+    assert len(taken) == 2 * BATCHES_A_FLIGHT
+    for lane, batch in taken[:-1]:
+        buffer.end(lane, batch)
+    assert len(buffer.take_all()) == 2, "the other queue's flight is not over"
+    buffer.end(*taken[-1])
+    assert bodies(buffer.take_all()) == [[f"1-{n}"] for n in (4, 5)]
+
+
+def test_a_request_that_is_full_leaves_the_rest_for_the_next_one():
+    buffer = Buffer(max_batch_messages=1)
+    for lane in range(4):
+        buffer.put("x" * 400, lane)
+    first = buffer.take("a", 1_000, 4_096)
+    second = buffer.take("a", 1_000, 4_096)
+    assert [lane.queue.queue_id for lane, _ in first + second] == [0, 1, 2, 3]
+    buffer.put("x" * 5_000, 0)
+    buffer.release(first[0][0])
+    assert len(buffer.take("a", 1_000, 4_096)) == 1, "one batch goes in any case"
+    for lane in range(4):
+        buffer.put("x", lane)
+    for lane, _ in first[1:] + second:
+        buffer.release(lane)
+    assert len(buffer.take("a", MANY, 2)) == 2
+    assert buffer.take("b", MANY, 2) == []
+
+
+def test_what_returns_is_first_in_the_order_of_its_first_try():
+    buffer = Buffer(max_batch_messages=1)
+    for n in range(3):
+        buffer.put(f"old {n}", 0)
+    taken = buffer.take_all()
+    for number, (_, batch) in enumerate(taken):
+        batch.first_sequence = number
+    buffer.put("new", 0)
+    lane = taken[0][0]
+    for number in (1, 0, 2):
+        buffer.put_back(lane, taken[number][1])
+        assert buffer.ready_brokers() == []
+    for _ in range(3):
+        buffer.release(lane)
+    moved = Buffer()
+    moved.put("moved", 1)
+    ((_, batch),) = moved.take_all()
+    batch.first_sequence = 0
+    buffer.move(lane, batch)
+    assert bodies(buffer.take_all()) == [["old 0"], ["old 1"], ["old 2"], ["new"]]
+
+
+def test_a_batch_that_moves_gets_the_bytes_of_its_new_queue():
+    buffer = Buffer()
+    buffer.put("1")
+    (_, batch), *_ = buffer.take_all("a") or buffer.take_all("b")
+    batch.encoded = (b"old",)
+    batch.first_sequence = 9
+    other = buffer.topic.lanes[7]
+    buffer.move(other, batch)
+    assert batch.queue == other.queue
+    assert batch.encoded is None
+    assert batch.first_sequence == 9
+    assert buffer.take_all("b") == [(other, batch)]
+
+
+def test_what_is_late_is_taken_from_the_front_of_each_queue():
+    buffer = Buffer(max_batch_messages=1)
+    buffer.put("1", 0, timeout_ms=100)
+    buffer.put("2", 0, timeout_ms=5_000)
+    buffer.put("3", 1, timeout_ms=200)
+    buffer.put("4", 4, timeout_ms=100)
+    buffer.clock.advance(150)
+    now_ms = buffer.clock.monotonic_ms()
+    assert bodies((None, one) for one in buffer.take_late("a", now_ms)) == [["1"]]
+    assert bodies((None, one) for one in buffer.take_late("a", now_ms + 100)) == [["3"]]
+    assert bodies(buffer.take_all("a")) == [["2"]]
+    assert buffer.take_late("c", now_ms) == []
+
+
+def test_what_may_leave_a_queue_leaves_it_in_order():
+    buffer = Buffer(max_batch_messages=1)
+    lane = buffer.topic.lanes[0]
+    for n in range(6):
+        buffer.put(str(n), 0)
+    batches = list(lane.closed)
+    for number in (0, 2, 3):
+        batches[number].bound = False
+    batches[3].holders = frozenset("b")
+    assert buffer.take_free(lane, frozenset("b")) == [batches[0], batches[2]]
+    assert bodies(buffer.take_all())[:2] == [["1"], ["3"]]
+
+
+# ---- Past the buffer ----------------------------------------------------------------------
+
+
+def lone(buffer: Buffer, lane: Lane):
+    return buffer.lone_batch(
+        lane, Message("t", b"direct"), MANY, bound=True, retries=2, wait_store=True
+    )
+
+
+def test_only_an_idle_queue_can_be_claimed():
+    buffer = Buffer()
+    lane = buffer.topic.lanes[0]
+    one, two = lone(buffer, lane), lone(buffer, lane)
+    assert buffer.claim(lane, one)
+    assert not buffer.claim(lane, two)
+    assert not buffer.unclaim(lane, two), "nobody gives back what another has"
+    assert lane.in_flight
+    buffer.put("behind", lane)
+    assert buffer.take_all() == []
+    assert buffer.unclaim(lane, one), "something waits"
+    assert not buffer.unclaim(lane, one)
+    assert not buffer.claim(lane, two), "what waits is first"
+    (flight,) = buffer.take_all()
+    assert not buffer.claim(lane, two)
+    buffer.end(*flight)
+    assert buffer.claim(lane, two)
+    assert not buffer.unclaim(lane, two)
+    assert lane.idle
+
+
+def test_a_direct_batch_is_in_the_account_once_it_is_adopted():
+    buffer = Buffer()
+    lane = buffer.topic.lanes[0]
+    batch = lone(buffer, lane)
+    assert buffer.claim(lane, batch)
+    assert buffer.pending_bytes == 0
+    assert buffer.adopt(lane, batch)
+    assert buffer.pending_bytes == batch.size > 0
+    assert not buffer.unclaim(lane, batch), "it is the sender's now"
+    assert not buffer.adopt(lane, batch)
+    buffer.end(lane, batch)
+    assert buffer.pending_bytes == 0
+    given_up = lone(buffer, lane)
+    assert buffer.claim(lane, given_up)
+    buffer.unclaim(lane, given_up)
+    assert not buffer.adopt(lane, given_up), "it was interrupted"
+    assert buffer.pending_bytes == 0
+
+
+# ---- Room ---------------------------------------------------------------------------------
+
+
+def test_without_room_a_message_is_refused_and_nothing_is_changed():
+    buffer = Buffer(max_bytes=100)
+    buffer.put("x" * 60, 0)
+    with pytest.raises(QueueFull, match="buffer_memory_bytes"):
+        buffer.put("x", 0)
+    with pytest.raises(QueueFull):
+        buffer.put_batch(0, "x")
+    with pytest.raises(QueueFull):
+        buffer.wait_room(buffer.clock.monotonic_ms() + 10)
+    ((lane, batch),) = buffer.take_all()
+    assert len(batch.messages) == 1
+    buffer.end(lane, batch)
+    assert buffer.pending_bytes == 0
+    buffer.put("x", 0)
+
+
+def test_who_waits_for_room_gets_it_when_a_batch_ends():
+    buffer = Buffer(max_bytes=100)
+    buffer.waiting_allowed = True
+    buffer.put("x" * 60, 0)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(buffer.put("y", 1, timeout_ms=60_000)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    (flight,) = buffer.take_all()
+    assert found == []
+    buffer.end(*flight)
+    # Each of them needs room, and finds it in what the others left.
+    while any(thread.is_alive() for thread in threads):
+        for one in buffer.take_all():
+            buffer.end(*one)
+        threads[0].join(0.001)
+    assert len(found) == 3
+
+
+def test_who_waits_for_room_is_told_when_the_buffer_is_closed():
+    buffer = Buffer(max_bytes=100)
+    buffer.waiting_allowed = True
+    buffer.put("x" * 60, 0)
+    found = []
+
+    def wait() -> None:
+        try:
+            buffer.put("y", 0, timeout_ms=600_000)
+        except ClientClosed as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    buffer.close()
+    thread.join(10)
+    assert len(found) == 1
+
+
+def test_closing_takes_everything_that_waits_and_lets_nothing_in():
+    buffer = Buffer(max_batch_messages=1)
+    for lane in range(8):
+        for n in range(3):
+            buffer.put(str(n), lane)
+    flight = buffer.take("a", MANY, 1)
+    flight[0][1].first_sequence = 5
+    found = buffer.close()
+    assert len(found) == 24 - 1
+    assert buffer.close() == []
+    assert buffer.ready_brokers() == []
+    for call in (
+        lambda: buffer.put("x", 0),
+        lambda: buffer.put("x"),
+        lambda: buffer.put_batch(0, "x"),
+        lambda: buffer.wait_room(MANY),
+        lambda: buffer.claim(buffer.topic.lanes[7], lone(buffer, buffer.topic.lanes[7])),
+    ):
+        with pytest.raises(ClientClosed):
+            call()
+    for batch in found:
+        buffer.settle(batch)
+    assert not buffer.wait_empty(0)
+    buffer.end(*flight[0])
+    assert buffer.wait_empty(0)
+    assert buffer.pending_bytes == 0
+
+
+# ---- Everything together ------------------------------------------------------------------
+
+
+class AnyCourse(RuleBasedStateMachine):
+    """Whatever is done in whatever order: order, account and lists stay right."""
+
+    flights = Bundle("flights")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = Buffer(max_batch_messages=3, max_batch_bytes=400)
+        self.sequence = 0
+        self.number = 0
+        self.sizes: dict[int, int] = {}
+        self.gone: dict[int, list[int]] = {lane: [] for lane in range(8)}
+        self.flying: list[tuple[Lane, object]] = []
+
+    @rule(
+        lane=st.integers(0, 7), size=st.integers(1, 200), timeout_ms=st.sampled_from([100, 3_000])
+    )
+    def append(self, lane, size, timeout_ms):
+        self.number += 1
+        body = str(self.number).rjust(size, "0")
+        self.buffer.put(body, lane, timeout_ms=timeout_ms)
+
+    @rule(broker=st.sampled_from("ab"), max_bytes=st.sampled_from([1, 500, MANY]))
+    def take(self, broker, max_bytes):
+        for lane, batch in self.buffer.take(broker, max_bytes, 5):
+            if batch.first_sequence < 0:
+                batch.first_sequence = self.sequence
+                self.sequence += len(batch.messages)
+            self.flying.append((lane, batch))
+
+    @rule(data=st.data(), succeeds=st.booleans())
+    def land(self, data, succeeds):
+        if not self.flying:
+            return
+        lane = data.draw(st.sampled_from(self.flying))[0]
+        flight = [one for one in self.flying if one[0] is lane]
+        self.flying = [one for one in self.flying if one[0] is not lane]
+        # As brokers do: all behind the first one refused are refused, too.
+        good = len(flight) if succeeds else data.draw(st.integers(0, len(flight) - 1))
+        for number, (_, batch) in enumerate(flight):
+            if number < good:
+                index = self.buffer.topic.lanes.index(lane)
+                self.gone[index] += [int(one.body) for one in batch.messages]
+                self.buffer.end(lane, batch)
+            else:
+                self.buffer.put_back(lane, batch)
+                self.buffer.release(lane)
+
+    @invariant()
+    def order_holds(self):
+        for numbers in self.gone.values():
+            assert numbers == sorted(numbers)
+
+    @invariant()
+    def the_account_is_exact(self):
+        waiting = [batch for _, batch in self.flying]
+        for lane in self.buffer.topic.lanes:
+            waiting += [*lane.returned, *lane.closed]
+            waiting += [lane.open] if lane.open is not None else []
+        assert self.buffer.pending_bytes == sum(batch.size for batch in waiting)
+        for batch in waiting:
+            assert batch.size == sum(
+                len(one.body) + MESSAGE_OVERHEAD_BYTES for one in batch.messages
+            )
+
+    @invariant()
+    def whoever_can_be_sent_is_listed(self):
+        listed = [id(lane) for lanes in self.buffer._ready.values() for lane in lanes]
+        assert len(listed) == len(set(listed))
+        for lane in self.buffer.topic.lanes:
+            assert lane.listed == (id(lane) in listed)
+            if lane.waits and not lane.in_flight:
+                assert lane.listed
+
+
+TestAnyCourse = AnyCourse.TestCase
