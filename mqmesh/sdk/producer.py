@@ -35,7 +35,6 @@ from mqmesh.sdk.producer_options import producer_options
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_buffer import (
-    MESSAGE_OVERHEAD_BYTES,
     Lane,
     SendBuffer,
     TopicLanes,
@@ -115,10 +114,16 @@ class Producer:
             clock=self._engine.loop.clock,
             may_wait=lambda: not self._engine.loop.in_loop_thread,
         )
+        # What each send_async needs, at hand.
+        self._clock_ms = self._engine.loop.clock.monotonic_ms
+        self._timeout_ms = one.send_msg_timeout_ms
+        self._max_message_size = one.max_message_size
+        self._async_retries = one.retry_times_when_send_async_failed
         self._codec = BatchCodec(secrets.randbits(64), one.compress_msg_body_over_how_much)
         self._routes = PublishRoutes(
             self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
         )
+        self._topics = self._routes.topics
         self._sender = Sender(
             self._engine,
             self._buffer,
@@ -281,19 +286,27 @@ class Producer:
         """
         if self._state != "running":
             self._refuse()
-        deadline_ms = self._deadline(timeout_ms)
-        if is_plain(message, self.options.max_message_size):
-            size = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        topic = None
+        if is_plain(message, self._max_message_size):
+            topic = self._topics.get(message.topic)
+            usual = on_done is None and queue is None and selector is None and timeout_ms is None
+            if usual and topic is not None:
+                future, used = self._buffer.append_plain(
+                    topic, message, self._clock_ms() + self._timeout_ms, self._async_retries
+                )
+                if not used.in_flight and self._sender.has_room(used.queue.broker_name):
+                    self._sender.schedule()
+                return future
         else:
-            (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
-            size = message_size(message)
-        topic = self._routes.known(message.topic) or self._topic(message.topic, deadline_ms)
+            (message,) = check_messages((message,), max_message_size=self._max_message_size)
+        deadline_ms = self._deadline(timeout_ms)
+        size = message_size(message)
+        topic = topic or self._topic(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
-        retries = self.options.retry_times_when_send_async_failed
         future, lane = self._buffer.append(
-            lane, topic, message, size, deadline_ms, on_done, retries, lane is not None
+            lane, topic, message, size, deadline_ms, on_done, self._async_retries, lane is not None
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()

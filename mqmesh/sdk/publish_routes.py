@@ -33,18 +33,21 @@ class PublishRoutes:
         engine: The client's engine.
         buffer: Holds the lanes.
         avoid_slow: Keep away from brokers that were slow or failed, for a while.
+
+    Attributes:
+        topics: Lanes of the topics that were sent to before; read it, never change it.
     """
 
     def __init__(self, engine: ClientEngine, buffer: SendBuffer, *, avoid_slow: bool) -> None:
         self._engine = engine
         self._buffer = buffer
         self._faults = FaultTable() if avoid_slow else None
-        self._topics: dict[str, TopicLanes] = {}
+        self.topics: dict[str, TopicLanes] = {}
         self._lock = threading.Lock()
 
     def known(self, topic: str) -> TopicLanes | None:
         """A topic's lanes, if it was sent to before."""
-        return self._topics.get(topic)
+        return self.topics.get(topic)
 
     def lanes(self, topic: str, deadline_ms: int) -> TopicLanes:
         """A topic's lanes; waits for its route if need be.
@@ -53,19 +56,19 @@ class PublishRoutes:
             NoRoute: No broker is known that would take messages of the topic; at once in the
                 engine's thread, which cannot wait.
         """
-        lanes = self._topics.get(topic)
+        lanes = self.topics.get(topic)
         if lanes is not None:
             return lanes
         if self._engine.loop.in_loop_thread:
             raise NoRoute(f"no route for topic {topic!r} yet, and a callback cannot wait for it")
         queues = self._find_queues(topic, deadline_ms)
         with self._lock:
-            lanes = self._topics.get(topic)
+            lanes = self.topics.get(topic)
             if lanes is None:
                 # The routes may have changed since; then nobody has told us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
                 lanes = self._buffer.topic_lanes(queues, secrets.randbits(16), self._avoided)
-                self._topics[topic] = lanes
+                self.topics[topic] = lanes
         return lanes
 
     def bound_lane(
@@ -109,7 +112,7 @@ class PublishRoutes:
             One of another broker, rather of one that is neither away nor slow; of the same
             broker only when the queue is gone; None if there is none.
         """
-        topic = self._topics.get(queue.topic)
+        topic = self.topics.get(queue.topic)
         if topic is None:
             return None
         others = never | {queue.broker_name}
@@ -122,7 +125,7 @@ class PublishRoutes:
 
     def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
         """Brokers, but the queue's own, that messages of its topic may go to just now."""
-        topic = self._topics.get(queue.topic)
+        topic = self.topics.get(queue.topic)
         if topic is None:
             return frozenset()
         return topic.brokers - self._away(topic) - {queue.broker_name}
@@ -130,13 +133,13 @@ class PublishRoutes:
     def on_routes(self, topics: set[str]) -> None:
         """Takes changed routes of the engine."""
         with self._lock:
-            for topic in topics & self._topics.keys():
+            for topic in topics & self.topics.keys():
                 queues = self._engine.routes.publish_queues(topic)
-                old = self._topics[topic]
+                old = self.topics[topic]
                 # A topic without any queue left keeps the old ones: its broker may be restarting.
                 if queues and queues != old.queues:
                     lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
-                    self._topics[topic] = lanes
+                    self.topics[topic] = lanes
 
     def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
         """Takes note of how a broker did."""
@@ -181,7 +184,7 @@ class PublishRoutes:
 
     def _forget(self, topic: str) -> None:
         for name in (topic, AUTO_CREATE_TOPIC):
-            if name not in self._topics and self._engine.routes.route(name) is None:
+            if name not in self.topics and self._engine.routes.route(name) is None:
                 self._engine.forget_topic(name)
 
     def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:

@@ -234,6 +234,41 @@ class SendBuffer:
                 self._close_batch(lane)
         return future, lane
 
+    def append_plain(
+        self, topic: TopicLanes, message: Message, deadline_ms: int, retries: int
+    ) -> tuple[SendFuture, Lane]:
+        """``append`` for most messages: any queue will do, and nobody is called back.
+
+        It is what an asynchronous send costs, so it does no more than it must.
+
+        Raises:
+            QueueFull, ClientClosed: As ``append``.
+        """
+        size = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        with self.lock:
+            lane = topic.sticky
+            batch = lane.open
+            if (
+                batch is not None
+                and batch.size + size < self._max_batch_bytes
+                and batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
+                and batch.retries == retries
+                and batch.wait_store
+                and not batch.bound
+                and self._bytes < self._max_bytes
+                and not self._closed
+            ):
+                messages = batch.messages
+                index = len(messages)
+                messages.append(message)
+                batch.deadline_ms = deadline_ms
+                batch.size += size
+                self._bytes += size
+                if index + 1 >= self._max_batch_messages:
+                    self._close_batch(lane)
+                return SendFuture(batch, index), lane
+        return self.append(None, topic, message, size, deadline_ms, None, retries, False)
+
     def append_batch(
         self,
         lane: Lane,

@@ -182,7 +182,8 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def done(self) -> bool:
         """True once ``result`` returns or raises at once."""
-        return self._batch.done
+        batch = self._batch
+        return batch.outcome is not None or batch.error is not None
 
     def exception(self) -> MQMeshError | None:
         """Why the send failed; None when it did not, or is not done yet."""
@@ -200,7 +201,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
                 it is unknown whether the message was stored.
         """
         batch = self._batch
-        if not batch.done:
+        if batch.outcome is None and not batch.done:
             _wait(batch, timeout)
         if batch.error is not None:
             # One error may be raised many times; what it saw the last time is not of interest.
@@ -243,9 +244,9 @@ def make_result(batch: PendingBatch, index: int) -> SendResult:
     return SendResult(
         _STATUS[outcome.status],
         batch.queue,
-        QueueOffset(outcome.base_queue_offset + index),
-        CommitLogOffset(outcome.commitlog_offset),
-        TimestampMs(outcome.store_timestamp),
+        outcome.base_queue_offset + index,  # type: ignore[arg-type]  # calls of NewTypes cost
+        outcome.commitlog_offset,  # type: ignore[arg-type]  # as much as all the rest
+        outcome.store_timestamp,  # type: ignore[arg-type]
         batch.producer_id,
         batch.first_sequence + index,
         batch.explicit_count or 1,
