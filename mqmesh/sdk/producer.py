@@ -30,14 +30,13 @@ from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.direct_path import DirectPath
 from mqmesh.sdk.forks import tell_of_forks
+from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.producer_options import producer_options
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_buffer import (
-    Lane,
     SendBuffer,
-    TopicLanes,
     message_size,
 )
 from mqmesh.sdk.send_result import (

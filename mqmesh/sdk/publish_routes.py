@@ -17,8 +17,9 @@ from mqmesh.errors import (
 from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.fault_table import FaultTable
+from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.queue_selector import QueueSelector, queue_index
-from mqmesh.sdk.send_buffer import Lane, SendBuffer, TopicLanes
+from mqmesh.sdk.send_buffer import SendBuffer
 
 POLL_MS = 50
 """Between looks for a route that is not there yet."""

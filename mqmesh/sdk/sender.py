@@ -25,15 +25,15 @@ from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
     MAX_BATCHES_PER_REQUEST,
     BatchOutcome,
-    SendStatus,
     decode_outcomes,
     encode_send,
 )
 from mqmesh.record_batch import Attributes, batch_parts
 from mqmesh.sdk.client import ClientEngine
+from mqmesh.sdk.lanes import Lane
 from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
-from mqmesh.sdk.send_buffer import Lane, SendBuffer
+from mqmesh.sdk.send_buffer import SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
@@ -42,7 +42,6 @@ WATCH_MS: Final = 100
 """Between looks at what waits for brokers without a connection."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
-_STATUSES: Final = frozenset(status.value for status in SendStatus)
 _log = logging.getLogger(__name__)
 
 
@@ -255,6 +254,7 @@ class Sender:
                 self._finish(batch, None, batch.cause or error)
             if not self._engine.may_come(broker_name):
                 self._evacuate(broker_name)
+            self._buffer.unlist_empty(broker_name)
         self.pump()
 
     def _evacuate(self, broker_name: str) -> None:
@@ -428,9 +428,6 @@ def read_outcomes(answer: Command, batch_count: int) -> list[BatchOutcome]:
     outcomes = decode_outcomes(answer.header, answer.body)
     if len(outcomes) != batch_count:
         raise RemoteProtocolError(f"{len(outcomes)} outcomes for {batch_count} batches")
-    for outcome in outcomes:
-        if outcome.status not in _STATUSES:
-            raise RemoteProtocolError(f"send status {outcome.status} is unknown")
     return outcomes
 
 

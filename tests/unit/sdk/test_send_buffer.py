@@ -12,13 +12,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.payload import encode_payload
+from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.send_buffer import (
     BATCHES_A_FLIGHT,
     DEADLINE_SPREAD_MS,
     MESSAGE_OVERHEAD_BYTES,
-    Lane,
     SendBuffer,
-    TopicLanes,
     message_size,
 )
 from mqmesh.testing.clock import ManualClock
