@@ -1,0 +1,270 @@
+"""The producer over real sockets, against a broker that misbehaves on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mqmesh.errors import (
+    ClientClosed,
+    EndpointUnreachable,
+    RemoteProtocolError,
+    RequestTimeout,
+    SystemBusy,
+)
+from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.membership import HeartbeatResponse
+from mqmesh.protocol.messaging import BatchOutcome, decode_send, encode_outcomes
+from mqmesh.protocol.route import (
+    BrokerAddress,
+    BrokerData,
+    ClusterInfo,
+    GetRouteRequest,
+    QueueData,
+    TopicRoute,
+)
+from mqmesh.record_batch import split_batches
+from mqmesh.sdk.producer import Producer
+from mqmesh.transport import sockets
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+
+QUEUE = MessageQueue("t", "a", 0)
+
+
+class Script:
+    """A name server and a broker in one thread, answering as they are told.
+
+    Attributes:
+        tricks: What is done with the next sends, in place of answering.
+        stored: First sequence and message count of each batch that was kept, once each.
+        seen: The same of all that arrived.
+    """
+
+    def __init__(self) -> None:
+        self.tricks: deque[Callable[[Request, Reply], None]] = deque()
+        self.stored: list[tuple[int, int]] = []
+        self.seen: list[tuple[int, int]] = []
+        self._context = sockets.new_context()
+        self.loop = EventLoop()
+        self._broker: CommandServer | None = None
+        self.broker_endpoint = self.open("tcp://127.0.0.1:0")
+        handlers = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: lambda _: reply_with(ClusterInfo([])),
+        }
+        self._namesrv = CommandServer(self._context, self.loop, handlers)
+        self.namesrv_addr = self._namesrv.bind("tcp://127.0.0.1:0").removeprefix("tcp://")
+        self._thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._thread.start()
+
+    def open(self, endpoint: str) -> str:
+        """The broker listens."""
+        handlers = {
+            RequestCode.SEND_MESSAGE: self._send,
+            RequestCode.HEART_BEAT: lambda _: reply_with(HeartbeatResponse()),
+            RequestCode.UNREGISTER_CLIENT: lambda _: EMPTY_REPLY,
+        }
+        self._broker = CommandServer(self._context, self.loop, handlers)
+        return self._broker.bind(endpoint)
+
+    def reply(self, request: Request, reply: Reply) -> None:
+        assert self._broker is not None
+        self._broker.reply(request, reply)
+
+    def reopen(self) -> None:
+        """All connections break, and the broker listens again; for the loop's thread."""
+        assert self._broker is not None
+        self._broker.close()
+        self.loop.call_later(150, lambda: self.open(self.broker_endpoint))
+
+    def close(self) -> None:
+        self.loop.stop()
+        self._thread.join()
+        assert self._broker is not None
+        self._broker.close()
+        self._namesrv.close()
+        self.loop.close()
+        self._context.destroy(linger=0)
+
+    def _route(self, request: Request) -> Reply:
+        topic = decode_header(GetRouteRequest, request.command.header).topic
+        address = BrokerAddress(self.broker_endpoint.removeprefix("tcp://"))
+        return reply_with(
+            TopicRoute(topic, [QueueData("a", 4, 4, 6)], [BrokerData("c", "a", {0: address})])
+        )
+
+    def _send(self, request: Request) -> Reply | None:
+        outcomes = []
+        _, count = decode_send(request.command.header)
+        for _, header in split_batches(request.command.body, most=count):
+            key = (header.first_sequence, header.message_count)
+            self.seen.append(key)
+            if key not in self.stored:
+                self.stored.append(key)
+            outcomes.append(BatchOutcome(0, 0, 0, self.stored.index(key), 0, 1))
+        header, body = encode_outcomes(outcomes)
+        reply = Reply(header, (body,))
+        if not self.tricks:
+            return reply
+        self.tricks.popleft()(request, reply)
+        return None
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = Script()
+    yield script
+    script.close()
+
+
+@pytest.fixture
+def producer(script: Script) -> Iterator[Producer]:
+    with Producer("g", namesrv_addr=script.namesrv_addr) as producer:
+        producer.send(message("0"), queue=QUEUE)
+        yield producer
+        assert producer._buffer.wait_empty(5.0), "every byte of room was given back"
+
+
+def message(body: str) -> Message:
+    return Message("t", body.encode())
+
+
+def elapsed(began: float) -> float:
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("timeout_ms", [50, 400])
+def test_an_answer_that_never_comes_ends_a_send_in_time(script, producer, timeout_ms):
+    script.tricks.extend([lambda request, reply: None] * 10)
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout):
+        producer.send(message("1"), queue=QUEUE, timeout_ms=timeout_ms)
+    assert elapsed(began) < timeout_ms / 1_000 + 1
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout):
+        producer.send_async(message("2"), timeout_ms=timeout_ms).result()
+    assert elapsed(began) < timeout_ms / 1_000 + 1
+    script.tricks.clear()
+    assert producer.send(message("3"), queue=QUEUE).queue_offset == 3
+
+
+def test_an_answer_that_comes_too_late_is_nobodys(script, producer):
+    for send in (producer.send, lambda *a, **k: producer.send_async(*a, **k).result()):
+        held = []
+        script.tricks.append(lambda request, reply: held.append((request, reply)))  # noqa: B023
+        with pytest.raises(RequestTimeout):
+            send(message("late"), queue=QUEUE, timeout_ms=100)
+        script.loop.call_soon_threadsafe(lambda: script.reply(*held[0]))  # noqa: B023
+        result = send(message("next"), queue=QUEUE)
+        assert script.stored[result.queue_offset][0] == result.sequence
+
+
+def test_an_answer_that_comes_twice_counts_once(script, producer):
+    def twice(request: Request, reply: Reply) -> None:
+        script.reply(request, reply)
+        script.reply(request, reply)
+
+    script.tricks.extend([twice] * 20)
+    results = [producer.send(message(str(n)), queue=QUEUE) for n in range(10)]
+    futures = [producer.send_async(message(str(n)), queue=QUEUE) for n in range(10)]
+    results += [future.result() for future in futures[:1]]
+    assert len({one.message_id for one in results}) == 11
+    for one in results:
+        assert script.stored[one.queue_offset][0] == one.sequence
+
+
+def test_a_connection_that_breaks_under_a_request_costs_a_second_try(script, producer):
+    for send in (producer.send, lambda *a, **k: producer.send_async(*a, **k).result()):
+        before = len(script.stored)
+        script.tricks.append(lambda request, reply: script.reopen())
+        result = send(message("1"), queue=QUEUE)
+        assert result.queue_offset == before
+        assert len(script.stored) == before + 1
+        assert script.seen[-2:] == [script.stored[-1]] * 2, "the same numbers both times"
+
+
+def test_a_connection_that_breaks_again_and_again_is_given_up(script, producer):
+    script.tricks.extend([lambda request, reply: script.reopen()] * 10)
+    with pytest.raises(EndpointUnreachable):
+        producer.send(message("1"), queue=QUEUE)
+    assert len(set(script.seen)) == 2
+    script.tricks.clear()
+    assert producer.send(message("2"), queue=QUEUE, timeout_ms=5_000).queue_offset == 2
+
+
+def test_nonsense_in_place_of_an_answer_is_told(script, producer):
+    for _ in range(2):
+        script.tricks.append(lambda request, reply: script.reply(request, Reply(b"nonsense")))
+    with pytest.raises(RemoteProtocolError):
+        producer.send(message("1"), queue=QUEUE)
+    with pytest.raises(RemoteProtocolError):
+        producer.send_async(message("1"), queue=QUEUE).result()
+
+
+def test_a_refusal_of_the_whole_request_is_told_with_its_wish(script, producer):
+    def refuse(request: Request, reply: Reply) -> None:
+        assert script._broker is not None
+        script._broker.fail(request, SystemBusy("slow down", retry_after_ms=123))
+
+    for send in (producer.send, lambda *a, **k: producer.send_async(*a, **k).result()):
+        script.tricks.append(refuse)
+        with pytest.raises(SystemBusy) as caught:
+            send(message("1"), queue=QUEUE)
+        assert caught.value.retry_after_ms == 123
+
+
+def test_closing_ends_sends_that_hang(script):
+    producer = Producer("g", namesrv_addr=script.namesrv_addr, send_msg_timeout_ms=60_000)
+    producer.start()
+    producer.send(message("0"), queue=QUEUE)
+    script.tricks.extend([lambda request, reply: None] * 100)
+    found: list[object] = []
+
+    def ask() -> None:
+        try:
+            producer.send(message("1"))
+        except ClientClosed as error:
+            found.append(error)
+
+    before = len(script.seen)
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    futures = [producer.send_async(message(str(n))) for n in range(10)]
+    while len(script.seen) == before:
+        threads[0].join(0.01)
+    began = time.monotonic()
+    producer.close()
+    for thread in threads:
+        thread.join(5)
+    assert elapsed(began) < 3.0
+    assert len(found) == 4
+    assert {type(future.exception()) for future in futures} == {ClientClosed}
+
+
+def test_many_threads_share_batches_over_a_slow_broker(script, producer):
+    def slowly(request: Request, reply: Reply) -> None:
+        script.loop.call_later(20, lambda: script.reply(request, reply))
+
+    script.tricks.extend([slowly] * 1_000)
+    before = len(script.seen)
+    results: list[str] = []
+
+    def work() -> None:
+        for n in range(10):
+            results.append(producer.send(message(str(n))).message_id)
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(results)) == 320
+    assert len(script.seen) - before < 200
