@@ -333,7 +333,10 @@ def test_a_killed_members_queues_go_to_the_others_and_nothing_is_lost(cluster, n
     )
     members = [consumer_of(cluster, topic, group, got) for _ in range(2)]
     try:
-        assert victim.stdout.readline() == b"ready\n"
+        from_victim = []
+        while b"ready" not in from_victim:
+            from_victim.append(victim.stdout.readline().strip())
+            assert victim.poll() is None
         for member in members:
             member.start()
         until(lambda: sum(len(m.assignment()) for m in members) in (5, 6))
@@ -342,12 +345,12 @@ def test_a_killed_members_queues_go_to_the_others_and_nothing_is_lost(cluster, n
         took = until(lambda: [len(m.assignment()) for m in members] == [4, 4])
         assert took < 3
         send(cluster, topic, bodies(200, 400))
-        with victim.stdout:
-            from_victim = victim.stdout.read().splitlines()
+        from_victim += victim.stdout.read().splitlines()
         got.wait_for(set(bodies(600)) - set(from_victim))
     finally:
         victim.kill()
         victim.wait()
+        victim.stdout.close()
         for member in members:
             member.close()
 
