@@ -33,6 +33,8 @@ from mqmesh.transport.loop import EventLoop
 
 CLOSE_TIMEOUT_S: Final = 1.5
 HEARTBEAT_RETRY_MS: Final = 300
+CONNECT_PATIENCE_MS: Final = 1_000
+"""A broker that cannot be connected to for so long is taken for unreachable."""
 SLICE_S: Final = 0.1
 """How long a call from another thread waits before it looks whether the client was closed."""
 
@@ -80,6 +82,7 @@ class ClientEngine:
         self._on_end = on_end
         self._brokers: dict[str, CommandClient] = {}
         self._places: dict[str, BrokerAddress] = {}
+        self._connecting_ms: dict[str, int] = {}
         self._topics: set[str] = set()
         self._asking: dict[str, list[OnRoute]] = {}
         self._host_id = host_id()
@@ -248,6 +251,7 @@ class ClientEngine:
 
         Raises:
             NoRoute: The group, or its master, is not known.
+            EndpointUnreachable: No connection can even be tried.
             ClientClosed: The client is closed.
         """
         self._check_open()
@@ -285,11 +289,18 @@ class ClientEngine:
                 )
             on_done(answer)
 
+        failure: MQMeshError
         try:
             client = self.broker(broker_name)
             client.request(code, done, *parts, header=header, timeout_ms=timeout_ms)
+            return
         except MQMeshError as error:
-            self.loop.call_later(0, lambda error=error: on_done(error))  # type: ignore[misc]
+            failure = error
+        except Exception as error:
+            # Whoever asks counts on an outcome.
+            _log.exception("broker %s could not be asked", broker_name)
+            failure = EndpointUnreachable(f"broker {broker_name} could not be asked: {error}")
+        self.loop.call_later(0, lambda: on_done(failure))
 
     def is_connected(self, broker_name: str) -> bool:
         """True while the connection to a broker stands."""
@@ -303,8 +314,14 @@ class ClientEngine:
 
     def may_come(self, broker_name: str) -> bool:
         """False when waiting for a connection to a broker promises little: try another one."""
-        known = self.routes.address(broker_name) is not None
-        return known and not self.is_unreachable(broker_name)
+        client = self._brokers.get(broker_name)
+        if client is None:
+            return self.routes.address(broker_name) is not None
+        if client.connected:
+            return True
+        waited_ms = self.loop.clock.monotonic_ms() - self._connecting_ms[broker_name]
+        # A machine that is off does not even refuse.
+        return not client.unreachable and waited_ms < CONNECT_PATIENCE_MS
 
     def has_queue(self, queue: MessageQueue) -> bool:
         """True when the routes say that a queue may be written to."""
@@ -359,13 +376,18 @@ class ClientEngine:
         self.context.destroy(linger=sockets.LINGER_MS)
 
     def _connect(self, broker_name: str, endpoint: str) -> CommandClient:
-        client = CommandClient(
-            self.context,
-            self.loop,
-            endpoint,
-            on_command=lambda command: self._take_command(broker_name, command),
-            on_connection=lambda up: self._connection(broker_name, up),
-        )
+        try:
+            client = CommandClient(
+                self.context,
+                self.loop,
+                endpoint,
+                on_command=lambda command: self._take_command(broker_name, command),
+                on_connection=lambda up: self._connection(broker_name, up),
+            )
+        except Exception as error:
+            # No more descriptors, or an address that ZeroMQ does not take.
+            raise EndpointUnreachable(f"cannot connect to {endpoint}: {error}") from error
+        self._connecting_ms[broker_name] = self.loop.clock.monotonic_ms()
         old = self._brokers.get(broker_name)
         self._brokers[broker_name] = client
         if old is not None:

@@ -73,6 +73,10 @@ class DirectPath:
             return EndpointUnreachable(f"the connection to broker {endpoint} broke: {error}")
         except MQMeshError as error:
             return error
+        except Exception as error:
+            # The engine's connection may do better.
+            _log.exception("broker %s could not be asked directly", endpoint)
+            return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")
 
     def interrupt(self, broker_name: str) -> None:
         """The connection to a broker broke: who waits for its answer gives up; any thread."""

@@ -157,9 +157,11 @@ class Producer:
         What has no outcome by then ends with ``ClientClosed``, before this returns unless it
         is called by a callback.
         """
+        if self._state == "forked":
+            return  # the parent may have held any lock
         with self._life:
             before, self._state = self._state, "closed"
-        if before in ("closed", "forked"):
+        if before == "closed":
             return
         patience_s = 0.0
         if before == "running" and not self._engine.loop.in_loop_thread:

@@ -245,17 +245,21 @@ class Sender:
 
     def _watch(self) -> None:
         self._watching = False
+        try:
+            for broker_name in self._buffer.ready_brokers():
+                if not self._engine.is_connected(broker_name):
+                    self._look_after(broker_name)
+        finally:
+            self.pump()  # watches on, if need be
+
+    def _look_after(self, broker_name: str) -> None:
         now_ms = self._engine.loop.clock.monotonic_ms()
-        for broker_name in self._buffer.ready_brokers():
-            if self._engine.is_connected(broker_name):
-                continue
-            error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
-            for batch in self._buffer.take_late(broker_name, now_ms):
-                self._finish(batch, None, batch.cause or error)
-            if not self._engine.may_come(broker_name):
-                self._evacuate(broker_name)
-            self._buffer.unlist_empty(broker_name)
-        self.pump()
+        error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
+        for batch in self._buffer.take_late(broker_name, now_ms):
+            self._finish(batch, None, batch.cause or error)
+        if not self._engine.may_come(broker_name):
+            self._evacuate(broker_name)
+        self._buffer.unlist_empty(broker_name)
 
     def _evacuate(self, broker_name: str) -> None:
         for lane in self._buffer.ready_lanes(broker_name):

@@ -355,3 +355,51 @@ def test_in_a_forked_child_it_is_closed(world, make):
     client.engine.close()
     assert client.ended == 0, "nothing is touched that belongs to the parent"
     client.engine._closed = False
+
+
+# ---- Bad luck -----------------------------------------------------------------------------
+
+
+def test_a_request_that_cannot_be_sent_has_an_outcome_all_the_same(world, make, monkeypatch):
+    client = make()
+    client.find("t")
+    world.run()
+    connection = client.engine.broker("a")
+    world.run()
+
+    def fail(*_, **__):
+        raise OSError("in a test")
+
+    monkeypatch.setattr(connection, "request", fail)
+    found = client.send()
+    assert found == []
+    world.run()
+    assert isinstance(found[0], EndpointUnreachable)
+
+
+def test_a_connection_that_cannot_even_be_tried_is_told(world, make, monkeypatch):
+    client = make()
+    client.find("t")
+    world.run()
+
+    def fail(*_, **__):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("mqmesh.sdk.client.CommandClient", fail)
+    with pytest.raises(EndpointUnreachable, match="too many"):
+        client.engine.broker("a")
+    found = client.send()
+    world.run()
+    assert isinstance(found[0], EndpointUnreachable)
+
+
+def test_a_machine_that_is_off_is_not_waited_for_long(world, make, monkeypatch):
+    client = make()
+    client.find("t")
+    world.run()
+    monkeypatch.setattr("mqmesh.testing.simulated_network.SimulatedClient._connect", lambda _: None)
+    client.engine.broker("a")
+    world.run(900)
+    assert client.engine.may_come("a")
+    world.run(200)
+    assert not client.engine.may_come("a")

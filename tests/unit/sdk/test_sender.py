@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mqmesh.errors import InvalidArgument, RemoteProtocolError
+from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
@@ -147,3 +147,38 @@ def test_a_broker_that_comes_back_after_all_was_given_up_is_used_at_once(world) 
     future = producer.send_async(Message("t", b"y"), timeout_ms=300)
     world.run(10)
     assert future.result().queue_offset == 0
+
+
+def test_a_broker_that_cannot_be_connected_to_holds_up_no_other_one(world, monkeypatch) -> None:
+    world.build(brokers=("a", "b"))
+    producer = world.producer()
+    broker = producer._engine.broker
+
+    def fail(name: str):
+        if name == "a":
+            raise EndpointUnreachable("too many open files")
+        return broker(name)
+
+    monkeypatch.setattr(producer._engine, "broker", fail)
+    bound = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "a", 0))
+    other = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "b", 0))
+    world.run(100)
+    assert other.result().queue_offset == 0
+    world.run(4_000)
+    assert isinstance(bound.exception(), EndpointUnreachable)
+
+
+def test_the_watch_goes_on_after_a_failure(world, monkeypatch) -> None:
+    producer = world.producer()
+    world.broker.crash()
+    future = producer.send_async(Message("t", b"x"), timeout_ms=500)
+    world.run(50)
+    look_after = producer._sender._look_after
+
+    def fail(name: str) -> None:
+        monkeypatch.setattr(producer._sender, "_look_after", look_after)
+        raise RuntimeError("in a test")
+
+    monkeypatch.setattr(producer._sender, "_look_after", fail)
+    world.run(1_000)
+    assert isinstance(future.exception(), EndpointUnreachable)
