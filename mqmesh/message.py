@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -365,7 +366,6 @@ def check_messages_of_batch(
         or type(m.body) is not bytes
         or not 0 < len(m.body) <= max_message_size
         or (m.topic is not topic and (type(m.topic) is not str or m.topic != topic))
-        or m.keys is not empty
         or m.tag is not None
         or m.properties is not None
         or m.sharding_key is not None
@@ -374,7 +374,9 @@ def check_messages_of_batch(
         or m.deliver_at_ms is not zero
     ]
     if not unusual:
-        return list(messages), True
+        keyed = [m.keys for m in messages if m.keys is not empty]
+        if not keyed or _are_plain_keys(keyed):
+            return list(messages), not keyed
     checked = list(messages)
     for position, message in enumerate(messages):
         try:
@@ -463,6 +465,17 @@ def _check_tag(tag: str) -> None:
         raise InvalidArgument(f"tag {tag!r} may not contain '||' nor begin or end with '|'")
     if tag[0].isspace() or tag[-1].isspace():
         raise InvalidArgument(f"tag {tag!r} may not begin or end with white space")
+
+
+def _are_plain_keys(keyed: Sequence[Sequence[str]]) -> bool:
+    """True when keys are surely legal; half a call a key, whereas ``_check_keys`` makes two."""
+    if not {tuple, list}.issuperset(map(type, keyed)) or max(map(len, keyed)) > MAX_KEYS:
+        return False
+    keys = list(chain.from_iterable(keyed))
+    if {str}.symmetric_difference(map(type, keys)):
+        return False
+    lengths = list(map(len, keys))
+    return min(lengths) > 0 and max(lengths) <= MAX_KEY_LENGTH and "".join(keys).isascii()
 
 
 def _check_keys(keys: Sequence[str]) -> None:
