@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
+TEXT_STEPS: Final = 4
+"""When the index trails the log by more steps than this, keys are put down as text at first."""
 OTHER_WORK_EVERY: Final = 4
 """One step in so many, then."""
 REFRESH_MS: Final = 5_000
@@ -267,9 +269,10 @@ class Dispatcher:
             return
         if segment.start > self.position:
             self._skipped_bytes += segment.start - self.position
-        self.position = self._extend(segment)
+        as_text = self.lag_bytes > TEXT_STEPS * self._step_bytes
+        self.position = self._extend(segment, as_text=as_text)
 
-    def _extend(self, segment: Segment) -> int:
+    def _extend(self, segment: Segment, *, as_text: bool = False) -> int:
         """Indexes a step of a segment; returns the commit-log offset it then reaches."""
         start = segment.start
         part = self._index.part(start)
@@ -290,6 +293,7 @@ class Dispatcher:
             self.visible,
             epoch=part.head.epoch,
             most_bytes=self._step_bytes,
+            as_text=as_text,
         )
         self._append(start, part, learned)
         return learned.stop
@@ -334,6 +338,8 @@ class Dispatcher:
         for start in reversed(self._index.starts):
             if not self._index.is_sealed(start):
                 part = self._index.part(start)
+                if part is not None and part.head.texts:
+                    return self._tidy(start)
                 if part is not None and part.head.complete:
                     return self._seal(start)
         return None
@@ -358,6 +364,17 @@ class Dispatcher:
 
     def _fill(self, segment: Segment) -> _Work:
         self._extend(segment)
+        yield
+
+    def _tidy(self, start: int) -> _Work:
+        part = self._index.part(start)
+        assert part is not None
+        try:
+            part.tidy()
+        except DiskFull:
+            raise
+        except StorageError as error:
+            self.lose(start, str(error))
         yield
 
     def _seal(self, start: int) -> _Work:

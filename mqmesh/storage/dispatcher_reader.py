@@ -22,6 +22,7 @@ from mqmesh.record_batch import (
     BatchHeader,
     check_stored,
     read_header,
+    read_meta,
 )
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.log_marker import (
@@ -32,8 +33,15 @@ from mqmesh.storage.log_marker import (
     decode_marker,
 )
 from mqmesh.storage.log_scan import LogScanner
-from mqmesh.storage.message_index_entries import entries_of, width_of
+from mqmesh.storage.message_index_entries import (
+    distinct_keys,
+    has_keys,
+    id_entries,
+    key_entries,
+    width_of,
+)
 from mqmesh.storage.message_index_part import Deletion, LogSlice
+from mqmesh.storage.message_index_texts import TextMaker
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
 
@@ -171,7 +179,14 @@ class LogReader:
         return b"" if segment is None else self._pread(segment, commitlog_offset, MARK_SIZE)
 
     def read_slice(
-        self, segment: Segment, start: int, stop: int, *, epoch: int, most_bytes: int
+        self,
+        segment: Segment,
+        start: int,
+        stop: int,
+        *,
+        epoch: int,
+        most_bytes: int,
+        as_text: bool = False,
     ) -> LogSlice:
         """Learns what the index needs to know of the next records.
 
@@ -181,6 +196,7 @@ class LogReader:
             stop: Where the log ends, for now: behind a whole record.
             epoch: Of the record before; 0 if there is none.
             most_bytes: Stop at about so many; a record that is larger is taken whole.
+            as_text: Leave the keys as they are, which is quicker.
 
         Returns:
             At least one record, or what was damaged.
@@ -190,7 +206,8 @@ class LogReader:
         """
         stop = min(stop, segment.end)
         assert start < stop
-        learned = LogSlice(start=start, stop=start, epoch=epoch)
+        texts = TextMaker() if as_text else None
+        learned = LogSlice(start=start, stop=start, epoch=epoch, texts=texts)
         size = min(most_bytes, stop - start)
         while True:
             data = self._pread(segment, start, size)
@@ -251,11 +268,23 @@ class LogReader:
         stored = header.store_timestamp
         learned.oldest_ms = min(learned.oldest_ms, stored)
         learned.newest_ms = max(learned.newest_ms, stored)
+        place = offset - segment.start
+        learned.entries += id_entries(header, place)
+        if not has_keys(header):
+            return
         try:
-            learned.entries += entries_of(record, header, offset - segment.start)
+            topic = read_meta(record, header).topic
+            keys = distinct_keys(record, header)
         except CorruptBatch as error:
             # The broker took it like that, so no consumer can read it either.
             log.warning("the batch at %d has keys that cannot be indexed: %s", offset, error)
+            return
+        if not keys:
+            return
+        if learned.texts is not None:
+            learned.texts.add(topic, keys, place)
+        else:
+            learned.entries += key_entries(topic, [key.encode() for key in keys], place)
 
     def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
         marker = decode_marker(record)

@@ -21,6 +21,7 @@ width there is.
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Final
 
@@ -33,7 +34,6 @@ from mqmesh.record_batch import (
     Attributes,
     BatchHeader,
     decode_messages,
-    read_meta,
     read_payload,
 )
 
@@ -89,34 +89,50 @@ def width_of(message_count: int) -> int:
     return (message_count - 1).bit_length()
 
 
-def entries_of(data: Buffer, header: BatchHeader, place: int) -> list[bytes]:
-    """The entries of a stored batch that passed its checks.
+def id_entries(header: BatchHeader, place: int) -> list[bytes]:
+    """The entries of a batch's message ids.
 
     Args:
-        data: The batch.
-        header: Its header.
+        header: Of the batch.
         place: Where it begins in its segment, u32.
 
     Returns:
-        Layout: entries, in no order, each once.
-
-    Raises:
-        CorruptBatch: Its keys cannot be decoded.
+        Layout: one or two entries.
     """
     suffix = _PLACE.pack(place)
-    first = header.first_sequence
-    producer_id, width = header.producer_id, width_of(header.message_count)
+    first, producer_id = header.first_sequence, header.producer_id
+    width = width_of(header.message_count)
     last = first + header.message_count - 1
     found = [id_hash(producer_id, first, width) + suffix]
     if first >> width != last >> width:
         found.append(id_hash(producer_id, last, width) + suffix)
-    if header.attributes & _HAS_KEYS:
-        copy = _topic_hash(read_meta(data, header).topic).copy
-        for key in distinct_keys(data, header):
-            hasher = copy()
-            hasher.update(key.encode())
-            found.append(hasher.digest() + suffix)
     return found
+
+
+def key_entries(topic: str, keys: Iterable[bytes], place: int) -> list[bytes]:
+    """The entries of a batch's keys.
+
+    Args:
+        topic: Physical topic of the batch.
+        keys: In UTF-8, each once.
+        place: Where the batch begins in its segment, u32.
+
+    Returns:
+        Layout: entries, in the order of the keys.
+    """
+    suffix = _PLACE.pack(place)
+    copy = _topic_hash(topic).copy
+    found = []
+    for key in keys:
+        hasher = copy()
+        hasher.update(key)
+        found.append(hasher.digest() + suffix)
+    return found
+
+
+def has_keys(header: BatchHeader) -> bool:
+    """True when a message of the batch has a key."""
+    return bool(header.attributes & _HAS_KEYS)
 
 
 def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:

@@ -7,9 +7,9 @@ so a segment that fills slowly has few runs, too.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from mqmesh.storage.message_index_blocks import (
     RunReader,
     encode_run,
 )
+from mqmesh.storage.message_index_entries import id_hash, key_hash
+from mqmesh.storage.message_index_texts import KeyText, TextMaker, text_key
 from mqmesh.units import MIB
 
 FORMAT_VERSION: Final = 1
@@ -51,6 +53,20 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     level: int
     count: int
+    start: int
+    stop: int
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Keys of consecutive batches that wait to become a run.
+
+    Attributes:
+        number: Of the text, u32.
+        start: Place that none of its batches stands before.
+        stop: Place behind all of them.
+    """
+
+    number: int
     start: int
     stop: int
 
@@ -91,7 +107,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False)
         last_mark: Its first 8 bytes: magic and checksum.
         widths: Bit w is set when there is a batch of width w.
         next_run: Number for the next run.
-        runs: All runs, in the order of the log.
+        runs: All runs, in no order.
+        next_text: Number for the next text.
+        texts: Keys that are not in runs yet, in the order of the log.
         spans: Times of the stretches from the segment's start to ``through``.
         deletions: Topics that were deleted in this segment.
         batches: Number of batches covered.
@@ -109,6 +127,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False)
     widths: int = 0
     next_run: int = 1
     runs: list[Run] = []
+    next_text: int = 0
+    texts: list[Text] = []
     spans: list[Span] = []
     deletions: list[Deletion] = []
     batches: int = 0
@@ -122,6 +142,7 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
         stop: Of the record behind it.
         complete: That is where the segment ends.
         entries: Of its batches; layout: entries, in no order.
+        texts: Their keys, where these are not among the entries.
         oldest_ms: Smallest store timestamp.
         newest_ms: Largest store timestamp; -1 if there is no batch.
         widths: Bits of the batches' widths.
@@ -137,6 +158,7 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
     stop: int
     complete: bool = False
     entries: list[bytes] = []
+    texts: TextMaker | None = None
     oldest_ms: int = _NO_TIME
     newest_ms: int = -1
     widths: int = 0
@@ -147,6 +169,8 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
     batches: int = 0
     skipped_bytes: int = 0
 
+
+_Unit = TypeVar("_Unit", Run, Text)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Head)
@@ -250,6 +274,10 @@ class IndexPart:
             run, entries = self._join(runs, slice_, deletes)
             puts = encode_run(run.number, entries)
             runs.append(run)
+        texts = list(head.texts)
+        if slice_.texts is not None and slice_.texts.count:
+            puts.append(slice_.texts.encode(head.next_text))
+            texts.append(Text(head.next_text, head.through, slice_.stop - origin))
         last = slice_.last_offset
         head = msgspec.structs.replace(
             head,
@@ -261,6 +289,8 @@ class IndexPart:
             widths=head.widths | slice_.widths,
             next_run=head.next_run + bool(slice_.entries),
             runs=runs,
+            next_text=head.next_text + len(texts) - len(head.texts),
+            texts=texts,
             spans=_add_span(head, slice_),
             deletions=[*head.deletions, *slice_.deletions],
             batches=head.batches + slice_.batches,
@@ -295,27 +325,90 @@ class IndexPart:
             level += 1
         return Run(head.next_run, level, len(entries), start, slice_.stop - origin), entries
 
-    def places(self, wanted: bytes, *, below: int, most: int) -> list[int]:
-        """Where batches with a hash begin, last first.
+    def tidy(self) -> bool:
+        """Makes a run of the oldest text, in one transaction.
+
+        Returns:
+            True if there are more texts.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            CorruptRecord: It is damaged.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        head = self.head
+        if not head.texts:
+            return False
+        text, *others = head.texts
+        entries = sorted(self._text(text).entries())
+        run = Run(head.next_run, _LARGE, len(entries), text.start, text.stop)
+        head = msgspec.structs.replace(
+            head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
+        )
+        puts = encode_run(run.number, entries)
+        self.env.write([*puts, (HEAD_KEY, encode_head(head))], [text_key(text.number)])
+        self.head = head
+        return bool(others)
+
+    def _text(self, text: Text) -> KeyText:
+        return KeyText(text.number, self.env.get(text_key(text.number)))
+
+    def id_places(
+        self, producer_id: int, sequence: int, *, below: int, most: int
+    ) -> tuple[list[int], int]:
+        """Where batches may begin that hold the message with an id, last first.
 
         Args:
-            wanted: The hash.
+            producer_id: First half of the id.
+            sequence: Second half.
             below: Only places before this one.
             most: Stop when there are about as many.
+
+        Returns:
+            Places, and the one before which there may be others; 0 if there are none.
 
         Raises:
             CorruptRecord: It is damaged.
             StorageError: It cannot be read.
         """
-        found: list[int] = []
-        below = min(below, (1 << 32) - 1)
-        for run in reversed(self.head.runs):
-            if run.start >= below:
-                continue
-            found += self.reader.places(run.number, wanted, below=below, most=most - len(found))
-            if len(found) >= most:
-                break
-        return found
+        found: set[int] = set()
+        floor = 0
+        widths = self.head.widths
+        for width in range(widths.bit_length()):
+            if widths >> width & 1:
+                wanted = id_hash(producer_id, sequence, width)
+                places = self._places(self.head.runs, wanted, below, most)
+                found.update(places)
+                if len(places) >= most:
+                    floor = max(floor, places[-1])
+        # Below the floor one of the hashes may have places that were not returned.
+        return sorted((place for place in found if place >= floor), reverse=True), floor
+
+    def key_places(self, topic: str, key: str, *, below: int, most: int) -> tuple[list[int], int]:
+        """Where batches with a key may begin, last first; else as ``id_places``.
+
+        Args:
+            topic: Physical topic.
+            key: The key.
+            below: Only places before this one.
+            most: Stop when there are about as many.
+        """
+        head = self.head
+
+        def in_text(text: Text) -> list[int]:
+            return self._text(text).places(topic, key, below=below)
+
+        found = self._places(head.runs, key_hash(topic, key), below, most)
+        found += _newest(head.texts, in_text, below, most)
+        found.sort(reverse=True)
+        del found[most:]
+        return found, found[-1] if len(found) >= most else 0
+
+    def _places(self, runs: list[Run], wanted: bytes, below: int, most: int) -> list[int]:
+        def in_run(run: Run) -> list[int]:
+            return self.reader.places(run.number, wanted, below=below, most=most)
+
+        return _newest(runs, in_run, below, most)
 
     def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
         """The places where batches of a time may stand, as ranges, last first.
@@ -339,6 +432,33 @@ class IndexPart:
     def close(self) -> None:
         """Closes the environment; may be called again."""
         self.env.close()
+
+
+def _newest(
+    units: Sequence[_Unit], look: Callable[[_Unit], list[int]], below: int, most: int
+) -> list[int]:
+    """The last places that runs or texts have, last first.
+
+    Args:
+        units: Where to look; their stretches of the log may overlap.
+        look: Finds all places in one, or the last ``most``.
+        below: Only places before this one are looked for.
+        most: Places to return.
+    """
+    found: list[int] = []
+    for unit in sorted(units, key=_stop, reverse=True):
+        if len(found) >= most and found[most - 1] >= unit.stop:
+            break  # nothing in here, or in what follows, is newer
+        if unit.start < below:
+            places = look(unit)
+            if places:
+                found += places
+                found.sort(reverse=True)
+    return found[:most]
+
+
+def _stop(unit: Run | Text) -> int:
+    return unit.stop
 
 
 def _add_span(head: Head, slice_: LogSlice) -> Sequence[Span]:

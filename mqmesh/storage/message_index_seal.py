@@ -49,7 +49,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     """Makes the sealed twin of a part that is complete, a step each time it is resumed.
 
     Args:
-        source: Must not change meanwhile.
+        source: Has no texts, and must not change meanwhile.
         directory: For the twin; it does not exist yet.
         map_size: Room for data at first, in bytes.
 
@@ -60,6 +60,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     """
     head = source.head
     assert head.complete
+    assert not head.texts
     numbers = [run.number for run in head.runs]
     runs = [Run(_RUN, 0, source.entry_count, 0, head.through)] if numbers else []
     sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)

@@ -14,8 +14,6 @@ from mqmesh.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
 from mqmesh.record_batch import BatchHeader, decode_messages
 from mqmesh.storage.dispatcher import Dispatcher
 from mqmesh.storage.message_index import MessageIndex
-from mqmesh.storage.message_index_entries import id_hash, key_hash
-from mqmesh.storage.message_index_part import Head
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 log = logging.getLogger(__name__)
@@ -141,31 +139,24 @@ class Search:
             self._windows = []
             return
         self._below = min(self._below, stop)
-        floor = 0
-        found: set[int] = set()
+        query = self._query
         try:
-            for wanted in self._hashes(part.head):
-                places = part.places(wanted, below=self._below, most=PLACES_AT_ONCE)
-                found.update(places)
-                if len(places) >= PLACES_AT_ONCE:
-                    floor = max(floor, places[-1])
+            if isinstance(query, KeyQuery):
+                places, floor = part.key_places(
+                    query.topic, query.key, below=self._below, most=PLACES_AT_ONCE
+                )
+            else:
+                places, floor = part.id_places(
+                    query.producer_id, query.sequence, below=self._below, most=PLACES_AT_ONCE
+                )
         except StorageError as error:
             self._windows = []
             self._dispatcher.lose(self._segment, str(error))
             return
-        # Below the floor one of the hashes may have places that were not returned.
-        floor = max(floor, start)
-        self._candidates = sorted(place for place in found if place >= floor)
+        self._candidates = [place for place in reversed(places) if place >= start]
         self._below = floor
-        if floor == start:
+        if floor <= start:
             del self._windows[0]
-
-    def _hashes(self, head: Head) -> list[bytes]:
-        query = self._query
-        if isinstance(query, KeyQuery):
-            return [key_hash(query.topic, query.key)]
-        widths = (width for width in range(head.widths.bit_length()) if head.widths >> width & 1)
-        return [id_hash(query.producer_id, query.sequence, width) for width in widths]
 
     def _look_at(self, place: int) -> None:
         """Has the log say what is there."""
