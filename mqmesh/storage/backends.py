@@ -1,6 +1,6 @@
 """Which kinds of store there are, by the names that configuration uses.
 
-Besides the two built in, any package may offer one: an entry point of the
+Besides the three built in, any package may offer one: an entry point of the
 group ``mqmesh.storage`` whose object is called like ``CommitLogStore.open``.
 """
 
@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, StorageError
 from mqmesh.storage.interface import MessageStore, OnProgress, StoreConfig, Wake
+from mqmesh.storage.lmdb_opening import DIRECTORY as LMDB_DIRECTORY
+from mqmesh.storage.lmdb_store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.storage.store import CommitLogStore
 
 ENTRY_POINT_GROUP: Final = "mqmesh.storage"
+
+_DIRECTORIES: Final = {"commitlog": "commitlog", "lmdb": LMDB_DIRECTORY}
+"""Backend -> what it makes in the store's directory, and no other one does."""
 
 
 def open_store(
@@ -30,7 +35,7 @@ def open_store(
     """Opens a store, recovering it first if its last stop was not an orderly one.
 
     Args:
-        backend: ``commitlog``, ``memory``, or the name of an entry point.
+        backend: ``commitlog``, ``lmdb``, ``memory``, or the name of an entry point.
         directory: Where its files are; made if need be.
         config: Settings.
         clock: Source of time.
@@ -45,14 +50,30 @@ def open_store(
     """
     if backend == "memory":
         return MemoryStore(config, clock=clock)
+    present = backend_of(directory)
+    if present is not None and present != backend:
+        raise StorageError(
+            f"{directory} holds a store of the backend {present!r}, not {backend!r}: its messages "
+            f"would not be seen; set storage.backend, or use another directory"
+        )
     opener: Callable[..., MessageStore]
     if backend == "commitlog":
         opener = CommitLogStore.open
+    elif backend == "lmdb":
+        opener = LmdbStore.open
     else:
         found = entry_points(group=ENTRY_POINT_GROUP, name=backend)
         if not found:
             others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
-            known = ", ".join(["commitlog", "memory", *others])
+            known = ", ".join(["commitlog", "lmdb", "memory", *others])
             raise ConfigError(f"storage backend {backend!r} is unknown; there are: {known}")
         opener = next(iter(found)).load()
     return opener(directory, config, clock=clock, wake=wake, on_progress=on_progress)
+
+
+def backend_of(directory: Path) -> str | None:
+    """Which of the built-in backends a directory holds a store of; None if of none."""
+    for backend, name in _DIRECTORIES.items():
+        if (directory / name).is_dir():
+            return backend
+    return None

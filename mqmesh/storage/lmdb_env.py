@@ -1,8 +1,8 @@
 """One LMDB environment: the only module that knows the library.
 
-What is kept here can always be made again from the commit log, so environments
-run without syncs (``sync=False``); who needs one durable calls ``sync``. They
-run without LMDB's own lock file as well: a lock around the directory lets one
+What an index keeps can always be made again from the commit log, so environments
+run without syncs (``sync=False``) unless asked for; who needs one durable calls
+``sync``. They run without LMDB's own lock file as well: a lock around the directory lets one
 process in, and no reading transaction ever outlives a call of this module. So
 there are no stale readers, and the map can grow between any two calls.
 
@@ -51,12 +51,14 @@ class LmdbEnv:
         grown: How often the map was enlarged since it was opened.
     """
 
-    def __init__(self, directory: Path, *, map_size: int) -> None:
+    def __init__(self, directory: Path, *, map_size: int, durable: bool = False) -> None:
         """Opens an environment, making it if need be.
 
         Args:
             directory: Its own; made if need be.
             map_size: Room for data in bytes; it grows by itself.
+            durable: Every write is on disk when it returns, and no power cut damages the
+                file. Without, a power cut may damage all of it.
 
         Raises:
             CorruptRecord: What is there is no sound environment.
@@ -72,8 +74,8 @@ class LmdbEnv:
             self._env = lmdb.open(
                 str(directory),
                 map_size=map_size,
-                sync=False,
-                metasync=False,
+                sync=durable,
+                metasync=durable,
                 readahead=False,
                 lock=False,
                 max_dbs=0,
@@ -175,9 +177,9 @@ class LmdbEnv:
     def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
         """Puts and deletes pairs in one transaction: all of it or nothing.
 
-        Nothing is durable before ``sync``, but what was written survives the death of the
-        process. After any error but ``DiskFull`` close the environment: what its file holds
-        is then not known.
+        Nothing is durable before ``sync``, unless the environment is opened so, but what was
+        written survives the death of the process. After any error but ``DiskFull`` close the
+        environment: what its file holds is then not known.
 
         Args:
             puts: Pairs; for keys that are there already, new values. Quickest when sorted.
@@ -205,7 +207,7 @@ class LmdbEnv:
     def _grow(self) -> None:
         wanted = 2 * self._env.info()["map_size"]
         if wanted > MOST_MAP_BYTES:
-            raise StorageError(f"{self._path} would grow beyond {MOST_MAP_BYTES} bytes")
+            raise DiskFull(f"{self._path} would grow beyond {MOST_MAP_BYTES} bytes")
         try:
             self._env.set_mapsize(wanted)
         except lmdb.Error as error:

@@ -58,6 +58,10 @@ class ProducerStates:
                     return batch
         return None
 
+    def window(self, key: Key) -> list[StoredBatch]:
+        """The batches remembered for a producer and queue, newest last; do not change it."""
+        return self._windows.get(key, [])
+
     def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:
         """Remembers a batch; one that is not behind the newest of its window is known already.
 

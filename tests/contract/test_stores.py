@@ -51,6 +51,28 @@ class TestCommitLogStore(StoreContract):
         )
 
 
+class TestLmdbStore(StoreContract):
+    """Everything in one LMDB environment, synced now and then."""
+
+    durable = True
+
+    def open_store(self, directory: Path, config: StoreConfig) -> MessageStore:
+        return open_store(
+            "lmdb",
+            directory,
+            config,
+            clock=ManualClock(),
+            wake=lambda: None,
+            on_progress=lambda progress: None,
+        )
+
+
+class TestLmdbStoreSyncFlush(TestLmdbStore):
+    """The same, where every commit is synced."""
+
+    config = msgspec.structs.replace(StoreContract.config, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+
+
 class PatientStore(CommitLogStore):
     """Waits in every put until consumers may see it."""
 

@@ -9,6 +9,7 @@ import pytest
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import MessageStore, StoreConfig
+from mqmesh.storage.lmdb_store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
@@ -25,7 +26,9 @@ def open_backend(backend: str, directory: Path) -> MessageStore:
     )
 
 
-@pytest.mark.parametrize(("name", "kind"), [("commitlog", CommitLogStore), ("memory", MemoryStore)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("commitlog", CommitLogStore), ("lmdb", LmdbStore), ("memory", MemoryStore)]
+)
 def test_built_in_stores(tmp_path: Path, name: str, kind: type[MessageStore]) -> None:
     store = open_backend(name, tmp_path / "deep" / "store")
     assert type(store) is kind
@@ -34,7 +37,7 @@ def test_built_in_stores(tmp_path: Path, name: str, kind: type[MessageStore]) ->
 
 
 def test_an_unknown_backend_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'tape' is unknown; there are: commitlog, memory"):
+    with pytest.raises(ConfigError, match="'tape' is unknown; there are: commitlog, lmdb, memory"):
         open_backend("tape", tmp_path)
 
 
@@ -57,7 +60,7 @@ def test_other_packages_may_offer_one(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("mqmesh.storage.backends.entry_points", entry_points)
     assert type(open_backend("tape", tmp_path)) is ThirdPartyStore
-    with pytest.raises(ConfigError, match="commitlog, memory, tape"):
+    with pytest.raises(ConfigError, match="commitlog, lmdb, memory, tape"):
         open_backend("wax", tmp_path)
     assert importlib.metadata.entry_points is not entry_points
 
@@ -66,3 +69,11 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be opened: Not a directory"):
         open_backend("commitlog", tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize(("first", "second"), [("commitlog", "lmdb"), ("lmdb", "commitlog")])
+def test_a_store_is_not_opened_by_another_backend(tmp_path: Path, first: str, second: str) -> None:
+    open_backend(first, tmp_path).close()
+    with pytest.raises(StorageError, match=f"holds a store of the backend '{first}'"):
+        open_backend(second, tmp_path)
+    open_backend(first, tmp_path).close()
