@@ -1,0 +1,143 @@
+"""One queue's messages on their way through a push consumer."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_service import QueueWork
+from mqmesh.sdk.consumer_options import (
+    ConsumerOptions,
+    PullConsumerOptions,
+    PushConsumerOptions,
+    check_consumer_group,
+    consumer_options,
+)
+from mqmesh.sdk.process_queue import DONE, FlowLimits
+from mqmesh.sdk.pull_loop import PullSettings
+from mqmesh.sdk.push_consumer import PushSink
+from mqmesh.units import MIB
+
+
+class FakeWorkers:
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.submitted = []
+
+    def submit(self, work, batches, span):
+        self.submitted.append((work, batches, span))
+
+    def revoke(self, work):
+        work.revoked = True
+
+
+class FakeBatch:
+    def __init__(self, first, count):
+        self.first, self.end = first, first + count
+
+
+class Case:
+    def __init__(self, start=0, **options):
+        self.workers = FakeWorkers()
+        self.sink = PushSink(start, PushConsumerOptions(**options), self.workers, self._make_work)
+
+    def take(self, count):
+        first = self.sink.next_offset
+        self.sink.take([FakeBatch(first, count)], first + count, count * 10)
+        return self.workers.submitted[-1]
+
+    @staticmethod
+    def _make_work():
+        return QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda _: None)
+
+
+def test_what_is_pulled_goes_to_the_workers_and_what_they_do_may_be_committed():
+    case = Case(start=7)
+    _, (batch,), span = case.take(5)
+    assert (batch.first, batch.end) == (7, 12)
+    assert (case.sink.next_offset, case.sink.commit_offset(), case.sink.held()) == (12, 7, 5)
+    span.mark(7, 9, DONE)
+    assert (case.sink.commit_offset(), case.sink.held()) == (10, 2)
+
+
+def test_what_is_passed_over_needs_no_worker():
+    case = Case()
+    case.sink.take([], 50, 0)
+    assert case.workers.submitted == []
+    assert case.sink.commit_offset() == 50
+
+
+def test_there_is_room_up_to_the_thresholds():
+    case = Case(pull_threshold_for_queue=10)
+    assert case.sink.has_room()
+    case.take(10)
+    assert not case.sink.has_room()
+
+
+def test_a_move_gives_up_what_is_held():
+    case = Case()
+    work, _, span = case.take(10)
+    case.sink.move(100)
+    assert work.revoked
+    span.mark(0, 9, DONE)  # what a listener finishes now has no effect
+    assert (case.sink.next_offset, case.sink.commit_offset()) == (100, 100)
+    new_work, _, _ = case.take(1)
+    assert not new_work.revoked
+
+
+def test_a_dropped_queue_hands_out_nothing_more():
+    case = Case()
+    work, _, _ = case.take(10)
+    case.sink.drop()
+    assert work.revoked
+
+
+def test_a_message_that_is_not_done_for_long_is_told_once():
+    case = Case(consume_timeout_ms=1_000)
+    assert not case.sink.is_stuck(0)
+    assert not case.sink.is_stuck(10_000)  # empty for long
+    _, _, span = case.take(2)
+    assert not case.sink.is_stuck(10_999)
+    assert case.sink.is_stuck(11_000)
+    assert not case.sink.is_stuck(12_000)
+    span.mark(0, 0, DONE)  # now the next one is first
+    assert not case.sink.is_stuck(13_000)
+    assert case.sink.is_stuck(14_000)
+
+
+# ---- Options --------------------------------------------------------------------------
+
+
+def test_the_defaults_are_the_documented_ones():
+    options = PushConsumerOptions()
+    assert options.flow_limits() == FlowLimits(messages=1_000, size_bytes=100 * MIB, span=2_000)
+    assert options.pull_settings() == PullSettings(max_bytes=MIB, suspend_ms=15_000)
+    assert options.consume_message_batch_max_size == 1
+    assert options.consume_timeout_ms == 15 * 60 * 1_000
+    assert options.persist_consumer_offset_interval_ms == 5_000
+    assert options.rebalance_interval_ms == 20_000
+    assert PullConsumerOptions().pull_batch_size == 32
+    assert FlowLimits() == options.flow_limits()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pull_max_bytes": 0}, "pull_max_bytes"),
+        ({"broker_suspend_max_time_ms": 30_001}, "broker_suspend_max_time_ms"),
+        ({"message_model": "SOMEHOW"}, "message_model"),
+        ({"consume_from_where": "MIDDLE"}, "consume_from_where"),
+        ({"no_such_option": 1}, "no_such_option"),
+    ],
+)
+def test_options_out_of_bounds_are_refused_by_name(values, words):
+    with pytest.raises(InvalidArgument, match=words):
+        consumer_options(ConsumerOptions, values)
+
+
+@pytest.mark.parametrize("group", ["", "a b", "x" * 256, "%RETRY%g", "%DLQ%g", None])
+def test_illegal_and_reserved_groups_are_refused(group):
+    with pytest.raises(InvalidArgument):
+        check_consumer_group(group)
