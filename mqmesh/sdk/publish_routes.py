@@ -170,8 +170,8 @@ class PublishRoutes:
         # for the route as long as for its broker.
         clock = self._engine.loop.clock
         why: MQMeshError = NoRoute(f"no route for topic {topic!r} within the time given")
-        while (left_ms := deadline_ms - clock.monotonic_ms()) > 0:
-            queues, problem = self._look(topic, left_ms)
+        while clock.monotonic_ms() < deadline_ms:
+            queues, problem = self._look(topic, deadline_ms)
             if queues:
                 return queues
             if not isinstance(problem.__cause__, RequestTimeout):
@@ -188,29 +188,30 @@ class PublishRoutes:
             if name not in self.topics and self._engine.routes.route(name) is None:
                 self._engine.forget_topic(name)
 
-    def _look(self, topic: str, timeout_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
-        routes = self._engine.routes
+    def _wait_queues(self, topic: str, deadline_ms: int) -> None:
+        if not self._engine.routes.publish_queues(topic):
+            left_ms = max(deadline_ms - self._engine.loop.clock.monotonic_ms(), 1)
+            self._engine.wait_route(topic, left_ms, fresh=True)
+
+    def _look(self, topic: str, deadline_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
         try:
-            if not routes.publish_queues(topic):
-                self._engine.wait_route(topic, timeout_ms, fresh=True)
+            self._wait_queues(topic, deadline_ms)
         except ClientClosed:
             raise
         except MQMeshError as error:
             if isinstance(error.__cause__, TopicNotFound):
-                return self._pattern_queues(topic, timeout_ms), error
+                return self._pattern_queues(topic, deadline_ms), error
             return (), error
-        queues = routes.publish_queues(topic)
+        queues = self._engine.routes.publish_queues(topic)
         return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")
 
-    def _pattern_queues(self, topic: str, timeout_ms: int) -> tuple[MessageQueue, ...]:
+    def _pattern_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
         # Brokers that create topics by themselves announce this topic as the pattern.
-        routes = self._engine.routes
         try:
-            if not routes.publish_queues(AUTO_CREATE_TOPIC):
-                self._engine.wait_route(AUTO_CREATE_TOPIC, timeout_ms, fresh=True)
+            self._wait_queues(AUTO_CREATE_TOPIC, deadline_ms)
         except ClientClosed:
             raise
         except MQMeshError as error:
             _log.debug("topic %s: no pattern to create it by: %s", topic, error)
-        pattern = routes.publish_queues(AUTO_CREATE_TOPIC)
+        pattern = self._engine.routes.publish_queues(AUTO_CREATE_TOPIC)
         return tuple(MessageQueue(topic, one.broker_name, one.queue_id) for one in pattern)
