@@ -1,0 +1,299 @@
+"""Harms a cluster under load, and judges what its clients saw.
+
+Run as a program (``scripts/chaos``) it goes on for as long as it is told, with one seed after
+the other. A seed decides about bodies, sizes and the times of kills; how the machine schedules
+processes it does not, so a failure that is replayed comes soon rather than at once.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError
+from mqmesh.testing.chaos_scene import (
+    BROKER,
+    OFFSETS_SAVED_MS,
+    ChaosFailure,
+    Scene,
+    UpCluster,
+)
+from mqmesh.testing.checker import Report
+from mqmesh.testing.processes import ProcessCluster
+from mqmesh.testing.workload import now_ms
+from mqmesh.units import MIB
+
+ROUNDS: Final = 20
+ROUNDS_A_LIFE: Final = 5
+"""After so many kills everything is stopped cleanly and started again: the supervisor's delays
+begin anew, and clients see that, too."""
+AGAIN_SHARE: Final = 0.2
+"""Of the kills, so many hit a broker that is starting."""
+LOAD_S: Final = (0.3, 1.5)
+START_S: Final = (0.0, 0.6)
+PAUSE_S: Final = 3.0
+HEARTBEAT_S: Final = 30.0
+LOST_CONSUMER_S: Final = 10.0
+_SEGMENT_BYTES: Final = 16 * MIB
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one run of a scenario.
+
+    Attributes:
+        report: The checker's.
+        figures: What was measured, by name.
+    """
+
+    report: Report
+    figures: dict[str, float]
+
+
+def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
+    """kill -9 of the broker at random times under load; the supervisor starts it again."""
+    settings = {**_settings(), "storage.flush_disk_type": flush}
+    silences: list[float] = []
+    with UpCluster(folder / "data", settings) as cluster, Scene(cluster, folder, seed) as scene:
+        scene.start_all()
+        for number in range(rounds):
+            if number and number % ROUNDS_A_LIFE == 0:
+                cluster.restart()
+                scene.wait_progress()
+            scene.run_for(scene.chance.uniform(*LOAD_S))
+            began = time.monotonic()
+            if scene.chance.random() < AGAIN_SHARE:
+                cluster.kill_broker()
+                scene.kills_ms.append(now_ms())
+                cluster.wait_killed()
+                scene.run_for(scene.chance.uniform(*START_S))
+            cluster.kill_broker()
+            scene.kills_ms.append(now_ms())
+            cluster.wait_killed()
+            cluster.wait_ready()
+            scene.wait_progress()
+            silences.append(time.monotonic() - began)
+        kills = len(scene.kills_ms)
+        return Outcome(scene.finish(), {"kills": kills, "longest silence in s": max(silences)})
+
+
+def kill_broker_async(folder: Path, seed: int, rounds: int) -> Outcome:
+    """``kill_broker`` with ASYNC_FLUSH."""
+    return kill_broker(folder, seed, rounds, "ASYNC_FLUSH")
+
+
+def kill_broker_sync(folder: Path, seed: int, rounds: int) -> Outcome:
+    """``kill_broker`` with SYNC_FLUSH."""
+    return kill_broker(folder, seed, rounds, "SYNC_FLUSH")
+
+
+def kill_name_servers(folder: Path, seed: int, rounds: int) -> Outcome:
+    """All name servers die under load and come back empty; new clients find everything."""
+    del rounds
+    with Processes(folder, namesrvs=2) as cluster, Scene(cluster, folder, seed) as scene:
+        scene.start_all()
+        for namesrv in cluster.namesrvs:
+            namesrv.kill()
+        for _ in range(2):
+            scene.run_for(1.0)
+            scene.wait_progress()
+        began = time.monotonic()
+        for number in range(len(cluster.namesrvs)):
+            cluster.restart_namesrv(number)
+        scene.start("sync")
+        scene.start("consume")
+        scene.wait_progress()
+        scene.wait_shares(3, 3, 2)
+        back_s = time.monotonic() - began
+        if back_s > HEARTBEAT_S:
+            raise ChaosFailure(f"new clients were served after {back_s:.1f} s")
+        return Outcome(scene.finish(), {"new clients served after s": back_s})
+
+
+def kill_consumer(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Three consumers share eight queues; one dies, and the others take its queues."""
+    del rounds
+    with Processes(folder) as cluster, Scene(cluster, folder, seed) as scene:
+        scene.start_all(consumers=3)
+        scene.wait_shares(3, 3, 2)
+        scene.run_for(scene.chance.uniform(*LOAD_S))
+        scene.kill(scene.chance.choice(scene.consumers))
+        taken_s = scene.wait_shares(4, 4)
+        if taken_s > LOST_CONSUMER_S:
+            raise ChaosFailure(f"its queues were taken after {taken_s:.1f} s")
+        scene.wait_progress()
+        return Outcome(scene.finish(), {"queues taken after s": taken_s})
+
+
+def pause_broker(folder: Path, seed: int, rounds: int) -> Outcome:
+    """The broker hangs for three seconds, longer than its clients wait for a sign of life."""
+    del rounds
+    with Processes(folder) as cluster, Scene(cluster, folder, seed) as scene:
+        scene.start_all()
+        scene.run_for(scene.chance.uniform(*LOAD_S))
+        broker = cluster.brokers[BROKER]
+        broker.suspend()
+        scene.run_for(PAUSE_S)
+        broker.resume()
+        silence_s = scene.wait_progress()
+        scene.run_for(1.0)
+        return Outcome(scene.finish(), {"going on after s": silence_s})
+
+
+def kill_producers(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Producers die while they send; others go on and new ones come."""
+    del rounds
+    with Processes(folder) as cluster, Scene(cluster, folder, seed) as scene:
+        scene.start_all()
+        for victim in list(scene.producers):
+            scene.start(victim.plan.kind)
+            scene.run_for(scene.chance.uniform(0.1, 0.5))
+            scene.kill(victim)
+        scene.wait_progress()
+        return Outcome(scene.finish(), {"producers killed": 3})
+
+
+class Processes(ProcessCluster):
+    """A cluster without a supervisor, so that what is killed stays dead until it is wanted.
+
+    Args:
+        folder: For stores and logs.
+        namesrvs: How many name servers.
+    """
+
+    def __init__(self, folder: Path, namesrvs: int = 1) -> None:
+        super().__init__(folder, namesrvs=namesrvs, broker_settings=_settings())
+
+    @property
+    def broker_endpoint(self) -> str:
+        """``host:port`` of the broker."""
+        return self.brokers[BROKER].endpoint
+
+
+Scenario = Callable[[Path, int, int], Outcome]
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "kill-broker-async": kill_broker_async,
+    "kill-broker-sync": kill_broker_sync,
+    "kill-name-servers": kill_name_servers,
+    "kill-consumer": kill_consumer,
+    "kill-producers": kill_producers,
+    "pause-broker": pause_broker,
+}
+
+
+def _settings() -> dict[str, str]:
+    return {
+        "flush_consumer_offset_interval_ms": str(OFFSETS_SAVED_MS),
+        # Small, so that segments end under load, too.
+        "storage.mapped_file_size_commit_log": str(_SEGMENT_BYTES),
+    }
+
+
+# ---- The long form -------------------------------------------------------------------
+
+
+def run_one(name: str, seed: int, rounds: int, out: Path | None) -> bool:
+    """Runs a scenario once in a folder of its own, which stays if it fails.
+
+    Args:
+        name: Of the scenario.
+        seed: Of what is left to chance.
+        rounds: Kills, for scenarios that have rounds.
+        out: A file that gets a line of JSON about each run.
+
+    Returns:
+        True when everything held.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mq-"))
+    began = time.monotonic()
+    try:
+        outcome = SCENARIOS[name](folder, seed, rounds)
+        good, text, figures = outcome.report.good, outcome.report.text(), outcome.figures
+    except (AssertionError, RuntimeError, MQMeshError) as error:
+        good, text, figures = False, f"{type(error).__name__}: {error}", {}
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    took_s = time.monotonic() - began
+    measured = "; ".join(f"{key} {value:.3g}" for key, value in figures.items())
+    say(f"{'ok    ' if good else 'FAILED'} {name} --seed {seed}: {measured}, {took_s:.0f} s")
+    say("       " + text.replace("\n", "\n       "))
+    if out is not None:
+        line = {"scenario": name, "seed": seed, "rounds": rounds, "good": good, "text": text}
+        with out.open("ab") as file:
+            file.write(msgspec.json.encode({**line, **figures}) + b"\n")
+    if good:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        say(f"       kept: {folder}")
+        say(f"       replay: scripts/chaos --scenario {name} --seed {seed} --rounds {rounds}")
+    return good
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program.
+
+    Returns:
+        Exit code: 0 when everything held, 1 when not, 130 after Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos", description="Harms clusters under load and judges what clients saw."
+    )
+    parser.add_argument("--minutes", type=float, default=0, help="how long; 0: each scenario once")
+    parser.add_argument("--seed", type=int, help="of the first run; the next ones count on")
+    parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="kills a run (%(default)s)")
+    parser.add_argument("--out", type=Path, help="append a line of JSON about each run")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    seed = int.from_bytes(os.urandom(3), "big") if options.seed is None else options.seed
+    names = options.scenario or list(SCENARIOS)
+    deadline = time.monotonic() + 60 * options.minutes
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    runs = failures = 0
+    try:
+        while runs < len(names) or time.monotonic() < deadline:
+            name = names[runs % len(names)]
+            show(f"run {runs + 1}: {name} --seed {seed + runs} …")
+            failures += not run_one(name, seed + runs, options.rounds, options.out)
+            runs += 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    say(f"{runs} runs from seed {seed} on, {failures} failed")
+    return 1 if failures else 0
+
+
+def say(text: str) -> None:
+    """Prints a line."""
+    show("")
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def show(text: str) -> None:
+    """Shows on a terminal what is going on, in a line that the next one replaces."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\r\x1b[K" + text)
+        sys.stdout.flush()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

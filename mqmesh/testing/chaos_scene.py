@@ -1,0 +1,422 @@
+"""A cluster under load that is to be harmed, and the history of what its clients saw."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from mqmesh.errors import MQMeshError, NoRoute
+from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.run_file import read_record
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.testing.checker import Commit, Delivery, History, Report, check
+from mqmesh.testing.commands import CommandProcess, free_ports, up_arguments
+from mqmesh.testing.workload import (
+    Plan,
+    Worker,
+    describe,
+    now_ms,
+    read_attempts,
+    read_deliveries,
+)
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+
+BROKER: Final = "broker-a"
+TOPIC: Final = "chaos"
+GROUP: Final = "chaos"
+QUEUES: Final = 8
+PATIENCE_S: Final = 60.0
+IMPATIENT_MS: Final = 500
+"""Timeout of single sends: shorter than a restart, so that outcomes stay unknown."""
+PATIENT_MS: Final = 60_000
+"""Timeout of the others: they find out what became of every message."""
+POLL_S: Final = 0.02
+LOOK_INTERVAL_S: Final = 0.2
+LOOK_TIMEOUT_MS: Final = 500
+OFFSETS_SAVED_MS: Final = 1_000
+"""How often the broker saves committed offsets in these scenes."""
+OFFSETS_SLACK_MS: Final = 1_500
+"""How long the saving itself may take on a machine that is busy."""
+
+
+class ChaosFailure(AssertionError):
+    """Raised when clients do not go on, or something else does not come in time."""
+
+
+class Cluster(Protocol):
+    """What a scene needs of a cluster."""
+
+    @property
+    def namesrv_addr(self) -> str:
+        """Name servers, as clients are given them."""
+
+    @property
+    def broker_endpoint(self) -> str:
+        """``host:port`` of the broker."""
+
+
+class UpCluster:
+    """`mqmesh up` on free ports, whose roles may be killed: it starts them again.
+
+    Args:
+        folder: Data folder; a short path, since it also holds Unix sockets.
+        settings: Further settings of the broker, by key.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self.folder = folder
+        self._ports = free_ports(3)
+        self._settings = settings
+        self.namesrv_addr = f"127.0.0.1:{self._ports[0]};127.0.0.1:{self._ports[1]}"
+        self.broker_endpoint = f"127.0.0.1:{self._ports[2]}"
+        self._command = self._up()
+
+    def broker_pid(self) -> int:
+        """Process id of the broker; 0 while there is none."""
+        record = read_record(self.folder)
+        roles = record.roles if record is not None else []
+        return next((role.pid for role in roles if role.name == BROKER), 0)
+
+    def kill_broker(self) -> None:
+        """Ends the broker as a crash would; waits first until there is one."""
+        wait_until("a broker to kill", self.broker_pid)
+        os.kill(self.broker_pid(), signal.SIGKILL)
+
+    def wait_killed(self) -> None:
+        """Waits until the supervisor has seen that the broker is dead."""
+        self._command.expect(f"{BROKER} ended: ", PATIENCE_S)
+
+    def wait_ready(self) -> None:
+        """Waits until the broker serves again."""
+        self._command.expect(f"broker {BROKER} is ready", PATIENCE_S)
+
+    def restart(self) -> None:
+        """Stops everything cleanly and starts it again on the same data."""
+        self._command.send_signal(signal.SIGTERM)
+        code = self._command.wait()
+        self._command.close()
+        if code:
+            raise ChaosFailure(f"`mqmesh up` stopped with exit code {code}")
+        self._command = self._up()
+
+    def close(self) -> None:
+        """Stops everything."""
+        self._command.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _up(self) -> CommandProcess:
+        arguments = [*up_arguments(self.folder, self._ports)]
+        for key, value in self._settings.items():
+            arguments += ["--set", f"broker.0.{key}={value}"]
+        command = CommandProcess(*arguments)
+        try:
+            command.expect("cluster is ready", PATIENCE_S)
+        except BaseException:
+            command.close()
+            raise
+        return command
+
+
+class Scene:
+    """Producers and consumers at a cluster, and what they saw.
+
+    Args:
+        cluster: The cluster, running.
+        folder: For the workers' files.
+        seed: Of everything that is left to chance.
+
+    Attributes:
+        chance: The scene's own source of chance.
+        producers: Workers that send, dead ones too.
+        consumers: Workers that consume, dead ones too.
+        kills_ms: When the broker was killed.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.producers: list[Worker] = []
+        self.consumers: list[Worker] = []
+        self.kills_ms: list[float] = []
+        self._cluster = cluster
+        self._folder = folder
+        self._dead: set[str] = set()
+        self._looks = Looks(cluster.broker_endpoint)
+        with AdminClient(cluster.namesrv_addr) as admin:
+            wait_until("the broker to be known", partial(_has_topic, admin))
+        self._looks.start()
+
+    # ---- Load ------------------------------------------------------------------------
+
+    def start(self, kind: str, count: int = 1, *, rate: int = 400) -> list[Worker]:
+        """Starts workers of a kind, see ``Plan``."""
+        group = self.consumers if kind == "consume" else self.producers
+        new = []
+        for _ in range(count):
+            name = f"{kind}-{len(self.producers) + len(self.consumers)}"
+            plan = Plan(
+                name=name,
+                kind=kind,
+                namesrv_addr=self._cluster.namesrv_addr,
+                topic=TOPIC,
+                file=str(self._folder / f"{name}.jsonl"),
+                seed=self.chance.randrange(1 << 32),
+                group=GROUP,
+                rate=rate,
+                timeout_ms=IMPATIENT_MS if kind == "sync" else PATIENT_MS,
+            )
+            new.append(Worker(plan))
+            group.append(new[-1])
+        return new
+
+    def start_all(self, consumers: int = 2) -> None:
+        """Starts a producer of each kind and consumers, and waits until all work."""
+        self.start("consume", consumers)
+        for kind in ("sync", "async", "batch"):
+            self.start(kind)
+        self.wait_progress()
+
+    def kill(self, worker: Worker) -> None:
+        """Ends a worker as a crash would."""
+        worker.kill()
+        self._dead.add(worker.plan.name)
+
+    def wait_progress(self) -> float:
+        """Waits until every producer had something acknowledged, and something was consumed.
+
+        Returns:
+            How many seconds that took.
+
+        Raises:
+            ChaosFailure: Somebody does not go on.
+        """
+        began = time.monotonic()
+        before = {one.plan.name: one.count("acked") for one in self._living(self.producers)}
+        for producer in self._living(self.producers):
+            wait_until(
+                f"{producer.plan.name} to go on",
+                partial(_is_beyond, [producer], "acked", before[producer.plan.name]),
+            )
+        taken_s = time.monotonic() - began
+        got = sum(one.count("got") for one in self.consumers)
+        wait_until("consumers to go on", partial(_is_beyond, self.consumers, "got", got))
+        return taken_s
+
+    def wait_shares(self, *wanted: int) -> float:
+        """Waits until the living consumers have so many queues each, and all queues once.
+
+        Returns:
+            How many seconds that took.
+
+        Raises:
+            ChaosFailure: It does not become so.
+        """
+        began = time.monotonic()
+        wait_until(f"consumers to have {wanted} queues", lambda: self._shares() == sorted(wanted))
+        return time.monotonic() - began
+
+    def run_for(self, seconds: float) -> None:
+        """Lets the load go on for a while."""
+        threading.Event().wait(seconds)
+
+    # ---- The end ---------------------------------------------------------------------
+
+    def finish(self) -> Report:
+        """Lets the load end, reads the log and judges what was seen.
+
+        Raises:
+            ChaosFailure: Consumers did not reach the end of the log in time.
+            RuntimeError: A worker failed.
+        """
+        for producer in self._living(self.producers):
+            producer.stop()
+        wait_until("consumers to reach the end", partial(self._looks.are_at_end, now_ms()))
+        for consumer in self._living(self.consumers):
+            consumer.stop()
+        self._looks.stop()
+        history = History(
+            attempts=[
+                attempt
+                for one in self.producers
+                for attempt in read_attempts(one.plan.name, one.lines())
+            ],
+            deliveries=[
+                delivery
+                for one in self.consumers
+                for delivery in read_deliveries(one.plan.name, one.lines())
+            ],
+            stored=read_log(self._cluster.namesrv_addr),
+            commits=self._looks.seen,
+            kills_ms=self.kills_ms,
+            offset_window_ms=OFFSETS_SAVED_MS + OFFSETS_SLACK_MS,
+        )
+        return check(history)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        self._looks.stop()
+        for worker in (*self.producers, *self.consumers):
+            worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _living(self, workers: Iterable[Worker]) -> list[Worker]:
+        return [one for one in workers if one.plan.name not in self._dead]
+
+    def _shares(self) -> list[int]:
+        has: list[list[str]] = []
+        for one in self._living(self.consumers):
+            changes = [line.queues for line in one.lines() if line.event == "queues"]
+            has.append(changes[-1] if changes else [])
+        together = [queue for queues in has for queue in queues]
+        is_whole = len(together) == len(set(together)) == QUEUES
+        return sorted(map(len, has)) if is_whole else []
+
+
+class Looks:
+    """Looks at the group's committed offsets all the time, from a thread of its own.
+
+    Attributes:
+        seen: What was seen, in the order of time.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.seen: list[Commit] = []
+        self._endpoint = endpoint
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="looks", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends; further calls do nothing."""
+        self._stopping.set()
+        self._thread.join()
+
+    def are_at_end(self, since_ms: float) -> bool:
+        """True when a look since then found every queue consumed and committed to its end."""
+        last = self.seen[-QUEUES:]
+        return len(last) == QUEUES and all(
+            one.time_ms > since_ms and one.queue_offset >= one.end_offset for one in last
+        )
+
+    def _run(self) -> None:
+        context = sockets.new_context()
+        channel = BlockingChannel(context, sockets.zmq_endpoint(self._endpoint))
+        while not self._stopping.wait(LOOK_INTERVAL_S):
+            try:
+                self.seen += self._look(channel)
+            except MQMeshError:
+                continue  # the broker is dead; its life is another one's concern
+        channel.close()
+        context.destroy(linger=0)
+
+    def _look(self, channel: BlockingChannel) -> list[Commit]:
+        asked = QueryConsumerOffsetRequest(
+            GROUP, [QueueOffsetEntry(TOPIC, queue_id) for queue_id in range(QUEUES)]
+        )
+        answer = channel.request(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            header=encode_header(asked),
+            timeout_ms=LOOK_TIMEOUT_MS,
+        )
+        time_ms = now_ms()
+        offsets = decode_header(ConsumerOffsets, answer.header).queues
+        answer = channel.request(
+            RequestCode.GET_TOPIC_STATS_INFO,
+            header=encode_header(TopicStatsRequest(TOPIC)),
+            timeout_ms=LOOK_TIMEOUT_MS,
+        )
+        queues = decode_header(TopicStats, answer.header).queues
+        ends = {queue.queue_id: queue.max_queue_offset for queue in queues}
+        return [
+            # A group without an offset begins at 0.
+            Commit(
+                GROUP,
+                f"{BROKER}/{entry.queue_id}",
+                max(entry.queue_offset, 0),
+                ends.get(entry.queue_id, 0),
+                time_ms,
+            )
+            for entry in offsets
+        ]
+
+
+def _has_topic(admin: AdminClient) -> bool:
+    """Makes the topic; False while no name server knows the broker."""
+    try:
+        admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
+    except NoRoute:
+        return False
+    return True
+
+
+def _is_beyond(workers: list[Worker], event: str, before: int) -> bool:
+    return sum(one.count(event) for one in workers) > before
+
+
+def read_log(namesrv_addr: str) -> list[Delivery]:
+    """Every message of the topic, queue by queue from the first to the last.
+
+    Raises:
+        ChaosFailure: A message that must be there does not come.
+    """
+    stored: list[Delivery] = []
+    with PullConsumer("chaos-audit", namesrv_addr=namesrv_addr, auto_commit=False) as consumer:
+        queues = consumer.queues(TOPIC)
+        consumer.assign(queues)
+        consumer.seek_to_begin()
+        left = sum(consumer.lag().values())
+        while left > 0:
+            messages = consumer.poll(10_000, 1_000)
+            if not messages:
+                raise ChaosFailure(f"{left} messages of the log cannot be read")
+            left -= len(messages)
+            stored += map(describe, messages)
+    return sorted(stored, key=lambda one: one.place)
+
+
+def wait_until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    """Looks until something is so.
+
+    Raises:
+        ChaosFailure: It did not become so in time.
+    """
+    deadline = time.monotonic() + patience_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ChaosFailure(f"waited {patience_s:.0f} s in vain for {what}")
+        pause.wait(POLL_S)

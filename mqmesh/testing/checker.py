@@ -1,0 +1,291 @@
+"""Decides whether a recorded history keeps what mqmesh promises. Pure.
+
+Whoever sends writes down each attempt and what became of it; whoever consumes, each delivery;
+at the end the whole log is read once more. ``check`` compares these with the invariants:
+
+==== ==================================================================================
+C1   every acknowledged message is in the log, where the acknowledgement said, and was
+     delivered
+C2   nothing is delivered or stored that was never attempted, and every body is the one sent
+C3   a place in a queue never has two contents
+C4   per queue, the log and the first deliveries keep the order in which a producer sent
+C5   the log has every message once; deliveries that repeat are counted
+C6   committed offsets never go back, nor beyond the end; a broker that is killed may put
+     them back to what they were when it saved them last
+==== ==================================================================================
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+EXAMPLES: Final = 3
+"""How many violations of an invariant a report shows."""
+
+ACKED: Final = "acked"
+REFUSED: Final = "refused"
+UNKNOWN: Final = "unknown"
+
+MessageKey = tuple[str, int]
+"""Name of the producer, and the number that it gave the message."""
+Place = tuple[str, int]
+"""Queue, as ``broker/queue_id``, and queue offset."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One message that a producer tried to send, in the order of the calls.
+
+    Attributes:
+        producer: Name of the producer.
+        number: Counts its messages, from 0.
+        body_hash: Of the body.
+        outcome: ``acked``, ``refused``, or ``unknown``, as it is for a producer that died.
+        mode: How it was sent: ``single`` or ``batch``.
+        queue: Where the acknowledgement says it is.
+        queue_offset: And at which offset.
+        message_id: And under which id.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    outcome: str = UNKNOWN
+    mode: str = ""
+    queue: str = ""
+    queue_offset: int = -1
+    message_id: str = ""
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One message that somebody got, or that stands in the log.
+
+    Attributes:
+        producer: Name of the producer, read from the body; "" when it cannot be read.
+        number: The producer's number, read from the body.
+        body_hash: Of the body.
+        queue: Where it came from.
+        queue_offset: And from which offset.
+        message_id: Its id.
+        time_ms: When, on a clock that all consumers share.
+        consumer: Who got it.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    queue: str
+    queue_offset: int
+    message_id: str
+    time_ms: float = 0.0
+    consumer: str = ""
+
+    @property
+    def key(self) -> MessageKey:
+        """Which message it is."""
+        return self.producer, self.number
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.queue, self.queue_offset
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What the broker said about a committed offset.
+
+    Attributes:
+        group: Consumer group.
+        queue: Queue.
+        queue_offset: Next offset to read.
+        end_offset: Behind the last message, asked for afterwards; -1 when it is not known.
+        time_ms: When it was asked.
+    """
+
+    group: str
+    queue: str
+    queue_offset: int
+    end_offset: int
+    time_ms: float
+
+
+class History(msgspec.Struct):
+    """Everything that was seen.
+
+    Attributes:
+        attempts: Of all producers, each producer's in the order of its calls.
+        deliveries: To the consumers, in any order.
+        stored: The log at the end, queue by queue in the order of offsets.
+        commits: Looks at committed offsets, in the order of time.
+        kills_ms: When a broker was killed.
+        offset_window_ms: How old a saved committed offset may be.
+    """
+
+    attempts: list[Attempt] = []
+    deliveries: list[Delivery] = []
+    stored: list[Delivery] = []
+    commits: list[Commit] = []
+    kills_ms: list[float] = []
+    offset_window_ms: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one invariant.
+
+    Attributes:
+        invariant: ``C1`` to ``C6``.
+        violations: A sentence for each; empty when it holds.
+    """
+
+    invariant: str
+    violations: list[str]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What became of a history.
+
+    Attributes:
+        verdicts: One for each invariant.
+        counts: Messages by outcome, stored, delivered, and deliveries that were repeats.
+    """
+
+    verdicts: list[Verdict]
+    counts: dict[str, int]
+
+    @property
+    def good(self) -> bool:
+        """True when every invariant holds."""
+        return not any(verdict.violations for verdict in self.verdicts)
+
+    @property
+    def broken(self) -> list[str]:
+        """The invariants that do not hold."""
+        return [verdict.invariant for verdict in self.verdicts if verdict.violations]
+
+    def text(self) -> str:
+        """A line of figures, and lines for what is broken."""
+        lines = [", ".join(f"{count} {name}" for name, count in self.counts.items())]
+        for verdict in self.verdicts:
+            if verdict.violations:
+                lines.append(f"{verdict.invariant} is broken {len(verdict.violations)} times:")
+                lines += [f"  {violation}" for violation in verdict.violations[:EXAMPLES]]
+        return "\n".join(lines)
+
+
+def check(history: History) -> Report:
+    """Judges a history."""
+    rules: dict[str, Callable[[History], Iterable[str]]] = {
+        "C1": _delivered,
+        "C2": _attempted,
+        "C3": _one_content,
+        "C4": _in_order,
+        "C5": _stored_once,
+        "C6": _commits_go_on,
+    }
+    outcomes = [attempt.outcome for attempt in history.attempts]
+    different = len({(one.key, one.place) for one in history.deliveries})
+    return Report(
+        [Verdict(name, list(rule(history))) for name, rule in rules.items()],
+        {
+            "attempted": len(outcomes),
+            **{name: outcomes.count(name) for name in (ACKED, REFUSED, UNKNOWN)},
+            "stored": len(history.stored),
+            "delivered": different,
+            "delivered again": len(history.deliveries) - different,
+        },
+    )
+
+
+def _delivered(history: History) -> Iterable[str]:
+    stored = {(one.key, one.place, one.message_id) for one in history.stored}
+    delivered = {one.key for one in history.deliveries}
+    for one in history.attempts:
+        if one.outcome != ACKED:
+            continue
+        key, place = (one.producer, one.number), (one.queue, one.queue_offset)
+        if (key, place, one.message_id) not in stored:
+            yield f"{key} was acknowledged at {place} and is not there"
+        if key not in delivered:
+            yield f"{key} was acknowledged at {place} and never delivered"
+
+
+def _attempted(history: History) -> Iterable[str]:
+    attempted = {(one.producer, one.number): one.body_hash for one in history.attempts}
+    for kind, seen in (("delivered", history.deliveries), ("stored", history.stored)):
+        for one in seen:
+            body_hash = attempted.get(one.key)
+            if body_hash is None:
+                yield f"{one.key} was {kind} at {one.place} and never sent"
+            elif body_hash != one.body_hash:
+                yield f"{one.key} was {kind} at {one.place} with another body"
+
+
+def _one_content(history: History) -> Iterable[str]:
+    contents: dict[Place, tuple[str, str]] = {}
+    for one in (*history.stored, *history.deliveries):
+        content = (one.message_id, one.body_hash)
+        if contents.setdefault(one.place, content) != content:
+            yield f"{one.place} has two contents: {contents[one.place][0]} and {one.message_id}"
+    for queue, offsets in _by_queue(history.stored).items():
+        for before, after in itertools.pairwise(offsets):
+            if after.queue_offset != before.queue_offset + 1:
+                yield f"{queue} has a gap behind offset {before.queue_offset}"
+
+
+def _in_order(history: History) -> Iterable[str]:
+    acked = {(one.producer, one.number) for one in history.attempts if one.outcome == ACKED}
+    first: dict[tuple[str, MessageKey], Delivery] = {}
+    for one in sorted(history.deliveries, key=lambda one: one.time_ms):
+        first.setdefault((one.queue, one.key), one)
+    for kind, seen in (("stored", history.stored), ("first delivered", first.values())):
+        last: dict[tuple[str, str], int] = {}
+        for one in seen:
+            if one.key not in acked:
+                continue
+            before = last.get((one.queue, one.producer), -1)
+            if one.number < before:
+                yield f"{one.key} was {kind} behind {before}, at {one.place}"
+            last[one.queue, one.producer] = max(one.number, before)
+
+
+def _stored_once(history: History) -> Iterable[str]:
+    places: dict[MessageKey, Place] = {}
+    ids: dict[str, Place] = {}
+    for one in history.stored:
+        if places.setdefault(one.key, one.place) != one.place:
+            yield f"{one.key} is stored twice: at {places[one.key]} and {one.place}"
+        if ids.setdefault(one.message_id, one.place) != one.place:
+            yield f"id {one.message_id} is at {ids[one.message_id]} and {one.place}"
+
+
+def _commits_go_on(history: History) -> Iterable[str]:
+    looks: dict[tuple[str, str], list[Commit]] = defaultdict(list)
+    for look in history.commits:
+        if 0 <= look.end_offset < look.queue_offset:
+            yield f"{look.group} committed {look.queue_offset} of {look.queue}, beyond its end"
+        before = looks[look.group, look.queue]
+        if look.queue_offset < _must_be_kept(history, before, look.time_ms):
+            yield f"{look.group} went back to {look.queue_offset} in {look.queue}"
+        before.append(look)
+
+
+def _must_be_kept(history: History, before: list[Commit], now_ms: float) -> int:
+    """The largest offset that was seen and that no kill excuses to be forgotten."""
+    kept = -1
+    for look in before:
+        is_excused = any(
+            look.time_ms <= kill_ms <= now_ms and kill_ms - history.offset_window_ms < look.time_ms
+            for kill_ms in history.kills_ms
+        )
+        if not is_excused:
+            kept = max(kept, look.queue_offset)
+    return kept
+
+
+def _by_queue(stored: list[Delivery]) -> dict[str, list[Delivery]]:
+    queues: dict[str, list[Delivery]] = defaultdict(list)
+    for one in stored:
+        queues[one.queue].append(one)
+    return queues

@@ -1,0 +1,74 @@
+"""Processes of real clusters are killed and paused under load: the short form of scripts/chaos.
+
+Each test judges everything that producers and consumers saw by the invariants of
+``mqmesh.testing.checker``; docs/reliability.md says which promise it proves.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.testing.chaos import (
+    kill_broker_async,
+    kill_broker_sync,
+    kill_consumer,
+    kill_name_servers,
+    kill_producers,
+    main,
+    pause_broker,
+)
+
+ROUNDS = 5
+
+
+@pytest.fixture
+def harm(short_tmp_path):
+    """Runs a scenario; whatever a client saw must keep the promises."""
+
+    def run(scenario, seed):
+        outcome = scenario(short_tmp_path, seed, ROUNDS)
+        assert outcome.report.good, outcome.report.text()
+        assert outcome.report.counts["acked"] > 0
+        return outcome
+
+    return run
+
+
+@pytest.mark.timeout(120)
+def test_a_broker_that_is_killed_again_and_again_loses_nothing_with_async_flush(harm):
+    assert harm(kill_broker_async, 1).figures["kills"] >= ROUNDS
+
+
+@pytest.mark.timeout(120)
+def test_a_broker_that_is_killed_again_and_again_loses_nothing_with_sync_flush(harm):
+    assert harm(kill_broker_sync, 2).figures["kills"] >= ROUNDS
+
+
+def test_clients_go_on_without_name_servers_and_new_ones_are_served_after_their_return(harm):
+    assert harm(kill_name_servers, 3).figures["new clients served after s"] < 30.0
+
+
+def test_the_queues_of_a_killed_consumer_are_taken_by_the_others_and_nothing_is_lost(harm):
+    assert harm(kill_consumer, 4).figures["queues taken after s"] < 10.0
+
+
+def test_what_killed_producers_sent_is_there_once_or_not_at_all(harm):
+    harm(kill_producers, 5)
+
+
+def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):
+    harm(pause_broker, 6)
+
+
+def test_the_long_form_tells_how_to_replay_a_failure(monkeypatch, tmp_path, capsys):
+    def fail(folder, seed, rounds):
+        raise AssertionError(f"planted with {seed} and {rounds}")
+
+    monkeypatch.setattr("mqmesh.testing.chaos.SCENARIOS", {"planted": fail})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = tmp_path / "runs.jsonl"
+    assert main(["--scenario", "planted", "--seed", "7", "--rounds", "2", "--out", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "planted with 7 and 2" in said
+    assert "replay: scripts/chaos --scenario planted --seed 7 --rounds 2" in said
+    assert '"seed":7' in out.read_text()
