@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
-from mqmesh.storage.checkpoint import read_boot_id
 from mqmesh.storage.dispatcher_reader import LogReader, SegmentList
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.storage.message_index_part import Head, IndexPart, LogSlice
@@ -82,6 +81,7 @@ class Dispatcher:
         index: MessageIndex,
         *,
         store_id: int,
+        boot_id: bytes,
         step_bytes: int,
         room: Room,
     ) -> None:
@@ -91,6 +91,7 @@ class Dispatcher:
             log_directory: Where the segments are.
             index: The index; stays its owner's.
             store_id: Of the store whose log that is.
+            boot_id: Of the running system; zeros if it has none.
             step_bytes: Log bytes to read in one step, about.
             room: Asked before anything is written.
 
@@ -101,7 +102,7 @@ class Dispatcher:
         self._store_id = store_id
         self._step_bytes = step_bytes
         self._room = room
-        self._boot_id = read_boot_id()
+        self._boot_id = boot_id
         self.segments = SegmentList(log_directory)
         self.reader = LogReader(self.segments, store_id=store_id)
         self.position = 0

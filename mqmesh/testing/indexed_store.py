@@ -74,6 +74,7 @@ class IndexedStore:
         index: The index, open.
         dispatcher: Follows the log.
         has_room: What the disk is said to have.
+        boot_id: Of the system; a test may restart it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class IndexedStore:
         map_size: int = 1 * MIB,
         step_bytes: int = 4 * KIB,
         most_open: int = 4,
+        suspect: bool = False,
     ) -> None:
         """Opens both.
 
@@ -93,16 +95,18 @@ class IndexedStore:
             map_size: Room for an environment at first.
             step_bytes: Log bytes for one step.
             most_open: Parts to keep open.
+            suspect: The process that used the index before died by a fault.
         """
         self.files = StoreFiles(directory, config)
         self._map_size = map_size
         self._step_bytes = step_bytes
         self._most_open = most_open
         self.has_room = True
+        self.boot_id = b"system's boot id"
         self.sequence = 0
         self.now_ms = 0
         self.store: CommitLogStore = self.files.open()
-        self.open_index()
+        self.open_index(suspect=suspect)
 
     @property
     def index_directory(self) -> Path:
@@ -124,6 +128,7 @@ class IndexedStore:
             self.files.directory / "commitlog",
             self.index,
             store_id=self.store.stats().store_id,
+            boot_id=self.boot_id,
             step_bytes=self._step_bytes,
             room=lambda: self.has_room,
         )

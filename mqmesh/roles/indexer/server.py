@@ -13,6 +13,7 @@ from mqmesh.protocol.command import Reply, Request, decode_header, reply_with
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
+from mqmesh.storage.checkpoint import read_boot_id
 from mqmesh.storage.dispatcher import RETRY_MS, Dispatcher
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.transport.loop import EventLoop, Timer
@@ -144,6 +145,7 @@ class IndexerServer:
             self._root / LOG_DIRECTORY,
             self._index,
             store_id=store_id,
+            boot_id=read_boot_id(),
             step_bytes=self._config.index.step_bytes,
             room=self._room,
         )
