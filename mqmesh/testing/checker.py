@@ -6,7 +6,8 @@ at the end the whole log is read once more. ``check`` compares these with the in
 ==== ==================================================================================
 C1   every acknowledged message is in the log, where the acknowledgement said, and was
      delivered
-C2   nothing is delivered or stored that was never attempted, and every body is the one sent
+C2   nothing is delivered or stored that was never attempted or was refused, and every body
+     is the one sent
 C3   a place in a queue never has two contents
 C4   per queue, the log and the first deliveries keep the order in which a producer sent
 C5   the log has every message once; deliveries that repeat are counted
@@ -213,6 +214,7 @@ def _delivered(history: History) -> Iterable[str]:
 
 def _attempted(history: History) -> Iterable[str]:
     attempted = {(one.producer, one.number): one.body_hash for one in history.attempts}
+    refused = {(one.producer, one.number) for one in history.attempts if one.outcome == REFUSED}
     for kind, seen in (("delivered", history.deliveries), ("stored", history.stored)):
         for one in seen:
             body_hash = attempted.get(one.key)
@@ -220,6 +222,8 @@ def _attempted(history: History) -> Iterable[str]:
                 yield f"{one.key} was {kind} at {one.place} and never sent"
             elif body_hash != one.body_hash:
                 yield f"{one.key} was {kind} at {one.place} with another body"
+            elif one.key in refused:
+                yield f"{one.key} was {kind} at {one.place} though it was refused"
 
 
 def _one_content(history: History) -> Iterable[str]:

@@ -22,8 +22,10 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import (
+    ClientClosed,
     EndpointUnreachable,
     MQMeshError,
+    ProtocolError,
     RequestTimeout,
 )
 from mqmesh.message import Message, StoredMessage
@@ -276,7 +278,8 @@ class Recorder:
 
 def judge(error: MQMeshError) -> str:
     """What an error of a send says about the message."""
-    return UNKNOWN if isinstance(error, RequestTimeout | EndpointUnreachable) else REFUSED
+    in_doubt = RequestTimeout | EndpointUnreachable | ProtocolError | ClientClosed
+    return UNKNOWN if isinstance(error, in_doubt) else REFUSED
 
 
 class _Producing:

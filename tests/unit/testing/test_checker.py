@@ -58,7 +58,7 @@ def test_an_empty_history_is_good():
     assert check(History()).good
 
 
-def test_what_is_unknown_or_refused_may_be_there_or_not(history):
+def test_what_is_unknown_may_be_there_or_not(history):
     history.attempts[3] = attempt(3, outcome=UNKNOWN, queue="", queue_offset=-1, message_id="")
     history.attempts += [attempt(5, outcome=UNKNOWN), attempt(6, outcome=REFUSED)]
     assert check(history).good
@@ -88,6 +88,11 @@ def test_c2_a_message_that_nobody_sent(history):
 
 def test_c2_a_stored_message_that_nobody_sent(history):
     history.stored.append(delivery(5))
+    assert broken(history) == ["C2"]
+
+
+def test_c2_a_message_that_was_refused(history):
+    history.attempts[3] = attempt(3, outcome=REFUSED)
     assert broken(history) == ["C2"]
 
 

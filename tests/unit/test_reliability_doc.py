@@ -1,0 +1,79 @@
+"""docs/reliability.md names tests and scenarios that exist, and leaves none out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from mqmesh.storage.interface import FlushDiskType, StoreConfig
+from mqmesh.testing.chaos import ROUNDS, SCENARIOS
+from mqmesh.testing.checker import History, check
+
+EVENTS = ("process kill", "OS crash, power cut", "full disk", "failed sync", "bit rot")
+
+
+@pytest.fixture(scope="module")
+def text(project_root):
+    return (project_root / "docs" / "reliability.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def tests(project_root):
+    """Names of all tests there are."""
+    return {
+        name
+        for path in (project_root / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+
+
+def rows(text, heading):
+    """Cells of the table under a heading, without its head."""
+    part = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = [line for line in part.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def named_tests(cell):
+    return re.findall(r"`(test_\w+)`", cell)
+
+
+def test_every_mode_and_event_has_one_promise_with_its_proof(text, tests):
+    promises = rows(text, "The promises")
+    seen = []
+    for mode, event, *columns, proof in promises:
+        assert all(columns), event
+        assert named_tests(proof), f"nothing proves {mode}, {event}"
+        modes = [one.value for one in FlushDiskType] if mode == "both" else [mode.strip("`")]
+        seen += [(one, event) for one in modes]
+    wanted = itertools.product([one.value for one in FlushDiskType], EVENTS)
+    assert sorted(seen) == sorted(wanted)
+
+
+def test_every_test_that_is_named_exists(text, tests):
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert named - tests == set()
+
+
+def test_every_scenario_has_its_row_and_its_test(text):
+    table = rows(text, "Scenarios")
+    assert [name.strip("`") for name, _, _ in table] == list(SCENARIOS)
+    assert all(len(named_tests(test)) == 1 for *_, test in table)
+
+
+def test_every_chaos_test_of_a_scenario_is_named(text, project_root):
+    source = (project_root / "tests" / "process" / "test_chaos.py").read_text()
+    harming = re.findall(r"^def (test_\w+)\(harm\)", source, re.MULTILINE)
+    assert sorted(harming) == sorted(named_tests(str(rows(text, "Scenarios"))))
+
+
+def test_the_invariants_are_the_checkers(text):
+    names = [row[0] for row in rows(text, "What is checked")]
+    assert names == [verdict.invariant for verdict in check(History()).verdicts]
+
+
+def test_figures_are_those_of_the_code(text):
+    assert f"({StoreConfig().flush_interval_commitlog_ms} ms)" in text
+    assert f"with {ROUNDS} kills" in text
