@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.storage import consume_queues
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET
 from mqmesh.storage.consume_queues import LARGE_TAIL_ENTRIES, ConsumeQueues
 from mqmesh.storage.open_files import OpenFiles
@@ -11,7 +12,9 @@ from mqmesh.storage.queue_tail import ROW_BYTES
 
 
 @pytest.fixture
-def queues(tmp_path: Path) -> ConsumeQueues:
+def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumeQueues:
+    # How much is written at once must not hang on how fast the disk is just now.
+    monkeypatch.setattr(consume_queues, "MOST_WRITING_NS", 60_000_000_000)
     root = tmp_path / "consumequeue"
     root.mkdir()
     return ConsumeQueues(root, OpenFiles(8), file_entries=1000, most_unwritten_bytes=100_000)
