@@ -204,12 +204,13 @@ def pairs(
         start = some[-1][0] + b"\0"
 
 
-def check_log(env: LmdbEnv, store_id: int) -> Iterator[tuple[int, int, str | None]]:
+def check_log(env: LmdbEnv, store_id: int, first: int = 0) -> Iterator[tuple[int, int, str | None]]:
     """Checks every record of the log.
 
     Args:
         env: The environment.
         store_id: That batches must have.
+        first: Commit-log offset of the first record to look at.
 
     Yields:
         For each record where it begins and ends, and what is wrong with it; for a gap
@@ -218,8 +219,9 @@ def check_log(env: LmdbEnv, store_id: int) -> Iterator[tuple[int, int, str | Non
     Raises:
         CorruptRecord, StorageError: The environment itself is damaged.
     """
-    position = 0
-    for key, value in pairs(env, *layout.of_kind(layout.LOG), at_once=BATCHES_AT_ONCE):
+    position = first
+    stop = layout.of_kind(layout.LOG)[1]
+    for key, value in pairs(env, layout.log_key(first), stop, at_once=BATCHES_AT_ONCE):
         start = layout.log_offset(key)
         if start != position:
             yield min(position, start), max(position, start), "records are missing"

@@ -1,0 +1,256 @@
+"""`mqmesh store`: looks at a stopped store, checks it, and makes its index anew."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError, CorruptBatch, StoreLocked
+from mqmesh.logs import one_line
+from mqmesh.record_batch import decode_messages
+from mqmesh.roles.process import ExitCode
+from mqmesh.storage.interface import OnProgress, RecoveryProgress
+from mqmesh.storage.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
+from mqmesh.storage.verify import VerifyReport, verify_store
+
+from .consume import parts_of
+from .interrupt import Interrupt
+from .main import INTERRUPTED
+from .options import json_option
+from .query import full_dict
+from .render import print_json, timestamp
+
+INDEX_DIRECTORY: Final = "index"
+
+_directory = click.argument("directory", type=click.Path(path_type=Path))
+
+
+@click.group()
+def store() -> None:
+    """Check, show and mend the store of a broker that is not running.
+
+    DIRECTORY is the broker's store_path_root_dir; `mqmesh up` has one for each broker in its
+    data directory.
+
+    \b
+    Examples:
+      mqmesh store verify mqmesh-data/broker-a
+      mqmesh store dump mqmesh-data/broker-a --topic orders --limit 10
+      mqmesh store rebuild-index mqmesh-data/broker-a
+    """
+
+
+@store.command()
+@_directory
+@json_option
+def verify(directory: Path, as_json: bool) -> int:
+    """Read the whole log and all queues, and tell what is damaged.
+
+    Nothing is changed. The exit code is 1 if something is damaged.
+
+    \b
+    Examples:
+      mqmesh store verify mqmesh-data/broker-a
+      mqmesh store verify mqmesh-data/broker-a --json
+    """
+    with open_stopped(directory) as stopped, Interrupt() as interrupt, _progress() as on_progress:
+        report = verify_store(stopped, on_progress, lambda: bool(interrupt))
+    if report is None:
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    if as_json:
+        print_json(report)
+    else:
+        _show_report(report)
+    return ExitCode.OK if report.sound else ExitCode.FAILED
+
+
+def _show_report(report: VerifyReport) -> None:
+    size = report.end_offset - report.start_offset
+    print(
+        f"{report.backend}: {report.batches:,} batches, {report.messages:,} messages, "
+        f"{report.queues:,} queues, {size:,} bytes of log from offset {report.start_offset}"
+    )
+    if report.torn_bytes:
+        print(f"{report.torn_bytes:,} bytes behind the end are torn; the next start cuts them off")
+    for lost in report.log_damage:
+        print(one_line(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}"))
+    for one in report.queue_damage:
+        where = f"queue {one.queue_id} of {one.topic}, offsets {one.first} to {one.end - 1}"
+        print(one_line(f"damaged: {where}: {one.reason}"))
+    if report.further_damage:
+        print(f"damaged: {report.further_damage:,} further ranges")
+    if report.sound:
+        print("sound")
+
+
+@store.command()
+@_directory
+@click.option("-t", "--topic", help="Only this topic, as stored: retries are in %RETRY%group.")
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="Only this queue.")
+@click.option("-o", "--offset", type=click.IntRange(0), help="From this queue offset on.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--batches", is_flag=True, help="Show batches in place of messages.")
+@json_option
+def dump(
+    directory: Path,
+    topic: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    limit: int | None,
+    batches: bool,
+    as_json: bool,
+) -> int:
+    """Print what is in the log, oldest first, a line each.
+
+    Damaged stretches are passed over and told on standard error; the exit code is then 1.
+
+    \b
+    Examples:
+      mqmesh store dump mqmesh-data/broker-a --topic orders --queue 3 --offset 100 --limit 10
+      mqmesh store dump mqmesh-data/broker-a --json > messages.jsonl
+      mqmesh store dump mqmesh-data/broker-a --batches
+    """
+    left = sys.maxsize if limit is None else limit
+    code = ExitCode.OK
+    with open_stopped(directory) as stopped:
+        for item in stopped.items():
+            if item.wrong is not None:
+                code = ExitCode.FAILED
+                told = f"damaged: log {item.start} to {item.end}: {item.wrong}"
+                click.echo(one_line(told), err=True)
+            elif _is_wanted(item, topic, queue_id, offset or 0):
+                if batches:
+                    left -= _print_batch(item, as_json)
+                else:
+                    left -= _print_messages(item, offset or 0, left, as_json)
+                if not left:
+                    break
+    return code
+
+
+def _is_wanted(item: Item, topic: str | None, queue_id: int | None, offset: int) -> bool:
+    header, meta = item.header, item.meta
+    return (
+        header is not None
+        and meta is not None
+        and topic in (None, meta.topic)
+        and queue_id in (None, header.queue_id)
+        and header.next_queue_offset > offset
+    )
+
+
+def _print_batch(item: Item, as_json: bool) -> int:
+    header, meta = item.header, item.meta
+    assert header is not None and meta is not None
+    values = {
+        "commitlog_offset": item.start,
+        "size": header.total_size,
+        "topic": meta.topic,
+        "queue_id": header.queue_id,
+        "queue_offset": header.base_queue_offset,
+        "messages": header.message_count,
+        "store_timestamp": header.store_timestamp,
+        "born_timestamp": header.born_timestamp,
+        "epoch": header.epoch,
+        "producer_id": header.producer_id,
+        "first_sequence": header.first_sequence,
+        "attributes": header.attributes,
+        "codec": header.codec,
+    }
+    if as_json:
+        print_json(values, flush=False)
+    else:
+        values["store_timestamp"] = timestamp(header.store_timestamp)
+        values["born_timestamp"] = timestamp(header.born_timestamp)
+        print(one_line("  ".join(f"{name}={value}" for name, value in values.items())))
+    return 1
+
+
+def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
+    """Prints messages of a batch from a queue offset on; returns how many."""
+    assert item.header is not None
+    try:
+        messages = decode_messages(item.data, item.header)
+    except CorruptBatch as error:
+        click.echo(one_line(f"damaged: log {item.start} to {item.end}: {error}"), err=True)
+        return 0
+    wanted = [message for message in messages if message.queue_offset >= offset][:most]
+    for message in wanted:
+        if as_json:
+            print_json(full_dict(message), flush=False)
+        else:
+            texts = (text for text, _ in parts_of(message)[2:])
+            place = f"{message.info.topic}/{message.queue_id}@{message.queue_offset}"
+            moment = timestamp(message.store_timestamp)
+            print("  ".join([moment, one_line(place), message.message_id, *texts]))
+    return len(wanted)
+
+
+@store.command("rebuild-index")
+@_directory
+@json_option
+def rebuild_index(directory: Path, as_json: bool) -> int:
+    """Remove the index of keys and message ids, and make it anew from the log.
+
+    \b
+    Examples:
+      mqmesh store rebuild-index mqmesh-data/broker-a
+    """
+    # Only this command needs the index, and LMDB with it.
+    from mqmesh.storage.index_rebuild import rebuild_index as rebuild
+
+    with open_stopped(directory) as stopped, _progress() as on_progress:
+        try:
+            covered = rebuild(
+                _with_index(stopped),
+                directory / INDEX_DIRECTORY,
+                clock=SystemClock(),
+                on_progress=on_progress,
+            )
+        except StoreLocked as error:
+            raise ConfigError(f"{error}; stop the index process first") from error
+    if as_json:
+        print_json({"indexed_bytes": covered})
+    else:
+        print(f"the index covers {covered:,} bytes of log")
+    return ExitCode.OK
+
+
+def _with_index(stopped: StoppedStore) -> StoppedCommitLog:
+    if not isinstance(stopped, StoppedCommitLog):
+        raise ConfigError(f"stores of the backend {stopped.backend!r} have no index")
+    return stopped
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """Draws a bar if standard error is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda progress: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def on_progress(progress: RecoveryProgress) -> None:
+            bar.update(
+                task,
+                description=progress.step,
+                completed=progress.done_bytes,
+                total=progress.total_bytes,
+            )
+
+        yield on_progress
