@@ -6,6 +6,7 @@ are full sealed. What is not indexed yet is a number that every query is told.
 """
 
 import logging
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,11 @@ CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
 TEXT_STEPS: Final = 4
 """When the index trails the log by more steps than this, keys are put down as text at first."""
-OTHER_WORK_EVERY: Final = 4
-"""One step in so many, then."""
+PAUSES: Final = 3
+"""While the log grows, other work is followed by a pause so many times as long: it may wait,
+and those who send and consume should not notice it."""
+BUSY_MS: Final = 1_000
+"""The log counts as growing for so long after it did."""
 REFRESH_MS: Final = 5_000
 """How often vanished segments are looked for."""
 RETRY_MS: Final = 1_000
@@ -112,7 +116,8 @@ class Dispatcher:
         self._through: dict[int, int] = {}
         self._started = False
         self._work: _Work | None = None
-        self._steps = 0
+        self._moved_ms = 0
+        self._other_due_ms = 0
         self._batches = 0
         self._skipped_bytes = 0
         self._disk_bytes = 0
@@ -139,7 +144,9 @@ class Dispatcher:
             self.segments.refresh()
             self._drop_vanished()
             self._disk_bytes = self._index.disk_bytes
-        self.visible = max(self.visible, visible)
+        if visible > self.visible:
+            self.visible = visible
+            self._moved_ms = now_ms
         self.minimum = max(self.minimum, minimum)
         if not self._started:
             self._started = True
@@ -196,6 +203,8 @@ class Dispatcher:
         return found
 
     def _drop_vanished(self) -> None:
+        if not len(self.segments):
+            return  # a log without a file is none that could tell
         starts = {segment.start for segment in self.segments}
         gone = [start for start in self._index.starts if start not in starts]
         for start in gone:
@@ -220,45 +229,51 @@ class Dispatcher:
         """By how much the index trails the log."""
         return max(0, self.visible - self.position)
 
-    def step(self, now_ms: int) -> bool:
+    def step(self, now_ms: int) -> int | None:
         """Does a piece of work, of some tens of milliseconds at most.
 
         Args:
             now_ms: Monotonic clock.
 
         Returns:
-            True if there is more to do at once.
+            After how many ms the next step is wanted; None if there is nothing to do before
+            the log goes on.
         """
-        if not self._started or now_ms < self._retry_due_ms:
-            return False
+        if not self._started:
+            return None
+        if now_ms < self._retry_due_ms:
+            return self._retry_due_ms - now_ms
         if not self._room():
-            self._wait(now_ms, "the disk is full")
-            return False
+            return self._wait(now_ms, "the disk is full")
         try:
-            more = self._step()
+            delay_ms = self._step(now_ms)
         except StorageError as error:
             self._drop_work()
-            self._wait(now_ms, str(error))
-            return False
+            return self._wait(now_ms, str(error))
         if self._waiting:
             log.warning("indexing goes on")
             self._waiting = ""
-        return more
+        return delay_ms
 
-    def _wait(self, now_ms: int, reason: str) -> None:
+    def _wait(self, now_ms: int, reason: str) -> int:
         if not self._waiting:
             log.error("indexing waits: %s", reason)
         self._waiting = reason
         self._retry_due_ms = now_ms + RETRY_MS
+        return RETRY_MS
 
-    def _step(self) -> bool:
-        self._steps += 1
-        lag = self.lag_bytes
-        turn = self._steps % OTHER_WORK_EVERY == 0 and lag < CLOSE_BYTES
-        if lag and not turn:
+    def _step(self, now_ms: int) -> int | None:
+        if now_ms >= self._other_due_ms and self.lag_bytes < CLOSE_BYTES:
+            began = time.perf_counter()
+            if self._other_work():
+                if now_ms - self._moved_ms < BUSY_MS:
+                    took_ms = (time.perf_counter() - began) * 1_000
+                    self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
+                return 0
+        if self.lag_bytes:
             self._follow()
-            return True
-        return self._other_work() or bool(self.lag_bytes)
+            return 0
+        return max(0, self._other_due_ms - now_ms) or None
 
     def _follow(self) -> None:
         """Indexes what comes next."""

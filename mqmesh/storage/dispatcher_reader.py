@@ -82,15 +82,17 @@ class SegmentList:
         found = []
         try:
             with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    if _NAME.fullmatch(entry.name):
-                        size = entry.stat().st_size
-                        found.append(Segment(int(entry.name), size, entry.path))
+                names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
         except FileNotFoundError:
-            # A store that is just being made, or a file that went while we looked.
-            return
+            return  # the store is just being made
         except OSError as error:
             raise storage_error(error, f"{self._directory} cannot be read") from error
+        for name in names:
+            path = self._directory / name
+            try:
+                found.append(Segment(int(name), path.stat().st_size, str(path)))
+            except FileNotFoundError:
+                continue  # it went while we looked
         found.sort(key=lambda segment: segment.start)
         for segment, follower in pairwise(found):
             # A file that was cut from outside ends where the next one begins, unless a whole

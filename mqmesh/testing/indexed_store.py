@@ -188,6 +188,16 @@ class IndexedStore:
         stats = self.store.stats()
         self.dispatcher.advance(stats.max_commitlog_offset, stats.min_commitlog_offset, self.now_ms)
 
+    def step(self) -> bool:
+        """Lets the dispatcher do one piece of work, and time pass as it wishes.
+
+        Returns:
+            False if there is nothing to do.
+        """
+        delay_ms = self.dispatcher.step(self.now_ms)
+        self.now_ms += delay_ms or 0
+        return delay_ms is not None
+
     def catch_up(self, *, steps: int = PATIENCE) -> int:
         """Lets the dispatcher work until there is nothing to do.
 
@@ -196,10 +206,8 @@ class IndexedStore:
         """
         self.tell()
         for step in range(steps):
-            if not self.dispatcher.step(self.now_ms):
-                if not self.dispatcher.stats().waiting:
-                    return step
-                self.now_ms += 1_000
+            if not self.step():
+                return step
         if steps == PATIENCE:
             raise AssertionError("the index never catches up")
         return steps

@@ -98,7 +98,7 @@ def test_killed_at_any_step_it_goes_on(tmp_path):
     fill(indexed, 2 * SEGMENT_BYTES + 10_000)
     indexed.tell()
     step = 0
-    while indexed.dispatcher.step(0):
+    while indexed.step():
         check_image(image(indexed, f"killed-{step}"))
         step += 1
     assert step > 10
@@ -128,7 +128,7 @@ def test_killed_around_the_renaming_of_a_sealed_part_it_keeps_one_of_both(tmp_pa
     fill(indexed, SEGMENT_BYTES + 1000)
     indexed.tell()
     while indexed.dispatcher.missing_bytes:
-        indexed.dispatcher.step(0)
+        indexed.step()
     live = image(indexed, "live")
     indexed.catch_up()
     assert indexed.index.is_sealed(0)

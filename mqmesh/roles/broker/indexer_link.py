@@ -301,14 +301,18 @@ class IndexerLink:
 
     def _ask(self, extent: LogExtent, now_ms: int) -> None:
         assert self._client is not None
-        self._is_asking = True
         self._told_ms = now_ms
-        self._client.request(
-            RequestCode.ADVANCE_INDEX,
-            self._take_progress,
-            header=_advance(extent),
-            timeout_ms=HANG_MS,
-        )
+        try:
+            self._client.request(
+                RequestCode.ADVANCE_INDEX,
+                self._take_progress,
+                header=_advance(extent),
+                timeout_ms=HANG_MS,
+            )
+        except MQMeshError as error:
+            _log.warning("the index process cannot be told how far the log goes: %s", error)
+        else:
+            self._is_asking = True
 
     def _take_progress(self, answer: Command | MQMeshError) -> None:
         self._is_asking = False

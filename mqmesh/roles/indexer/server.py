@@ -14,7 +14,7 @@ from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
 from mqmesh.storage.checkpoint import read_boot_id
-from mqmesh.storage.dispatcher import RETRY_MS, Dispatcher
+from mqmesh.storage.dispatcher import Dispatcher
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer
@@ -57,7 +57,7 @@ class IndexerServer:
             most=config.index.max_queries, timeout_ms=config.index.query_timeout_ms
         )
         self._planned: Timer | None = None
-        self._retry: Timer | None = None
+        self._planned_ms = 0
         self._room_checked_ms: int | None = None
         self._has_room = True
 
@@ -92,9 +92,8 @@ class IndexerServer:
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
-        for timer in (self._planned, self._retry):
-            if timer is not None:
-                timer.cancel()
+        if self._planned is not None:
+            self._planned.cancel()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -163,8 +162,13 @@ class IndexerServer:
 
     def _plan(self, delay_ms: int = 0) -> None:
         # Also without delay it is a timer: sockets get their turn between two pieces of work.
-        if self._planned is None:
-            self._planned = self._loop.call_later(delay_ms, self._turn)
+        due_ms = self._clock.monotonic_ms() + delay_ms
+        if self._planned is not None:
+            if self._planned_ms <= due_ms:
+                return
+            self._planned.cancel()
+        self._planned_ms = due_ms
+        self._planned = self._loop.call_later(delay_ms, self._turn)
 
     def _turn(self) -> None:
         self._planned = None
@@ -172,17 +176,12 @@ class IndexerServer:
         if dispatcher is None:
             return
         self._answer_queries()
-        more = dispatcher.step(self._clock.monotonic_ms())
-        if more or self._queries.is_ready(dispatcher, self._clock.monotonic_ms()):
-            self._plan()
-        elif len(self._queries):
-            self._plan(QUERY_SLICE_MS)
-        elif dispatcher.stats().waiting and self._retry is None:
-            self._retry = self._loop.call_later(RETRY_MS, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._plan()
+        delay_ms = dispatcher.step(self._clock.monotonic_ms())
+        if len(self._queries):
+            is_ready = self._queries.is_ready(dispatcher, self._clock.monotonic_ms())
+            self._plan(0 if is_ready or delay_ms == 0 else QUERY_SLICE_MS)
+        elif delay_ms is not None:
+            self._plan(delay_ms)
 
     def _answer_queries(self) -> None:
         index, dispatcher, server = self._index, self._dispatcher, self._server

@@ -165,7 +165,7 @@ def test_what_is_not_visible_yet_is_not_indexed(indexed):
     put = indexed.put([message("a")])
     indexed.catch_up()
     indexed.put([message("a")])
-    while indexed.dispatcher.step(indexed.now_ms):
+    while indexed.step():
         assert indexed.dispatcher.position <= put.end_offset
     assert indexed.by_key("a") == [(put.commitlog_offset, 0)]
 
@@ -211,7 +211,7 @@ def test_new_messages_are_found_while_old_segments_still_wait(indexed, tmp_path)
     put = indexed.put([message("new")])
     indexed.tell()
     while indexed.dispatcher.lag_bytes:
-        indexed.dispatcher.step(0)
+        indexed.step()
     assert indexed.by_key("new") == [(put.commitlog_offset, 0)]
     assert indexed.dispatcher.missing_bytes > 0
     old = indexed.search(KeyQuery("topic", "common1"))
@@ -240,13 +240,13 @@ def test_without_room_it_waits_and_then_goes_on(indexed, caplog):
     indexed.has_room = False
     fill_segments(indexed, 1)
     indexed.tell()
-    assert not indexed.dispatcher.step(0)
+    assert indexed.dispatcher.step(0) == 1000
     assert "the disk is full" in indexed.dispatcher.stats().waiting
-    assert not indexed.dispatcher.step(500)
+    assert indexed.dispatcher.step(500) == 500
     indexed.has_room = True
-    assert not indexed.dispatcher.step(999)
+    assert indexed.dispatcher.step(999) == 1
     indexed.now_ms = 1000
-    assert indexed.dispatcher.step(1000)
+    assert indexed.dispatcher.step(1000) == 0
     indexed.catch_up()
     assert indexed.dispatcher.stats().waiting == ""
     assert ["indexing waits" in record.message for record in caplog.records].count(True) == 1
@@ -284,7 +284,7 @@ def test_a_search_goes_on_while_the_index_changes(indexed):
     indexed.tell()
     expected = [m for m in indexed.scan() if "common3" in m.keys]
     while indexed.dispatcher.missing_bytes:
-        indexed.dispatcher.step(0)
+        indexed.step()
     assert not any(map(indexed.index.is_sealed, indexed.index.starts))
     search = Search(
         indexed.index,
@@ -294,7 +294,7 @@ def test_a_search_goes_on_while_the_index_changes(indexed):
         most_bytes=1 << 30,
     )
     while not search.step():
-        indexed.dispatcher.step(0)
+        indexed.step()
     assert len(search.messages) == len(expected)
     assert indexed.index.discarded == 0
     assert any(map(indexed.index.is_sealed, indexed.index.starts))
