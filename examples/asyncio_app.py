@@ -3,7 +3,7 @@
 import asyncio
 
 from mqmesh import ConsumeFromWhere, Message
-from mqmesh.aio import Producer, PushConsumer
+from mqmesh.aio import Producer, PullConsumer
 
 TOPIC = "ticks"
 COUNT = 1_000
@@ -20,10 +20,11 @@ async def send() -> None:
 
 async def receive() -> None:
     """Receives as many ticks; a message counts as consumed when the next one is asked for."""
-    consumer = PushConsumer("ticks-group", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-    consumer.subscribe(TOPIC)
     count = 0
-    async with consumer:
+    async with PullConsumer(
+        "ticks-group", consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    ) as consumer:
+        await consumer.subscribe(TOPIC)
         async for _message in consumer:
             count += 1
             if count == COUNT:
