@@ -33,11 +33,13 @@ from mqmesh.testing.workload import now_ms
 from mqmesh.units import MIB
 
 ROUNDS: Final = 20
-ROUNDS_A_LIFE: Final = 5
+KILLS_A_LIFE: Final = 4
 """After so many kills everything is stopped cleanly and started again: the supervisor's delays
 begin anew, and clients see that, too."""
 AGAIN_SHARE: Final = 0.2
 """Of the kills, so many hit a broker that is starting."""
+CLIENT_SHARE: Final = 0.3
+"""With so many kills a client dies, too."""
 LOAD_S: Final = (0.3, 1.5)
 START_S: Final = (0.0, 0.6)
 PAUSE_S: Final = 3.0
@@ -64,8 +66,10 @@ def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
     silences: list[float] = []
     with UpCluster(folder / "data", settings) as cluster, Scene(cluster, folder, seed) as scene:
         scene.start_all()
-        for number in range(rounds):
-            if number and number % ROUNDS_A_LIFE == 0:
+        kills_before = 0
+        while len(scene.kills_ms) < rounds:
+            if len(scene.kills_ms) - kills_before >= KILLS_A_LIFE:
+                kills_before = len(scene.kills_ms)
                 cluster.restart()
                 scene.wait_progress()
             scene.run_for(scene.chance.uniform(*LOAD_S))
@@ -74,15 +78,29 @@ def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
                 cluster.kill_broker()
                 scene.kills_ms.append(now_ms())
                 cluster.wait_killed()
+                cluster.wait_started()
                 scene.run_for(scene.chance.uniform(*START_S))
             cluster.kill_broker()
             scene.kills_ms.append(now_ms())
+            if scene.chance.random() < CLIENT_SHARE:
+                _replace(scene, scene.chance.choice(("consume", "sync", "async", "batch")))
             cluster.wait_killed()
             cluster.wait_ready()
             scene.wait_progress()
             silences.append(time.monotonic() - began)
-        kills = len(scene.kills_ms)
-        return Outcome(scene.finish(), {"kills": kills, "longest silence in s": max(silences)})
+        figures = {
+            "kills": len(scene.kills_ms),
+            "clients killed": scene.clients_killed,
+            "longest silence in s": max(silences),
+        }
+        return Outcome(scene.finish(), figures)
+
+
+def _replace(scene: Scene, kind: str) -> None:
+    """Kills a worker of a kind and starts another one."""
+    workers = scene.living(scene.consumers if kind == "consume" else scene.producers)
+    scene.kill(scene.chance.choice([one for one in workers if one.plan.kind == kind]))
+    scene.start(kind)
 
 
 def kill_broker_async(folder: Path, seed: int, rounds: int) -> Outcome:

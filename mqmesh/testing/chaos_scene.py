@@ -89,10 +89,13 @@ class UpCluster:
         roles = record.roles if record is not None else []
         return next((role.pid for role in roles if role.name == BROKER), 0)
 
+    def wait_started(self) -> None:
+        """Waits until the broker has a process, which may be far from ready."""
+        wait_until("the broker to be started", self.broker_pid)
+
     def kill_broker(self) -> None:
         """Ends the broker as a crash would; waits first until there is one."""
-        wait_until("a broker to kill", self.broker_pid)
-        os.kill(self.broker_pid(), signal.SIGKILL)
+        wait_until("a broker to kill", self._kill)
 
     def wait_killed(self) -> None:
         """Waits until the supervisor has seen that the broker is dead."""
@@ -125,6 +128,16 @@ class UpCluster:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _kill(self) -> bool:
+        pid = self.broker_pid()
+        if pid == 0:
+            return False
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False  # the record still names the one before
+        return True
 
     def _up(self) -> CommandProcess:
         arguments = [*up_arguments(self.folder, self._ports)]
@@ -202,6 +215,15 @@ class Scene:
         worker.kill()
         self._dead.add(worker.plan.name)
 
+    @property
+    def clients_killed(self) -> int:
+        """How many workers were killed."""
+        return len(self._dead)
+
+    def living(self, workers: Iterable[Worker]) -> list[Worker]:
+        """Those that were not killed."""
+        return [one for one in workers if one.plan.name not in self._dead]
+
     def wait_progress(self) -> float:
         """Waits until every producer had something acknowledged, and something was consumed.
 
@@ -212,8 +234,8 @@ class Scene:
             ChaosFailure: Somebody does not go on.
         """
         began = time.monotonic()
-        before = {one.plan.name: one.count("acked") for one in self._living(self.producers)}
-        for producer in self._living(self.producers):
+        before = {one.plan.name: one.count("acked") for one in self.living(self.producers)}
+        for producer in self.living(self.producers):
             wait_until(
                 f"{producer.plan.name} to go on",
                 partial(_is_beyond, [producer], "acked", before[producer.plan.name]),
@@ -249,10 +271,10 @@ class Scene:
             ChaosFailure: Consumers did not reach the end of the log in time.
             RuntimeError: A worker failed.
         """
-        for producer in self._living(self.producers):
+        for producer in self.living(self.producers):
             producer.stop()
         wait_until("consumers to reach the end", partial(self._looks.are_at_end, now_ms()))
-        for consumer in self._living(self.consumers):
+        for consumer in self.living(self.consumers):
             consumer.stop()
         self._looks.stop()
         history = History(
@@ -290,12 +312,9 @@ class Scene:
     ) -> None:
         self.close()
 
-    def _living(self, workers: Iterable[Worker]) -> list[Worker]:
-        return [one for one in workers if one.plan.name not in self._dead]
-
     def _shares(self) -> list[int]:
         has: list[list[str]] = []
-        for one in self._living(self.consumers):
+        for one in self.living(self.consumers):
             changes = [line.queues for line in one.lines() if line.event == "queues"]
             has.append(changes[-1] if changes else [])
         together = [queue for queues in has for queue in queues]
