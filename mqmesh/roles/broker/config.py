@@ -19,8 +19,9 @@ class BrokerStoreConfig(StoreConfig, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of the broker's store: those of ``StoreConfig``, and which store it is.
 
     Attributes:
-        backend: ``commitlog``; ``memory`` for tests, which forgets everything, topics and
-            offsets included; or the name of an entry point of the group ``mqmesh.storage``.
+        backend: ``commitlog``; ``lmdb`` for small installations; ``memory`` for tests, which
+            forgets everything, topics and offsets included; or the name of an entry point of
+            the group ``mqmesh.storage``.
     """
 
     backend: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "commitlog"
