@@ -85,6 +85,9 @@ class _Verifier:
         self.queue_damage: dict[str, dict[int, list[QueueDamage]]] = {}
         self.further = 0
         self.bounds = {(queue.topic, queue.queue_id): queue for queue in store.queues()}
+        # Where retention has removed segments, a table that a crash left behind may be older: a
+        # queue begins then with the first batch that is met.
+        self.begun: set[_Queue] = set() if store.start else set(self.bounds)
         self.expected: dict[_Queue, int] = {key: queue.first for key, queue in self.bounds.items()}
 
     def take(self, item: Item) -> None:
@@ -111,14 +114,15 @@ class _Verifier:
             self.note_queue(topic, header.queue_id, base, end, reason)
         expected = self.expected.get(key)
         if expected is not None:
-            if base > expected:
+            if base > expected and key in self.begun:
                 self.note_queue(topic, header.queue_id, expected, base, _NOT_IN_LOG)
+            self.begun.add(key)
             self.expected[key] = max(expected, end)
 
     def finish(self) -> VerifyReport:
         for (topic, queue_id), expected in self.expected.items():
             end = self.bounds[topic, queue_id].end
-            if expected < end:
+            if expected < end and (topic, queue_id) in self.begun:
                 self.note_queue(topic, queue_id, expected, end, _NOT_IN_LOG)
         queue_damage = [
             one

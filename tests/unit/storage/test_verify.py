@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,6 +117,27 @@ def test_a_lost_segment_is_damage(tmp_path: Path) -> None:
     assert [one.end_offset for one in report.log_damage] == [128 * KIB]
     assert report.log_damage[0].start_offset <= 64 * KIB
     assert report.queue_damage
+
+
+def test_segments_that_retention_has_removed_are_no_damage(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    report = verify(tmp_path)
+    assert report.sound
+    assert report.start_offset == 64 * KIB
+    assert 0 < report.batches < 60
+
+
+def test_queues_that_were_removed_are_made_anew(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    assert not verify(tmp_path).sound
+    for path in tmp_path.glob("queue-table*"):
+        path.unlink()
+    store = open_backend("commitlog", tmp_path)
+    assert [len(read_queue(store, queue_id=queue_id)) for queue_id in range(3)] == [200] * 3
+    store.close()
+    assert verify(tmp_path).sound
 
 
 def test_damaged_consume_queues_are_told(tmp_path: Path) -> None:
