@@ -108,13 +108,14 @@ class Producer:
         one = self.options
         self._buffer = SendBuffer(
             max_bytes=one.buffer_memory_bytes,
+            usual_retries=one.retry_times_when_send_async_failed,
             max_batch_bytes=one.batch_size_bytes,
             max_batch_messages=one.batch_messages,
             clock=self._engine.loop.clock,
             may_wait=lambda: not self._engine.loop.in_loop_thread,
         )
         # What each send_async needs, at hand.
-        self._clock_ms = self._engine.loop.clock.monotonic_ms
+        self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
@@ -293,7 +294,7 @@ class Producer:
             usual = on_done is None and queue is None and selector is None and timeout_ms is None
             if usual and topic is not None:
                 future, used = self._buffer.append_plain(
-                    topic, message, self._clock_ms() + self._timeout_ms, self._async_retries
+                    topic, message, self._clock_ns() // 1_000_000 + self._timeout_ms
                 )
                 if not used.in_flight and self._sender.has_room(used.queue.broker_name):
                     self._sender.schedule()

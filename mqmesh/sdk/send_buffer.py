@@ -34,6 +34,7 @@ class SendBuffer:
     Args:
         max_bytes: Room for messages without an outcome. A message is let in while there is
             any room, so the last one may go beyond.
+        usual_retries: How often an asynchronous send is repeated if it does not say.
         max_batch_bytes: A batch of several messages is never larger.
         max_batch_messages: A batch is closed at so many messages.
         clock: Of the deadlines.
@@ -44,6 +45,7 @@ class SendBuffer:
         self,
         *,
         max_bytes: int,
+        usual_retries: int,
         max_batch_bytes: int,
         max_batch_messages: int,
         clock: Clock,
@@ -51,7 +53,8 @@ class SendBuffer:
     ) -> None:
         self.lock = threading.Lock()
         self._room = threading.Condition(self.lock)
-        self._max_bytes = max_bytes
+        self._max_bytes = self._admitted_bytes = max_bytes
+        self._usual_retries = usual_retries
         self._max_batch_bytes = max_batch_bytes
         self._max_batch_messages = max_batch_messages
         self._clock = clock
@@ -150,6 +153,7 @@ class SendBuffer:
             self._bytes += size
             if bound:
                 batch.bound = True
+                batch.usual = False
             if on_done is not None:
                 batch.callbacks.append((on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
@@ -157,9 +161,9 @@ class SendBuffer:
         return future, lane
 
     def append_plain(
-        self, topic: TopicLanes, message: Message, deadline_ms: int, retries: int
+        self, topic: TopicLanes, message: Message, deadline_ms: int
     ) -> tuple[SendFuture, Lane]:
-        """``append`` for most messages: any queue will do, and nobody is called back.
+        """``append`` for most messages: any queue will do, nobody is called back, usual retries.
 
         It is what an asynchronous send costs, so it does no more than it must.
 
@@ -172,13 +176,10 @@ class SendBuffer:
             batch = lane.open
             if (
                 batch is not None
-                and batch.size + size < self._max_batch_bytes
+                and batch.usual
                 and batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
-                and batch.retries == retries
-                and batch.wait_store
-                and not batch.bound
-                and self._bytes < self._max_bytes
-                and not self._closed
+                and batch.size + size < self._max_batch_bytes
+                and self._bytes < self._admitted_bytes
             ):
                 messages = batch.messages
                 index = len(messages)
@@ -189,7 +190,9 @@ class SendBuffer:
                 if index + 1 >= self._max_batch_messages:
                     self._close_batch(lane)
                 return SendFuture(batch, index), lane
-        return self.append(None, topic, message, size, deadline_ms, None, retries, False)
+        return self.append(
+            None, topic, message, size, deadline_ms, None, self._usual_retries, False
+        )
 
     def append_batch(
         self,
@@ -421,6 +424,7 @@ class SendBuffer:
         """Lets nothing in any more, and takes out every batch that is not in flight."""
         with self.lock:
             self._closed = True
+            self._admitted_bytes = -1
             found: list[PendingBatch] = []
             for lane in self._lanes.values():
                 self._close_batch(lane)
@@ -462,6 +466,7 @@ class SendBuffer:
         )
         batch.deadline_min_ms = deadline_ms - DEADLINE_SPREAD_MS
         batch.deadline_max_ms = deadline_ms + DEADLINE_SPREAD_MS
+        batch.usual = wait_store and retries == self._usual_retries
         lane.open = batch
         return batch
 

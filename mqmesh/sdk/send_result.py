@@ -76,6 +76,7 @@ class PendingBatch:
         deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
         explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
         payload: Its messages encoded, as soon as none is added any more.
+        usual: An asynchronous send without wishes of its own may join it.
         attempts: How often it was sent, as far as that counts.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
@@ -107,6 +108,7 @@ class PendingBatch:
         "queue",
         "retries",
         "size",
+        "usual",
         "wait_store",
     )
 
@@ -130,6 +132,7 @@ class PendingBatch:
         self.wait_store = wait_store
         self.messages: list[Message] = []
         self.size = 0
+        self.usual = False
         self.attempts = 0
         self.producer_id = 0
         self.first_sequence = -1

@@ -19,6 +19,10 @@ class ManualClock:
         """Milliseconds of the monotonic clock."""
         return self._monotonic_ms
 
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of the monotonic clock."""
+        return self._monotonic_ms * 1_000_000
+
     def wall_ms(self) -> TimestampMs:
         """Milliseconds of the wall clock."""
         return TimestampMs(self._wall_ms)

@@ -21,6 +21,7 @@ class Setup:
         self.engine = ClientEngine(ClientOptions(), heartbeat=lambda: None)
         self.clock = self.engine.loop.clock
         self.buffer = SendBuffer(
+            usual_retries=2,
             max_bytes=10**6,
             max_batch_bytes=10**5,
             max_batch_messages=100,
