@@ -38,7 +38,11 @@ MOST_SYNCED_AT_CLOSE: Final = 64
 
 
 class Checkpointer:
-    """Runs rounds, and the last one when the store is closed."""
+    """Runs rounds, and the last one when the store is closed.
+
+    Attributes:
+        finished: Number of the last round that was done to its end.
+    """
 
     def __init__(
         self,
@@ -87,6 +91,9 @@ class Checkpointer:
         self._round: Iterator[bool] | None = None
         self._next_ms: int | None = None
         self._worked_ns = 0
+        self._begun = 0
+        self._wanted = 0
+        self.finished = 0
 
     @property
     def queues_synced_through(self) -> int:
@@ -105,8 +112,10 @@ class Checkpointer:
         if self._round is None:
             if self._next_ms is None:
                 self._next_ms = now_ms + self._interval_ms
-            if now_ms < self._next_ms or self._log.end == self._dispatched_through:
+            changed = self._log.end != self._dispatched_through or self._wanted > self.finished
+            if now_ms < self._next_ms or not changed:
                 return False
+            self._begun += 1
             self._round = self._steps()
             self._worked_ns = 0
         start_ns = time.monotonic_ns()
@@ -115,7 +124,7 @@ class Checkpointer:
             self._worked_ns += time.monotonic_ns() - start_ns
             return more
         except StopIteration:
-            pass
+            self.finished = self._begun
         except DiskFull as error:
             # Nothing is lost by that: the log is there, and a restart reads more of it.
             log.warning("the checkpoint has to wait: %s", error)
@@ -125,6 +134,15 @@ class Checkpointer:
             max(self._interval_ms, pause_ms), MOST_INTERVALS * self._interval_ms
         )
         return False
+
+    def request(self) -> int:
+        """Asks for a round that begins after now, be there something new in the log or not.
+
+        Returns:
+            Its number, to compare with ``finished``.
+        """
+        self._wanted = self._begun + 1
+        return self._wanted
 
     def close(self) -> None:
         """Saves everything and notes the clean stop; the log is synced to its end, and the
@@ -141,7 +159,7 @@ class Checkpointer:
         if self._round is None and len(changed) <= MOST_SYNCED_AT_CLOSE:
             sync_paths(sorted(changed), self._sync)
             self._queues_synced_through = end
-        table = encode_table(Head(end, self._log.epoch), self._queues, self._states.dump())
+        table = encode_table(self._head(end, self._log.epoch), self._queues, self._states.dump())
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=True))
 
@@ -150,7 +168,7 @@ class Checkpointer:
         end = self._log.end
         while self._queues.dirty_count:
             self._queues.write_oldest(TAILS_PER_STEP)
-        table = encode_table(Head(end, self._log.epoch), self._queues, self._states.dump())
+        table = encode_table(self._head(end, self._log.epoch), self._queues, self._states.dump())
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=False))
 
@@ -169,8 +187,10 @@ class Checkpointer:
             # It may have written fewer, being slow; a tail left out would never be found again.
             remaining -= dirty - queues.dirty_count
             yield True
+        # Before the rows, which may tell of later beginnings but never of earlier ones.
+        head = self._head(through, epoch)
         frames = []
-        for frame in encode_table(Head(through, epoch), list(queues), self._states.dump()):
+        for frame in encode_table(head, list(queues), self._states.dump()):
             frames.append(frame)
             yield True
         covered = self._log.end
@@ -190,6 +210,9 @@ class Checkpointer:
         self._queues_synced_through = through
         synced = self._checkpoint(clean=False)
         yield from self._wait(lambda: self._save(None, synced))
+
+    def _head(self, through: int, epoch: int) -> Head:
+        return Head(through, epoch, self._log.start)
 
     def _wait(self, task: Callable[[], None]) -> Iterator[bool]:
         future: Future[None] = self._chores.submit(task)

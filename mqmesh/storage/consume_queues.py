@@ -6,6 +6,7 @@ by a hash of its name.
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -17,6 +18,9 @@ from typing import Final
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.queue_minimum import advance, unused_names
+
+log = logging.getLogger(__name__)
 
 LARGE_TAIL_ENTRIES: Final = 16_384
 """A tail of so many entries is written at the next tick: much at once would take long."""
@@ -124,6 +128,25 @@ class ConsumeQueues:
             self.append(queue, VOID_OFFSET, 0, count, b"")
             if queue.end < queue_offset:
                 self.write(queue)
+
+    def advance(self, queue: ConsumeQueue, log_start: int) -> bool:
+        """Has a queue begin behind what was removed from the log; see ``queue_minimum``."""
+        return advance(queue, self._files, log_start)
+
+    def advance_all(self, log_start: int) -> int:
+        """Has all queues begin there; those with missing entries stay as they are.
+
+        Returns:
+            How many begin somewhere else now.
+        """
+        moved = 0
+        for queue in self:
+            try:
+                moved += self.advance(queue, log_start)
+            except CorruptRecord as error:
+                # Whoever reads there has the queue repaired.
+                log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
+        return moved
 
     def clear(self) -> None:
         """Forgets all queues; their files stay."""
@@ -235,7 +258,7 @@ class ConsumeQueues:
         Only sizes are looked at. Costs one ``stat`` a queue.
         """
         for queue in self:
-            if queue.written == queue.first:
+            if queue.written <= queue.first:
                 continue
             last = queue.written - 1
             size = (last % self._file_entries + 1) * ENTRY_SIZE
@@ -250,7 +273,8 @@ class ConsumeQueues:
         return None
 
     def trim(self) -> int:
-        """Removes what no queue knows of: entries behind the ends, other directories.
+        """Removes what no queue knows of: entries before the beginnings and behind the ends,
+        other directories.
 
         For after a crash: files may be ahead of what the log still holds. All tails are
         written before.
@@ -268,6 +292,11 @@ class ConsumeQueues:
                 self._files.close_under(directory)
                 shutil.rmtree(directory)
                 continue
+            firsts = {queue_id: queue.first for queue_id, queue in queues.items()}
+            for file_name in unused_names(os.listdir(directory), firsts, self._file_entries):
+                removed += os.path.getsize(f"{directory}/{file_name}")
+                self._files.close_path(f"{directory}/{file_name}")
+                os.unlink(f"{directory}/{file_name}")
             for file_name in os.listdir(directory):
                 removed += self._trim_file(f"{directory}/{file_name}", queues)
         return removed

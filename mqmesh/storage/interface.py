@@ -174,7 +174,12 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         recovered_bytes: Log bytes that were checked when the store was opened.
         cut_bytes: Bytes of a torn tail that were cut off when the store was opened.
         damaged: Ranges of the log that are lost to bit rot and the like.
-        writable: False while the store refuses to write.
+        writable: False once the store has stopped writing for good.
+        disk_used_percent: How full the disk is, by whomever; 0 if it is not known.
+        disk_full: True while writes are refused because of that.
+        deleted_segments: Segments that retention has removed since the store was opened.
+        deleted_bytes: Their size.
+        clock_jumps: Leaps of the wall clock that were noticed since the store was opened.
     """
 
     backend: str
@@ -198,9 +203,15 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     cut_bytes: int = 0
     damaged: Sequence[DamagedRange] = ()
     writable: bool = True
+    disk_used_percent: float = 0.0
+    disk_full: bool = False
+    deleted_segments: int = 0
+    deleted_bytes: int = 0
+    clock_jumps: int = 0
 
 
 MIN_SEGMENT_BYTES: Final = 64 * KIB
+_Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,6 +229,24 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         disk_reserve_bytes: Room on the disk that the log leaves for offsets, queues and
             recovery, from 0: a new segment that would take it is refused with ``DiskFull``.
 
+        file_reserved_time: How long messages are kept at least, 1 to 876,000 hours. Whole log
+            segments go, so the last message of a segment decides.
+        delete_when: Hours of the day, local time, in which expired segments are removed: two
+            digits each, ``;`` between them. Choose hours with little traffic.
+        disk_max_used_space_ratio: When the disk is so full, 1 to 100 percent, expired segments
+            are removed at any hour.
+        disk_space_clean_forcibly_ratio: When the disk is so full, 1 to 100 percent, the oldest
+            segments are removed whatever their age, so consumers may lose what they have not
+            read yet.
+        disk_space_warning_level_ratio: When the disk is so full, 1 to 100 percent, writes are
+            refused until there is room again; reads, commits and deletes go on.
+        clean_file_forcibly_enable: Whether ``disk_space_clean_forcibly_ratio`` counts. Without
+            it nothing goes before its time, and a full disk only refuses writes.
+        clean_resource_interval_ms: How often segments to remove are looked for, and how long
+            after the start for the first time, 100 to 3,600,000 ms.
+        delete_files_batch_max: Segments removed at most at a time, 1 to 10,000. It bounds what
+            a wrong clock or setting can do before somebody notices.
+
         mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
             than a segment can be stored, so keep it over 16 MiB except in tests.
         mapped_file_size_consume_queue: Entries in a consume queue file, 16 to 100,000,000.
@@ -233,6 +262,17 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     flush_interval_commitlog_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
     checkpoint_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 * MIB
+
+    file_reserved_time: Annotated[int, msgspec.Meta(ge=1, le=876_000)] = 72
+    delete_when: Annotated[
+        str, msgspec.Meta(pattern=r"^([01][0-9]|2[0-3])(;([01][0-9]|2[0-3])){0,23}$")
+    ] = "04"
+    disk_max_used_space_ratio: _Percent = 75
+    disk_space_clean_forcibly_ratio: _Percent = 85
+    disk_space_warning_level_ratio: _Percent = 90
+    clean_file_forcibly_enable: bool = True
+    clean_resource_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] = 10_000
+    delete_files_batch_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10
 
     mapped_file_size_commit_log: Annotated[int, msgspec.Meta(ge=MIN_SEGMENT_BYTES, le=4 * GIB)] = (
         1 * GIB

@@ -13,9 +13,11 @@ from mqmesh.storage.atomic_file import load_document, save_document, storage_err
 from mqmesh.storage.checkpoint import Checkpoint, CheckpointFile, read_boot_id
 from mqmesh.storage.checkpointer import Checkpointer, sync_paths
 from mqmesh.storage.chores import Chores
+from mqmesh.storage.cleaner import Cleaner
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.damage import DamageList
+from mqmesh.storage.disk_space import SpaceOf, system_space
 from mqmesh.storage.flush import Flusher, Sync
 from mqmesh.storage.interface import (
     FlushDiskType,
@@ -47,6 +49,7 @@ class Parts:
     flusher: Flusher
     chores: Chores
     checkpointer: Checkpointer
+    cleaner: Cleaner
     damage: DamageList
     clock: Clock
     recovered: Recovered
@@ -67,6 +70,7 @@ class _Files:
     damage: DamageList
     sync: Sync
     boot_id: bytes
+    last_alive_ms: int | None
 
     @property
     def table_path(self) -> Path:
@@ -81,6 +85,7 @@ def open_parts(
     wake: Wake,
     on_progress: OnProgress,
     sync: Sync,
+    space_of: SpaceOf = system_space,
 ) -> Parts:
     """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
 
@@ -90,7 +95,7 @@ def open_parts(
     """
     with contextlib.ExitStack() as resources:
         try:
-            return _open(directory, config, clock, wake, on_progress, sync, resources)
+            return _open(directory, config, clock, wake, on_progress, sync, space_of, resources)
         except OSError as error:
             raise storage_error(error, f"the store {directory} cannot be opened") from error
 
@@ -102,6 +107,7 @@ def _open(
     wake: Wake,
     on_progress: OnProgress,
     sync: Sync,
+    space_of: SpaceOf,
     resources: contextlib.ExitStack,
 ) -> Parts:
     _make_directories(directory)
@@ -110,7 +116,7 @@ def _open(
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
     resources.callback(files.close)
-    before = _open_files(directory, config, files, chores, sync)
+    before = _open_files(directory, config, files, chores, sync, space_of)
     resources.callback(before.checkpoint_file.close)
     checkpoint = before.checkpoint_file.newest
     started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
@@ -133,19 +139,19 @@ def _open(
         sync=sync,
     )
     resources.callback(flusher.close)
-    checkpointer = Checkpointer(
-        table_path=before.table_path,
-        file=before.checkpoint_file,
+    checkpointer = _checkpointer(before, config, commitlog, flusher, chores, recovered, checkpoint)
+    cleaner = Cleaner(
+        directory=directory / "commitlog",
+        config=config,
         commitlog=commitlog,
         queues=before.queues,
-        states=before.states,
+        files=files,
         flusher=flusher,
+        checkpointer=checkpointer,
         chores=chores,
-        sync=sync,
-        interval_ms=config.checkpoint_interval_ms,
-        boot_id=before.boot_id,
-        dispatched_through=_dispatched_through(checkpoint, recovered),
-        queues_synced_through=recovered.queues_synced_through,
+        clock=clock,
+        space_of=space_of,
+        last_alive_ms=before.last_alive_ms,
     )
     _settle(before, checkpointer, recovered, started_clean, on_progress)
     return Parts(
@@ -156,11 +162,37 @@ def _open(
         flusher,
         chores,
         checkpointer,
+        cleaner,
         before.damage,
         clock,
         recovered,
         started_clean,
         resources.pop_all(),
+    )
+
+
+def _checkpointer(
+    before: _Files,
+    config: StoreConfig,
+    commitlog: CommitLog,
+    flusher: Flusher,
+    chores: Chores,
+    recovered: Recovered,
+    checkpoint: Checkpoint | None,
+) -> Checkpointer:
+    return Checkpointer(
+        table_path=before.table_path,
+        file=before.checkpoint_file,
+        commitlog=commitlog,
+        queues=before.queues,
+        states=before.states,
+        flusher=flusher,
+        chores=chores,
+        sync=before.sync,
+        interval_ms=config.checkpoint_interval_ms,
+        boot_id=before.boot_id,
+        dispatched_through=_dispatched_through(checkpoint, recovered),
+        queues_synced_through=recovered.queues_synced_through,
     )
 
 
@@ -172,13 +204,19 @@ def _make_directories(directory: Path) -> None:
 
 
 def _open_files(
-    directory: Path, config: StoreConfig, files: OpenFiles, chores: Chores, sync: Sync
+    directory: Path,
+    config: StoreConfig,
+    files: OpenFiles,
+    chores: Chores,
+    sync: Sync,
+    space_of: SpaceOf,
 ) -> _Files:
     segments = Segments(
         directory / "commitlog",
         segment_size=config.mapped_file_size_commit_log,
         reserve_bytes=config.disk_reserve_bytes,
         chores=chores,
+        space_of=space_of,
     )
     queues = ConsumeQueues(
         directory / "consumequeue",
@@ -186,15 +224,21 @@ def _open_files(
         file_entries=config.mapped_file_size_consume_queue,
         most_unwritten_bytes=config.consume_queue_tail_bytes,
     )
+    checkpoint_path = directory / "checkpoint"
+    last_alive_ms = None
+    if checkpoint_path.exists():
+        # Its last change, before this run makes one.
+        last_alive_ms = checkpoint_path.stat().st_mtime_ns // 1_000_000
     return _Files(
         directory,
         segments,
         queues,
         ProducerStates(config.max_producer_states),
-        CheckpointFile(directory / "checkpoint", sync=sync),
+        CheckpointFile(checkpoint_path, sync=sync),
         DamageList(directory / "damaged-ranges"),
         sync,
         read_boot_id(),
+        last_alive_ms,
     )
 
 
@@ -222,6 +266,11 @@ def _recover(
         save_progress=save_progress,
     )
     recovered = recovery.run(table)
+    if table is not None and len(before.segments):
+        log_start = before.segments.first.start
+        if log_start > table.head.log_start:
+            # Killed between the removal of segments and the table that would tell of it.
+            before.queues.advance_all(log_start)
     before.damage.save()
     synced = 0 if checkpoint is None else checkpoint.synced_through
     _sync_segments(before, synced, recovered.end)
@@ -248,7 +297,8 @@ def _save_progress(
         _sync_segments(before, 0, position)
         changed, before.queues.changed = before.queues.changed, set()
         sync_paths(sorted(changed), before.sync)
-        table = encode_table(Head(position, epoch), before.queues, before.states.dump())
+        head = Head(position, epoch)
+        table = encode_table(head, before.queues, before.states.dump())
         save_document(before.table_path, b"".join(table))
     except DiskFull as error:
         log.warning("the progress of recovery cannot be saved: %s", error)

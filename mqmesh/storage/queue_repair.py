@@ -57,6 +57,7 @@ class QueueRepair:
         self._damage = damage
         self._clock = clock
         self._end = end
+        self._segments = segments
         self._position = segments.first.start
         self._scanner = LogScanner(segments, store_id=store_id)
         # What is in memory was never on a disk and is right.
@@ -79,6 +80,7 @@ class QueueRepair:
                     yield
         finally:
             self._scanner.close()
+        self._expected = max(self._expected, self._queue.first)
         self._fill_up_to(self._limit)
         self._damage.save()
         log.warning(
@@ -89,7 +91,9 @@ class QueueRepair:
         )
 
     def _step(self) -> None:
-        position = self._position
+        # Retention may have gone on since the step before.
+        self._expected = max(self._expected, self._queue.first)
+        position = self._position = max(self._position, self._segments.first.start)
         try:
             record = self._scanner.read(position, epoch=0)
         except CorruptRecord as error:

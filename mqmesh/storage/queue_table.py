@@ -30,10 +30,12 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         through: Commit-log offset; the table covers everything before it.
         epoch: Of the log at that place.
+        log_start: Commit-log offset; the queues begin behind what was before it.
     """
 
     through: int
     epoch: int
+    log_start: int = 0
 
 
 class QueueRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -80,7 +82,11 @@ def encode_table(
     yield _frame(_encoder.encode(head))
     queues = iter(queues)
     while some := list(islice(queues, ROWS_PER_FRAME)):
-        rows = [QueueRow(q.topic, q.queue_id, q.first, q.written) for q in some if q.written]
+        rows = [
+            QueueRow(q.topic, q.queue_id, min(q.first, q.written), q.written)
+            for q in some
+            if q.written
+        ]
         yield _frame(_encoder.encode(Rows(queues=rows)))
     producers = iter(producers)
     while windows := list(islice(producers, ROWS_PER_FRAME)):

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from typing import Final
 from mqmesh.errors import DiskFull
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.chores import Chores
+from mqmesh.storage.disk_space import SpaceOf, system_space
 
 _NAME: Final = re.compile(r"\d{20}")
 
@@ -50,7 +51,13 @@ class Segments:
     """All segments of a log, ascending. There may be holes where a file was lost."""
 
     def __init__(
-        self, directory: Path, *, segment_size: int, reserve_bytes: int, chores: Chores
+        self,
+        directory: Path,
+        *,
+        segment_size: int,
+        reserve_bytes: int,
+        chores: Chores,
+        space_of: SpaceOf = system_space,
     ) -> None:
         """Lists the files; removes what a crash left unfinished.
 
@@ -59,11 +66,13 @@ class Segments:
             segment_size: Of new segments.
             reserve_bytes: Room that a new one must leave on the disk.
             chores: Thread that prepares the next one.
+            space_of: Looks at the disk, on any thread.
         """
         self._directory = directory
         self._segment_size = segment_size
         self._reserve_bytes = reserve_bytes
         self._chores = chores
+        self._space_of = space_of
         self._preparing: Future[Segment] | None = None
         for unfinished in directory.glob("*.new"):
             unfinished.unlink()
@@ -158,6 +167,23 @@ class Segments:
         del self._list[keep:], self._starts[keep:]
         return len(gone)
 
+    def take_first(self, count: int) -> list[Segment]:
+        """Takes the oldest segments off the list; their files stay.
+
+        Args:
+            count: How many; at least one must be left.
+        """
+        assert 0 < count < len(self._list)
+        gone = self._list[:count]
+        assert all(one.fd < 0 for one in gone)
+        del self._list[:count], self._starts[:count]
+        return gone
+
+    def put_back(self, segments: Sequence[Segment]) -> None:
+        """Undoes ``take_first`` for the newest of those that it took."""
+        self._list[:0] = segments
+        self._starts[:0] = [segment.start for segment in segments]
+
     def _insert(self, segment: Segment) -> None:
         index = bisect_right(self._starts, segment.start)
         self._list.insert(index, segment)
@@ -167,8 +193,8 @@ class Segments:
         path = self._directory / f"{start:020d}"
         new = path.with_name(path.name + ".new")
         try:
-            room = os.statvfs(self._directory)
-            if room.f_bavail * room.f_frsize < self._segment_size + self._reserve_bytes:
+            room = self._space_of(self._directory).available
+            if room < self._segment_size + self._reserve_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:

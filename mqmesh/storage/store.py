@@ -28,9 +28,11 @@ from mqmesh.record_batch import (
 )
 from mqmesh.storage.batch_finder import find_batches, read_batches
 from mqmesh.storage.checkpointer import Checkpointer
+from mqmesh.storage.cleaner import Cleaner
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.consume_queues import ConsumeQueues
+from mqmesh.storage.disk_space import SpaceOf, system_space
 from mqmesh.storage.flush import SYSTEM_SYNC, Flusher, Sync
 from mqmesh.storage.interface import (
     BatchToPut,
@@ -75,6 +77,7 @@ class CommitLogStore(MessageStore):
         self._files: OpenFiles = parts.files
         self._flusher: Flusher = parts.flusher
         self._checkpointer: Checkpointer = parts.checkpointer
+        self._cleaner: Cleaner = parts.cleaner
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
         self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
@@ -97,6 +100,7 @@ class CommitLogStore(MessageStore):
         wake: Wake,
         on_progress: OnProgress,
         sync: Sync = SYSTEM_SYNC,
+        space_of: SpaceOf = system_space,
     ) -> "CommitLogStore":
         """Opens a store, recovering it first if it was not closed in order.
 
@@ -108,19 +112,27 @@ class CommitLogStore(MessageStore):
                 store has stopped; must not raise.
             on_progress: Called now and then while recovery goes on.
             sync: Makes a descriptor's data durable; tests pass one that fails.
+            space_of: Looks at the disk, on any thread; tests pass one that lies.
 
         Raises:
             StoreLocked: Another process has it open.
             StorageError: It cannot be opened.
         """
         parts = open_parts(
-            directory, config, clock=clock, wake=wake, on_progress=on_progress, sync=sync
+            directory,
+            config,
+            clock=clock,
+            wake=wake,
+            on_progress=on_progress,
+            sync=sync,
+            space_of=space_of,
         )
         return cls(parts, config)
 
     def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_writable()
+        self._cleaner.gate.check()
         if self._queues.full:
             self._queues.write_oldest(TAILS_AT_ONCE)
         start = self._log.end
@@ -361,6 +373,7 @@ class CommitLogStore(MessageStore):
         self._log.prepare_ahead()
         more = self._write_tails()
         more = self._go_on_repairing() or more
+        more = self._cleaner.tick(now_ms) or more
         try:
             return self._checkpointer.tick(now_ms) or more
         except StorageError as error:
@@ -386,7 +399,7 @@ class CommitLogStore(MessageStore):
         """See ``MessageStore.stats``."""
         self._check_open()
         segments = self._log.segments
-        recovered = self._parts.recovered
+        recovered, cleaner = self._parts.recovered, self._cleaner
         return StoreStats(
             backend="commitlog",
             disk_bytes=segments.disk_bytes,
@@ -409,6 +422,11 @@ class CommitLogStore(MessageStore):
             cut_bytes=recovered.cut_bytes,
             damaged=self._parts.damage.ranges,
             writable=self._stopped_by() is None,
+            disk_used_percent=0.0 if cleaner.space is None else cleaner.space.used_percent,
+            disk_full=cleaner.gate.refusal is not None,
+            deleted_segments=cleaner.deleted_segments,
+            deleted_bytes=cleaner.deleted_bytes,
+            clock_jumps=cleaner.age_clock.jumps,
         )
 
     def wait_for_chores(self) -> None:

@@ -1,0 +1,38 @@
+"""How full a file system is, as ``df`` tells it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+
+class Space(msgspec.Struct, frozen=True, gc=False):
+    """Room on a file system.
+
+    Attributes:
+        used: Bytes taken, by whomever.
+        available: Bytes that this process may still take.
+    """
+
+    used: int
+    available: int
+
+    @property
+    def used_percent(self) -> float:
+        """How much of what this process could ever use is taken, 0 to 100."""
+        return 100 * self.used / max(self.used + self.available, 1)
+
+
+SpaceOf = Callable[[Path], Space]
+"""Looks at the file system of a directory; raises OSError. Tests pass one of their own."""
+
+
+def system_space(directory: Path) -> Space:
+    """The room on a directory's file system.
+
+    Raises:
+        OSError: The system does not tell.
+    """
+    found = os.statvfs(directory)
+    return Space((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
