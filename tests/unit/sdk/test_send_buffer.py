@@ -37,6 +37,7 @@ class Buffer(SendBuffer):
             max_bytes=max_bytes,
             max_batch_bytes=max_batch_bytes,
             max_batch_messages=max_batch_messages,
+            usual_retries=2,
             clock=self.clock,
             may_wait=lambda: self.waiting_allowed,
         )
@@ -100,6 +101,46 @@ def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
     assert buffer.take_all() == []
     assert buffer.release(flight[0])
     assert bodies(buffer.take_all()) == [["2", "3"]]
+
+
+def put_plain(buffer: Buffer, body: str, timeout_ms: int = 3_000):
+    deadline_ms = buffer.clock.monotonic_ms() + timeout_ms
+    return buffer.append_plain(buffer.topic, Message("t", body.encode()), deadline_ms)
+
+
+def test_plain_messages_gather_like_all_others():
+    buffer = Buffer(max_batch_messages=3)
+    put = [put_plain(buffer, str(n)) for n in range(7)]
+    taken = buffer.take_all()
+    assert sorted(len(one) for one in bodies(taken)) == [1, 3, 3]
+    for number, (future, lane) in enumerate(put):
+        batch, index = future._batch, future._index
+        assert batch.messages[index].body == str(number).encode()
+        assert (lane, batch) in taken
+    assert buffer.pending_bytes == sum(batch.size for _, batch in taken)
+
+
+def test_a_plain_message_joins_no_batch_of_other_wishes():
+    buffer = Buffer()
+    alone = [put_plain(buffer, "first")[0]._batch]
+    buffer.clock.advance(5_000)
+    alone.append(put_plain(buffer, "much later")[0]._batch)
+    buffer.put("bound", buffer.topic.sticky)
+    alone.append(put_plain(buffer, "free")[0]._batch)
+    buffer.put("no retry", buffer.topic.sticky, retries=0)
+    alone.append(put_plain(buffer, "as usual")[0]._batch)
+    assert len(set(map(id, alone))) == len(alone)
+    assert not alone[-1].bound
+
+
+def test_plain_messages_are_refused_without_room_and_after_closing():
+    buffer = Buffer(max_bytes=100)
+    put_plain(buffer, "x" * 200)
+    with pytest.raises(QueueFull):
+        put_plain(buffer, "y")
+    buffer.close()
+    with pytest.raises(ClientClosed):
+        put_plain(buffer, "z")
 
 
 def test_batches_close_by_number_and_by_size():
