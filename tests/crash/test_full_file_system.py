@@ -1,0 +1,187 @@
+"""A file system of 64 MiB, filled to its last byte."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqmesh.errors import DiskFull
+from mqmesh.storage.disk_space import Space, system_space
+from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.store import CommitLogStore
+from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.store_contract import NOW, make_batch, read_queue
+from mqmesh.units import MIB
+
+SIZE = 64 * MIB
+BODY = "x" * 100_000
+CONFIG = StoreConfig(
+    mapped_file_size_commit_log=1 * MIB,
+    mapped_file_size_consume_queue=64,
+    checkpoint_interval_ms=100,
+    disk_reserve_bytes=2 * MIB,
+    clean_file_forcibly_enable=False,
+)
+
+
+class SmallDisk:
+    """A directory with room for 64 MiB."""
+
+    def __init__(self, path: Path, *, mounted: bool) -> None:
+        self.path = path
+        self._mounted = mounted
+        self._filler = path / "filler"
+
+    def space_of(self, directory: Path) -> Space:
+        """The room as the store sees it; told by file sizes where nothing could be mounted."""
+        if self._mounted:
+            return system_space(directory)
+        used = 0
+        for root, _, names in os.walk(self.path):
+            for name in names:
+                path = Path(root, name)
+                used += path.stat().st_size if path.exists() else 0
+        return Space(min(used, SIZE), max(SIZE - used, 0))
+
+    def fill(self) -> None:
+        """Takes all the room that is left."""
+        with open(self._filler, "ab", buffering=0) as file:
+            while (room := self.space_of(self.path).available) > 0:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, room)
+                except OSError:
+                    break
+
+    def free(self) -> None:
+        """Gives that back."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, timeout=20).returncode == 0
+    except OSError:
+        mounted = False
+    yield SmallDisk(path, mounted=mounted)
+    if mounted:
+        subprocess.run(["umount", str(path)], check=True, timeout=20)
+
+
+Opener = Callable[..., CommitLogStore]
+
+
+@pytest.fixture
+def open_store(small_disk: SmallDisk) -> Iterator[Opener]:
+    stores: list[CommitLogStore] = []
+
+    def opener(config: StoreConfig = CONFIG) -> CommitLogStore:
+        store = CommitLogStore.open(
+            small_disk.path / "store",
+            config,
+            clock=ManualClock(),
+            wake=lambda: None,
+            on_progress=lambda progress: None,
+            space_of=small_disk.space_of,
+        )
+        stores.append(store)
+        return store
+
+    yield opener
+    for store in stores:
+        store.close()
+
+
+def put_until_refused(store: CommitLogStore, first: int) -> int:
+    """Stores messages until there is no room; returns how many were stored."""
+    for number in range(first, first + 2 * SIZE // len(BODY)):
+        try:
+            store.put([make_batch([f"{number:06d}{BODY}"], first_sequence=number)], NOW)
+        except DiskFull:
+            return number - first
+        store.tick(number * 1000)
+        store.wait_for_chores()
+    pytest.fail("the disk is never full")
+
+
+def numbers(store: CommitLogStore) -> list[int]:
+    return [int(body[:6]) for body in read_queue(store)]
+
+
+def log_files(disk: SmallDisk) -> list[str]:
+    return sorted(path.name for path in (disk.path / "store" / "commitlog").glob("0*"))
+
+
+def test_the_log_leaves_its_reserve(small_disk: SmallDisk, open_store: Opener) -> None:
+    store = open_store(msgspec.structs.replace(CONFIG, disk_space_warning_level_ratio=100))
+    stored = put_until_refused(store, 0)
+    # All but the reserve, the queues' files and part of the last segments.
+    assert stored * len(BODY) > SIZE - 8 * MIB
+    assert small_disk.space_of(small_disk.path).available > 1 * MIB
+    assert numbers(store) == list(range(stored))
+
+
+def test_the_marks_refuse_before_that(small_disk: SmallDisk, open_store: Opener) -> None:
+    store = open_store()
+    stored = put_until_refused(store, 0)
+    with pytest.raises(DiskFull, match="disk_space_warning_level_ratio"):
+        store.put([make_batch([BODY], first_sequence=stored)], NOW)
+    assert 89 <= small_disk.space_of(small_disk.path).used_percent <= 93
+    assert numbers(store) == list(range(stored))
+
+
+def test_filled_to_the_last_byte(small_disk: SmallDisk, open_store: Opener) -> None:
+    config = msgspec.structs.replace(CONFIG, disk_space_warning_level_ratio=100)
+    store = open_store(config)
+    for number in range(50):
+        store.put([make_batch([f"{number:06d}{BODY}"], first_sequence=number)], NOW)
+        store.tick(number)
+    store.wait_for_chores()
+    small_disk.fill()
+    # What was allocated ahead is still written; then nothing, again and again.
+    stored = 50 + put_until_refused(store, 50)
+    assert stored < 50 + 4 * 10
+    for now_ms in range(1_000, 60_000, 100):
+        store.tick(now_ms)
+        with pytest.raises(DiskFull):
+            store.put([make_batch([BODY], first_sequence=stored)], NOW)
+    assert numbers(store) == list(range(stored))
+    before = log_files(small_disk)
+    store.close()
+
+    # A restart on the full disk deletes nothing and reads everything.
+    store = open_store(config)
+    for now_ms in range(0, 60_000, 100):
+        store.tick(now_ms)
+    assert [name for name in log_files(small_disk) if name in before] == before
+    assert numbers(store) == list(range(stored))
+    with pytest.raises(DiskFull):
+        store.put([make_batch([BODY * 5], first_sequence=stored)], NOW)
+
+    # With room again it goes on by itself.
+    small_disk.free()
+    store.tick(61_000)
+    for number in range(stored, stored + 30):
+        store.put([make_batch([f"{number:06d}{BODY}"], first_sequence=number)], NOW)
+    assert numbers(store) == list(range(stored + 30))
+    store.close()
+    assert numbers(open_store(config)) == list(range(stored + 30))
+
+
+def test_a_topic_can_be_deleted_on_a_full_disk(small_disk: SmallDisk, open_store: Opener) -> None:
+    store = open_store()
+    for number in range(15):
+        store.put([make_batch([f"{number:06d}{BODY}"], first_sequence=number)], NOW)
+    store.wait_for_chores()
+    small_disk.fill()
+    store.tick(1_000)
+    with pytest.raises(DiskFull, match="disk_space_warning_level_ratio"):
+        store.put([make_batch([BODY], first_sequence=15)], NOW)
+    store.delete_topic("topic")
+    assert store.topics() == []
