@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
-TEXT_STEPS: Final = 4
-"""When the index trails the log by more steps than this, keys are put down as text at first."""
-PAUSES: Final = 3
+PAUSES: Final = 7
 """While the log grows, other work is followed by a pause so many times as long: it may wait,
 and those who send and consume should not notice it."""
 BUSY_MS: Final = 1_000
@@ -285,7 +283,8 @@ class Dispatcher:
             return
         if segment.start > self.position:
             self._skipped_bytes += segment.start - self.position
-        as_text = self.lag_bytes > TEXT_STEPS * self._step_bytes
+        # More than one step behind: the log grows fast, and everybody else needs the machine.
+        as_text = self.lag_bytes > self._step_bytes
         self.position = self._extend(segment, as_text=as_text)
 
     def _extend(self, segment: Segment, *, as_text: bool = False) -> int:

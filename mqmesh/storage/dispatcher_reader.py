@@ -38,6 +38,7 @@ from mqmesh.storage.message_index_entries import (
     has_keys,
     id_entries,
     key_entries,
+    raw_keys,
     width_of,
 )
 from mqmesh.storage.message_index_part import Deletion, LogSlice
@@ -276,17 +277,13 @@ class LogReader:
             return
         try:
             topic = read_meta(record, header).topic
-            keys = distinct_keys(record, header)
+            if learned.texts is not None:
+                learned.texts.add(topic, *raw_keys(record, header), place)
+            else:
+                learned.entries += key_entries(topic, distinct_keys(record, header), place)
         except CorruptBatch as error:
             # The broker took it like that, so no consumer can read it either.
-            log.warning("the batch at %d has keys that cannot be indexed: %s", offset, error)
-            return
-        if not keys:
-            return
-        if learned.texts is not None:
-            learned.texts.add(topic, keys, place)
-        else:
-            learned.entries += key_entries(topic, [key.encode() for key in keys], place)
+            log.warning("the batch at %d cannot be indexed: %s", offset, error)
 
     def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
         marker = decode_marker(record)

@@ -56,7 +56,7 @@ def encode_run(
 
     Args:
         run: Its number, u32.
-        entries: Sorted, at least one.
+        entries: Sorted; a stretch may have none.
         low: Where the stretch begins; not behind the first entry.
         high: Where it ends; behind the last entry.
 
@@ -64,7 +64,7 @@ def encode_run(
         Keys and values, sorted.
     """
     data = b"".join(entries)
-    pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+    pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)] or [b""]
     lows = [low, *(piece[:ENTRY_SIZE] for piece in pieces[1:]), high]
     pairs = []
     for index, piece in enumerate(pieces):

@@ -23,12 +23,11 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from mqmesh.errors import CorruptBatch
-from mqmesh.message import MAX_KEYS
 from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, Buffer
 from mqmesh.record_batch import (
     Attributes,
@@ -46,18 +45,27 @@ _HAS_KEYS: Final = int(Attributes.HAS_KEYS)
 _STRETCH = struct.Struct("<xQBQ")
 _PLACE = struct.Struct(">I")
 
-_Label = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-
 
 class _Keys(msgspec.Struct, array_like=True, gc=False):
     # A message of which nothing but its keys is made into objects.
     topic: msgspec.Raw
     body: msgspec.Raw
     tag: msgspec.Raw = msgspec.Raw()
-    keys: Annotated[tuple[_Label, ...], msgspec.Meta(max_length=MAX_KEYS)] = ()
+    keys: tuple[str, ...] = ()
+
+
+class _RawKeys(msgspec.Struct, array_like=True, gc=False):
+    # Not even these.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: msgspec.Raw = msgspec.Raw(b"\x90")
 
 
 _keys_decoder = msgspec.msgpack.Decoder(list[_Keys])
+_raw_keys_decoder = msgspec.msgpack.Decoder(list[_RawKeys])
+_lists_decoder = msgspec.msgpack.Decoder(list[tuple[str, ...]])
+_encoder = msgspec.msgpack.Encoder()
 
 
 def key_hash(topic: str, key: str) -> bytes:
@@ -109,12 +117,12 @@ def id_entries(header: BatchHeader, place: int) -> list[bytes]:
     return found
 
 
-def key_entries(topic: str, keys: Iterable[bytes], place: int) -> list[bytes]:
+def key_entries(topic: str, keys: Iterable[str], place: int) -> list[bytes]:
     """The entries of a batch's keys.
 
     Args:
         topic: Physical topic of the batch.
-        keys: In UTF-8, each once.
+        keys: Each once.
         place: Where the batch begins in its segment, u32.
 
     Returns:
@@ -125,7 +133,7 @@ def key_entries(topic: str, keys: Iterable[bytes], place: int) -> list[bytes]:
     found = []
     for key in keys:
         hasher = copy()
-        hasher.update(key)
+        hasher.update(key.encode())
         found.append(hasher.digest() + suffix)
     return found
 
@@ -150,6 +158,38 @@ def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
         return set().union(*[message.keys for message in messages])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+
+
+def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
+    """The keys of a batch's messages as they are: a third of the work of ``distinct_keys``.
+
+    Returns:
+        Msgpack arrays of texts, one behind the other; and how many they are.
+
+    Raises:
+        CorruptBatch: They cannot be found.
+    """
+    if header.raw_size > MAX_STRINGS:
+        return _encoder.encode(sorted(distinct_keys(data, header))), 1
+    payload = read_payload(data, header)
+    try:
+        messages = _raw_keys_decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+    return b"".join([message.keys for message in messages]), header.message_count
+
+
+def distinct_of_raw(raw: bytes, count: int) -> set[str]:
+    """What ``distinct_keys`` would have said of what ``raw_keys`` returned.
+
+    Raises:
+        CorruptBatch: It cannot be decoded.
+    """
+    try:
+        lists = _lists_decoder.decode(b"\xdd" + count.to_bytes(4, "big") + raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+    return set().union(*lists)
 
 
 @lru_cache(maxsize=4096)

@@ -275,7 +275,7 @@ class IndexPart:
             puts = encode_run(run.number, entries)
             runs.append(run)
         texts = list(head.texts)
-        if slice_.texts is not None and slice_.texts.count:
+        if slice_.texts:
             puts.append(slice_.texts.encode(head.next_text))
             texts.append(Text(head.next_text, head.through, slice_.stop - origin))
         last = slice_.last_offset

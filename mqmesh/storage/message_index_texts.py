@@ -1,8 +1,9 @@
 """Keys that are indexed as they are, to be hashed and sorted later.
 
 When the log grows faster than keys can be hashed and sorted, the keys of a
-stretch of it are put down as text. That costs a fifth, and a search through them
-runs at the speed of memory; when there is time, they become entries like others.
+stretch of it are put down as they stand in the messages. That costs a fifth, and
+a search through them runs at the speed of memory; when there is time, they
+become entries like others.
 
 Layout of the value in LMDB (the same table stands in ``docs/storage-format.md``):
 
@@ -10,35 +11,42 @@ Layout of the value in LMDB (the same table stands in ``docs/storage-format.md``
 position bytes type    meaning
 ======== ===== ======= =========================================================
 0        4     u32     crc: CRC-32 of key and value, without these 4 bytes
-4        …     msgpack array of four: topics; batches, each an array of place,
-                       index of its topic, and where its keys end in the text;
-                       number of keys; the text: each key in UTF-8 between two
-                       bytes of 255, which no UTF-8 has
+4        …     msgpack array of three: topics; batches, each an array of place,
+                       index of its topic, where its part of the text ends, and
+                       how many arrays are in there; the text: the messages'
+                       keys, one msgpack array of texts after the other
 ======== ===== ======= =========================================================
 
 Its key is four zero bytes and the number of the text, u32 big endian: it stands
 between the head and all blocks, whose runs count from 1.
 """
 
+import logging
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.storage.lmdb_env import Pair
-from mqmesh.storage.message_index_entries import key_entries
+from mqmesh.storage.message_index_entries import distinct_of_raw, key_entries
 
-SEPARATOR: Final = b"\xff"
+log = logging.getLogger(__name__)
+
 _PREFIX: Final = bytes(4)
+
+
+class _Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    place: int
+    topic: int
+    end: int
+    count: int
 
 
 class _Texts(msgspec.Struct, array_like=True, gc=False):
     topics: list[str]
-    batches: list[tuple[int, int, int]]
-    count: int
+    batches: list[_Batch]
     text: bytes
 
 
@@ -47,39 +55,31 @@ _decoder = msgspec.msgpack.Decoder(_Texts)
 
 
 class TextMaker:
-    """Gathers the keys of consecutive batches.
-
-    Attributes:
-        count: Keys so far.
-    """
+    """Gathers the keys of consecutive batches."""
 
     def __init__(self) -> None:
         """Starts with none."""
         self._topics: dict[str, int] = {}
-        self._batches: list[tuple[int, int, int]] = []
+        self._batches: list[_Batch] = []
         self._pieces: list[bytes] = []
-        self._size = 1
-        self.count = 0
+        self._size = 0
 
-    def add(self, topic: str, keys: Collection[str], place: int) -> None:
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, topic: str, raw: bytes, count: int, place: int) -> None:
         """Adds the keys of a batch.
 
         Args:
             topic: Its physical topic.
-            keys: Each once, at least one.
-            place: Where it begins in its segment.
+            raw: What ``raw_keys`` returned.
+            count: The same.
+            place: Where the batch begins in its segment.
         """
-        count = len(keys)
-        piece = "\0".join(keys).encode()
-        if piece.count(b"\0") == count - 1:
-            piece = piece.replace(b"\0", SEPARATOR)
-        else:
-            piece = SEPARATOR.join([key.encode() for key in keys])  # a key has such a byte
-        self._pieces.append(piece)
-        self._size += len(piece) + 1
-        self.count += count
+        self._pieces.append(raw)
+        self._size += len(raw)
         number = self._topics.setdefault(topic, len(self._topics))
-        self._batches.append((place, number, self._size))
+        self._batches.append(_Batch(place, number, self._size, count))
 
     def encode(self, number: int) -> Pair:
         """Everything gathered, as a pair for LMDB.
@@ -87,8 +87,8 @@ class TextMaker:
         Args:
             number: Of the text, u32.
         """
-        text = SEPARATOR + SEPARATOR.join(self._pieces) + SEPARATOR
-        data = _encoder.encode(_Texts(list(self._topics), self._batches, self.count, text))
+        texts = _Texts(list(self._topics), self._batches, b"".join(self._pieces))
+        data = _encoder.encode(texts)
         key = text_key(number)
         return key, zlib.crc32(data, zlib.crc32(key)).to_bytes(4, "little") + data
 
@@ -124,34 +124,45 @@ class KeyText:
             key: The key.
             below: Only places before this one.
         """
-        texts = self._texts
-        if topic not in texts.topics:
+        if topic not in self._texts.topics:
             return []
-        number = texts.topics.index(topic)
-        wanted = SEPARATOR + key.encode() + SEPARATOR
-        found = []
-        at = texts.text.find(wanted)
-        while at >= 0:
-            place, topic_number, end = texts.batches[
-                bisect_right(texts.batches, at, key=_last_separator)
-            ]
-            if topic_number == number and place < below:
-                found.append(place)
-            # Once in a batch is enough; the separator before the next one belongs to both.
-            at = texts.text.find(wanted, end - 1)
-        found.reverse()
-        return found
+        number = self._texts.topics.index(topic)
+        found: set[int] = set()
+        for needle in _needles(key.encode()):
+            for batch in self._batches_with(needle):
+                one = self._texts.batches[batch]
+                # Bytes may look like the key and be part of another one.
+                if one.topic == number and one.place < below and key in self._keys(batch):
+                    found.add(one.place)
+        return sorted(found, reverse=True)
 
     def entries(self) -> list[bytes]:
         """The same as entries, in no order."""
-        texts = self._texts
         found: list[bytes] = []
-        start = 1
-        for place, number, end in texts.batches:
-            keys = texts.text[start : end - 1].split(SEPARATOR)
-            found += key_entries(texts.topics[number], keys, place)
-            start = end
+        for index, batch in enumerate(self._texts.batches):
+            found += key_entries(self._texts.topics[batch.topic], self._keys(index), batch.place)
         return found
+
+    def _batches_with(self, needle: bytes) -> list[int]:
+        """Indexes of the batches whose part of the text has some bytes."""
+        text, batches = self._texts.text, self._texts.batches
+        found = []
+        at = text.find(needle)
+        while at >= 0:
+            batch = bisect_right(batches, at, key=_end_of)
+            found.append(batch)
+            at = text.find(needle, batches[batch].end)
+        return found
+
+    def _keys(self, index: int) -> set[str]:
+        batch = self._texts.batches[index]
+        start = self._texts.batches[index - 1].end if index else 0
+        try:
+            return distinct_of_raw(self._texts.text[start : batch.end], batch.count)
+        except CorruptBatch as error:
+            # The broker took it like that, so no consumer can read it either.
+            log.warning("a batch at place %d cannot be indexed: %s", batch.place, error)
+            return set()
 
 
 def text_key(number: int) -> bytes:
@@ -159,5 +170,15 @@ def text_key(number: int) -> bytes:
     return _PREFIX + number.to_bytes(4, "big")
 
 
-def _last_separator(batch: tuple[int, int, int]) -> int:
-    return batch[2] - 1
+def _needles(key: bytes) -> list[bytes]:
+    """What a text in msgpack looks like, in all forms that its length may be written in."""
+    size = len(key)
+    if size >= 256:
+        return [size.to_bytes(2, "big") + key]
+    # Two, four or eight bytes of length all end with this one; the short form has one of its own.
+    long_forms = bytes([size]) + key
+    return [long_forms] if size >= 32 else [bytes([0xA0 | size]) + key, long_forms]
+
+
+def _end_of(batch: _Batch) -> int:
+    return batch.end
