@@ -70,6 +70,13 @@ class CommandServer:
         handlers: Handler by request code.
         on_disconnect: Told the routing id of a peer whose connection broke. Requests of that
             peer that were on their way are served still, and it is told again after each.
+
+    Attributes:
+        malformed_frames: Frames that were no requests.
+        dropped_replies: Answers that nobody was there for any more, or had no room.
+        requests: Requests taken.
+        readable_ms: When there was something to take last, by the monotonic clock.
+        drained_ms: When nothing was left then; None if frames were.
     """
 
     def __init__(
@@ -96,6 +103,8 @@ class CommandServer:
         self.malformed_frames = 0
         self.dropped_replies = 0
         self.requests = 0
+        self.readable_ms = 0
+        self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)
         loop.add(self._monitor, self._on_monitor)
 
@@ -153,10 +162,13 @@ class CommandServer:
 
     def _on_readable(self) -> None:
         socket = self._socket
+        self.readable_ms = self._loop.clock.monotonic_ms()
+        self.drained_ms = None
         for _ in range(FRAMES_PER_TICK):
             try:
                 peer = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self.drained_ms = self._loop.clock.monotonic_ms()
                 return
             # Not copied: bodies are large, and the frame tells which connection it came by.
             frame = socket.recv(zmq.NOBLOCK, copy=False)

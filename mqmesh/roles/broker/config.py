@@ -70,6 +70,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             More makes no difference unless very many producers send large batches at once.
         max_sync_flush_waits: With ``SYNC_FLUSH``: requests that may wait for the disk at a
             time, 1 to 1,000,000; beyond it sends are refused with SYSTEM_BUSY.
+        wait_time_mills_in_send_queue: A send may be refused with SYSTEM_BUSY when it waited for
+            longer than this to be written, 1 to 60,000 ms; see the next setting.
+        os_page_cache_busy_timeout_mills: That happens only when waits have stayed so long for
+            more than this, 0 to 60,000 ms: a disk that is slow for a moment refuses nobody.
         busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
         max_topics: Topics that this broker will carry, 1 to 100,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
@@ -107,6 +111,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_held_pulls: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
     max_staged_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1024 * MIB)] = 64 * MIB
     max_sync_flush_waits: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    wait_time_mills_in_send_queue: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 200
+    os_page_cache_busy_timeout_mills: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
     busy_retry_after_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 100
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536

@@ -14,6 +14,7 @@ from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
@@ -68,6 +69,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         stats: Counters.
         wire: Ways to peers.
         keeper: Ways to have tables saved.
+        admission: Decides which sends have waited for too long.
         process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
     """
@@ -85,6 +87,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     stats: BrokerStats
     wire: Wire
     keeper: Keeper
+    admission: SendAdmission
     process_figures: Callable[[], dict[str, str]]
     index: IndexerLink | None = None
 

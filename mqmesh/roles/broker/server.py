@@ -33,6 +33,7 @@ from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arg
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
@@ -250,6 +251,10 @@ class BrokerServer:
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify),
             keeper=Keeper(self._save_topics, self._save_offsets),
+            admission=SendAdmission(
+                wait_limit_ms=config.wait_time_mills_in_send_queue,
+                busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
+            ),
             process_figures=self._figures,
             index=self._make_index(),
         )
@@ -357,9 +362,15 @@ class BrokerServer:
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
 
     def _on_tick_end(self) -> None:
-        if self._broker is not None:
-            finish_sends(self._broker)
-            send_notices(self._broker)
+        broker, server = self._broker, self._server
+        if broker is not None and server is not None:
+            if broker.stage.sends:
+                broker.admission.frames_taken(server.readable_ms)
+                finish_sends(broker)
+            send_notices(broker)
+            broker.admission.tick_ended(
+                self._clock.monotonic_ms(), server.readable_ms, server.drained_ms
+            )
 
     def _on_tick(self) -> None:
         broker = self._broker

@@ -83,6 +83,9 @@ def finish_sends(context: BrokerContext) -> None:
     if not context.stage.sends:
         return
     batches, sends = context.stage.take()
+    late = context.admission.count_refused(len(sends), context.clock.monotonic_ms())
+    if late:
+        batches, sends = _refuse_late(context, batches, sends, late)
     try:
         results = context.store.put(batches, context.clock.wall_ms()) if batches else []
     except StorageError as error:
@@ -104,6 +107,29 @@ def finish_sends(context: BrokerContext) -> None:
             _answer(context, send)
     for key in arrived:
         wake_pulls(context, *key)
+
+
+def _refuse_late(
+    context: BrokerContext, batches: list[BatchToPut], sends: list[OpenSend], count: int
+) -> tuple[list[BatchToPut], list[OpenSend]]:
+    """Refuses the oldest sends; returns what is left.
+
+    Order does not suffer: a producer waits for its answer before it sends to the queue again.
+    """
+    config = context.config
+    late, left = sends[:count], sends[count:]
+    refused = sum(send.outcomes.count(None) for send in late)
+    context.stats.total.busy_refusals += count
+    context.stats.total.put_refused += refused
+    error = SystemBusy(
+        f"the log is too slow for all sends: some waited for {context.admission.longest_wait_ms} "
+        f"ms (wait_time_mills_in_send_queue = {config.wait_time_mills_in_send_queue})",
+        retry_after_ms=config.busy_retry_after_ms,
+    )
+    fill_in_refusal(late, _outcome_of(error))
+    for send in late:
+        _answer(context, send)
+    return batches[refused:], left
 
 
 def answer_durable(context: BrokerContext) -> None:

@@ -30,6 +30,7 @@ from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
@@ -95,6 +96,10 @@ class Stage:
             stats=BrokerStats(),
             wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
             keeper=Keeper(self._save_topics, lambda: self.saved.append("offsets")),
+            admission=SendAdmission(
+                wait_limit_ms=self.config.wait_time_mills_in_send_queue,
+                busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
+            ),
             process_figures=lambda: {"rss_bytes": "1"},
         )
         self.handlers = bind_handlers(self.context)
