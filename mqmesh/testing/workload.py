@@ -28,6 +28,7 @@ from mqmesh.errors import (
     ProtocolError,
     RequestTimeout,
 )
+from mqmesh.logs import configure_logging
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.producer import Producer
@@ -435,4 +436,5 @@ def work(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
+    configure_logging("worker", "INFO", None)
     work(msgspec.json.decode(sys.argv[1], type=Plan))
