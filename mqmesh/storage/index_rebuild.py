@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.errors import StorageError
 from mqmesh.storage.checkpoint import read_boot_id
-from mqmesh.storage.dispatcher import Dispatcher
+from mqmesh.storage.dispatcher import BUSY_MS, Dispatcher
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.storage.message_index_config import IndexConfig
@@ -55,9 +55,14 @@ def rebuild_index(
         try:
             dispatcher.advance(end, store.start, clock.monotonic_ms())
             total = end - store.start
-            while dispatcher.step(clock.monotonic_ms()):
-                missing = dispatcher.stats().missing_bytes
-                on_progress(RecoveryProgress("indexing", max(0, total - missing), total))
+            # Nobody else is busy with this store: no step has to wait for its turn.
+            while dispatcher.step(clock.monotonic_ms() + BUSY_MS) is not None:
+                stats = dispatcher.stats()
+                if stats.waiting:
+                    break
+                on_progress(
+                    RecoveryProgress("indexing", max(0, total - stats.missing_bytes), total)
+                )
             waiting = dispatcher.stats().waiting
         finally:
             dispatcher.close()
