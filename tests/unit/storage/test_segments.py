@@ -126,6 +126,7 @@ def test_a_stretch_is_read_through_and_nothing_is_changed(tmp_path: Path, chores
 def test_the_log_is_warmed_ahead_of_its_end_and_no_further(tmp_path: Path, chores: Chores) -> None:
     size = 2 * WARM_STEP_BYTES
     segments = listed(tmp_path, chores, size)
+    segments.get_or_make(0)
     warmed: list[tuple[int, int]] = []
 
     def warm(_segment: object, begin: int, end: int) -> Future[None]:
