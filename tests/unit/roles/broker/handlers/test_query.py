@@ -1,0 +1,100 @@
+"""Queries that the broker passes on to its index process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    InvalidArgument,
+    RemoteProtocolError,
+    TopicNotFound,
+    UnsupportedCommand,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.queries import (
+    QueryMessageByIdRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+)
+from mqmesh.roles.broker.dispatch import bind_handlers
+
+
+class Index:
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bytes, object]] = []
+
+    def query(self, code, header, on_answer):
+        self.asked.append((code, header, on_answer))
+
+
+@pytest.fixture
+def index(stage) -> Index:
+    """An index process that answers when the test says so."""
+    index = Index()
+    stage.context = msgspec.structs.replace(stage.context, index=index)
+    stage.handlers = bind_handlers(stage.context)
+    stage.send(stage.batch("orders"))
+    return index
+
+
+def test_a_query_is_passed_on_and_its_answer_passed_back(stage, index):
+    query = QueryMessageRequest("orders", "4711", 5, 9)
+    opaque = stage.begin(RequestCode.QUERY_MESSAGE, query)
+    ((code, header, on_answer),) = index.asked
+    assert (code, header) == (RequestCode.QUERY_MESSAGE, encode_header(query))
+    assert opaque not in stage.answers
+    answer = memoryview(encode_header(QueryMessageResponse(1, True, 77)))
+    on_answer(Command(0, 1, 1, answer, memoryview(b"messages")))
+    found = stage.answer(opaque, QueryMessageResponse)
+    assert (found.more, found.missing_bytes) == (True, 77)
+    assert bytes(stage.answers[opaque].body[0]) == b"messages"
+
+
+def test_a_query_by_id_is_passed_on_whatever_the_topic(stage, index):
+    stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
+    assert [code for code, _, _ in index.asked] == [RequestCode.QUERY_MESSAGE_BY_ID]
+
+
+def test_what_the_index_refuses_is_refused(stage, index):
+    opaque = stage.begin(RequestCode.QUERY_MESSAGE, QueryMessageRequest("orders", "a"))
+    index.asked[0][2](BrokerNotAvailable("just starting"))
+    with pytest.raises(BrokerNotAvailable):
+        stage.answer(opaque)
+
+
+def test_an_unknown_topic_is_told_without_asking(stage, index):
+    with pytest.raises(TopicNotFound):
+        stage.ask(RequestCode.QUERY_MESSAGE, QueryMessageRequest("nothing", "a"))
+    assert index.asked == []
+
+
+@pytest.mark.parametrize("text", ["", "xyz", "0" * 31, "g" * 32])
+def test_an_id_that_is_none_is_told_without_asking(stage, index, text):
+    with pytest.raises(InvalidArgument):
+        stage.ask(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest(text))
+    assert index.asked == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        QueryMessageRequest("orders", ""),
+        QueryMessageRequest("orders", "k" * 256),
+        QueryMessageRequest("orders", "a", max_count=0),
+        QueryMessageRequest("orders", "a", max_count=1_025),
+        QueryMessageRequest("orders", "a", -1),
+    ],
+)
+def test_a_query_out_of_bounds_is_refused(stage, index, header):
+    with pytest.raises(RemoteProtocolError):
+        stage.ask(RequestCode.QUERY_MESSAGE, header)
+    assert index.asked == []
+
+
+def test_without_an_index_the_setting_is_named(stage):
+    stage.send(stage.batch("orders"))
+    with pytest.raises(UnsupportedCommand, match=r"index\.enable"):
+        stage.ask(RequestCode.QUERY_MESSAGE, QueryMessageRequest("orders", "a"))
