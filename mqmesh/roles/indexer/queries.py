@@ -27,7 +27,7 @@ BUSY_RETRY_AFTER_MS: Final = 100
 _NOTHING: Final = memoryview(b"")
 
 
-class PendingQuery(msgspec.Struct):
+class PendingQuery(msgspec.Struct, eq=False):
     """A query and how far it is.
 
     Attributes:
@@ -50,7 +50,7 @@ class PendingQuery(msgspec.Struct):
 
 
 class PendingQueries:
-    """Queries in the order in which they came; one is worked on at a time.
+    """Queries that wait or are being worked on.
 
     Args:
         most: Queries that may wait.
@@ -109,7 +109,7 @@ class PendingQueries:
     def step(
         self, index: MessageIndex, dispatcher: Dispatcher, now_ms: int
     ) -> tuple[Request, Reply] | None:
-        """Works a little on the query that has waited longest.
+        """Works a little on a query that is ready; those that take longer take turns.
 
         Args:
             index: The index.
@@ -119,7 +119,9 @@ class PendingQueries:
         Returns:
             What to answer when it is done, else None.
         """
-        pending = self._waiting[0]
+        pending = self._ready(dispatcher, now_ms)
+        if pending is None:
+            return None
         if pending.search is None:
             pending.search = Search(
                 index,
@@ -132,24 +134,28 @@ class PendingQueries:
         done = search.step()
         if not done and now_ms - pending.since_ms >= self._timeout_ms:
             search.more = done = True
+        self._waiting.remove(pending)
         if not done:
+            self._waiting.append(pending)
             return None
-        self._waiting.popleft()
         self.answered += 1
         self.mismatches += search.mismatches
         header = QueryMessageResponse(len(search.messages), search.more, search.missing_bytes)
         return pending.request, Reply(encode_header(header), (encode_found(search.messages),))
 
     def is_ready(self, dispatcher: Dispatcher, now_ms: int) -> bool:
-        """True when the query that has waited longest need not wait for the index."""
-        if not self._waiting:
-            return False
-        first = self._waiting[0]
-        return (
-            first.search is not None
-            or dispatcher.position >= first.wanted
-            or now_ms - first.since_ms >= CATCH_UP_MS
-        )
+        """True when a query need not wait for the index."""
+        return self._ready(dispatcher, now_ms) is not None
+
+    def _ready(self, dispatcher: Dispatcher, now_ms: int) -> PendingQuery | None:
+        for one in self._waiting:
+            if (
+                one.search is not None
+                or dispatcher.position >= one.wanted
+                or now_ms - one.since_ms >= CATCH_UP_MS
+            ):
+                return one
+        return None
 
     def drop_peer(self, peer: bytes) -> None:
         """Forgets the queries of a broker that is gone."""
