@@ -13,6 +13,7 @@ from mqmesh.errors import (
     NoRoute,
     OffsetIllegal,
     RemoteProtocolError,
+    TopicNotFound,
     TransportError,
 )
 from mqmesh.message import StoredMessage, check_topic, parse_message_id
@@ -106,7 +107,7 @@ class QueryClient(AdminClient):
 
         Raises:
             InvalidArgument: An illegal topic, key, time or count.
-            TopicNotFound: No name server knows the topic.
+            TopicNotFound: Nobody knows the topic.
             TransportError, BrokerError: No broker could answer.
         """
         check_topic(topic)
@@ -115,10 +116,7 @@ class QueryClient(AdminClient):
             raise InvalidArgument(f"a key has 1 to 255 characters, not {len(key)}")
         if not 0 <= from_ms <= MAX_OFFSET or not 0 <= to_ms <= MAX_OFFSET:
             raise InvalidArgument(f"from_ms = {from_ms} and to_ms = {to_ms} must be times in ms")
-        carriers = {queue.broker_name for queue in self.route(topic).queues}
-        addresses = {
-            name: address for name, address in self._addresses().items() if name in carriers
-        }
+        addresses = self._carriers(topic)
         request = QueryMessageRequest(topic, key, from_ms, to_ms, max_count, DEFAULT_QUERY_BYTES)
         header = encode_header(request)
         return self._query(addresses, RequestCode.QUERY_MESSAGE, header, max_count)
@@ -161,7 +159,7 @@ class QueryClient(AdminClient):
 
         Raises:
             InvalidArgument: An illegal topic or number, or several brokers carry the topic.
-            TopicNotFound: No name server knows the topic.
+            TopicNotFound: Nobody knows the topic.
             OffsetIllegal: The queue has no message there.
             TransportError, BrokerError: The broker does not answer, or refuses.
         """
@@ -192,18 +190,26 @@ class QueryClient(AdminClient):
             raise NoRoute("no name server knows a running broker")
         return dict(sorted(found.items()))
 
+    def _carriers(self, topic: str) -> dict[str, BrokerAddress]:
+        """Brokers that may have messages of a topic."""
+        addresses = self._addresses()
+        try:
+            names = {queue.broker_name for queue in self.route(topic).queues}
+        except TopicNotFound:
+            # It may have been made a moment ago, by its first message: brokers know first.
+            return addresses
+        return {name: address for name, address in addresses.items() if name in names}
+
     def _carrier(self, topic: str, broker_name: str) -> tuple[str, BrokerAddress]:
-        route = self.route(topic)
-        carriers = sorted({queue.broker_name for queue in route.queues})
+        carriers = self._carriers(topic)
         if not broker_name and len(carriers) > 1:
             raise InvalidArgument(
                 f"topic {topic!r} is on {', '.join(carriers)}: say which broker is meant"
             )
         name = broker_name or next(iter(carriers), "")
-        address = masters_of(route.brokers).get(name)
-        if address is None or name not in carriers:
+        if name not in carriers:
             raise NoRoute(f"no running master of broker group {name!r} carries topic {topic!r}")
-        return name, address
+        return name, carriers[name]
 
     def _name_of(self, host: str) -> str:
         """The broker group at an address, "" if that cannot be found out."""
@@ -226,6 +232,8 @@ class QueryClient(AdminClient):
         notes: dict[str, str] = {}
         more = False
         for name, outcome in _ask_all(addresses, ask).items():
+            if isinstance(outcome, TopicNotFound):
+                continue  # another broker has the topic
             if isinstance(outcome, MQMeshError):
                 notes[name] = str(outcome)
                 continue
