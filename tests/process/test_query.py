@@ -91,12 +91,12 @@ def figures(query: QueryClient) -> dict[str, str]:
     return query.runtime_info()["broker-a"]
 
 
-def index_pid(query: QueryClient) -> int:
-    """Process id of the index process, once it answers."""
+def index_pid(query: QueryClient, *, killed: int = 0) -> int:
+    """Process id of the index process, once it answers; not the one that was killed."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = figures(query)
-        if found["index_state"] == "running" and found["index_pid"] != "0":
+        if found["index_state"] == "running" and found["index_pid"] not in ("0", str(killed)):
             return int(found["index_pid"])
         assert time.monotonic() < deadline, found
 
@@ -163,9 +163,11 @@ def test_messages_are_found_by_where_they_stand(producer, query):
 
 def test_killed_under_load_the_index_process_comes_back_and_misses_nothing(producer, query):
     acknowledged = []
+    pid = 0
     for round_ in range(3):
         acknowledged += send_with_keys(producer, round_ * 100, 50)
-        os.kill(index_pid(query), signal.SIGKILL)
+        pid = index_pid(query, killed=pid)
+        os.kill(pid, signal.SIGKILL)
         acknowledged += send_with_keys(producer, round_ * 100 + 50, 50)
     check_all(query, acknowledged)
     assert int(figures(query)["index_starts_total"]) == 4
