@@ -1,0 +1,156 @@
+"""The log as the index process reads it, beside the broker that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqmesh.errors import CorruptRecord, OffsetOutOfRange
+from mqmesh.message import Message
+from mqmesh.storage.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
+from mqmesh.testing.indexed_store import IndexedStore
+from mqmesh.testing.store_files import SEGMENT_BYTES
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> Iterator[IndexedStore]:
+    indexed = IndexedStore(tmp_path / "store")
+    yield indexed
+    indexed.close()
+
+
+def reader_of(indexed: IndexedStore, store_id: int | None = None) -> LogReader:
+    segments = SegmentList(indexed.files.directory / "commitlog")
+    return LogReader(
+        segments, store_id=indexed.store.stats().store_id if store_id is None else store_id
+    )
+
+
+def put(indexed: IndexedStore, size: int = 100, **options):
+    return indexed.put([Message("topic", bytes(size), keys=("a",))], **options)
+
+
+def read_all(indexed: IndexedStore, most_bytes: int, **options):
+    """All slices of the log."""
+    reader = reader_of(indexed, **options)
+    end = indexed.store.stats().max_commitlog_offset
+    position, epoch, slices = 0, 0, []
+    while position < end:
+        segment = reader.segments.at_or_after(position)
+        one = reader.read_slice(
+            segment, max(position, segment.start), end, epoch=epoch, most_bytes=most_bytes
+        )
+        position, epoch = one.stop, (0 if one.complete else one.epoch)
+        slices.append(one)
+    reader.close()
+    return slices
+
+
+@pytest.mark.parametrize("most_bytes", [1, 100, 1000, 10_000, 1 << 20])
+def test_slices_cover_the_log_without_gap_whatever_their_size(indexed, most_bytes):
+    puts = [put(indexed, size) for size in (10, 5000, 1, 30_000, 40_000, 100, 20_000, 60_000)]
+    slices = read_all(indexed, most_bytes)
+    ends = [0, *(one.stop for one in slices)]
+    assert [one.start for one in slices] == ends[:-1]
+    assert sum(one.batches for one in slices) == len(puts)
+    assert sum(one.skipped_bytes for one in slices) == 0
+    complete = [one.stop for one in slices if one.complete]
+    assert complete == [n * SEGMENT_BYTES for n in range(1, len(complete) + 1)]
+    places = {int.from_bytes(entry[16:], "big") for one in slices for entry in one.entries}
+    assert places == {result.commitlog_offset % SEGMENT_BYTES for result in puts}
+
+
+def test_a_slice_knows_its_times_its_last_record_and_deletions(indexed):
+    put(indexed, stored_ms=50)
+    put(indexed, stored_ms=20)
+    last = put(indexed, stored_ms=30)
+    (one,) = read_all(indexed, 1 << 20)
+    assert (one.oldest_ms, one.newest_ms, one.batches) == (20, 50, 3)
+    assert one.last_offset == last.commitlog_offset
+    assert one.last_mark == indexed.files.read(last.commitlog_offset, MARK_SIZE)
+    indexed.store.delete_topic("topic")
+    (one,) = read_all(indexed, 1 << 20)
+    assert [deletion.topic for deletion in one.deletions] == ["topic"]
+    assert one.deletions[0].commitlog_offset == last.end_offset == one.last_offset
+
+
+@pytest.mark.parametrize("position", [0, 5, 12, 36, 48, 56, 100, 150])
+def test_a_bad_record_is_passed_over_and_what_stands_around_it_kept(indexed, position):
+    puts = [put(indexed) for _ in range(5)]
+    indexed.files.flip(puts[2].commitlog_offset + position)
+    slices = read_all(indexed, 1 << 20)
+    assert sum(one.batches for one in slices) == 4
+    size = puts[2].end_offset - puts[2].commitlog_offset
+    assert sum(one.skipped_bytes for one in slices) == size
+
+
+def test_damage_up_to_the_end_is_passed_over(indexed):
+    put(indexed)
+    last = put(indexed)
+    indexed.files.write(last.commitlog_offset, bytes(last.end_offset - last.commitlog_offset))
+    slices = read_all(indexed, 1 << 20)
+    assert slices[-1].stop == last.end_offset
+    assert sum(one.batches for one in slices) == 1
+
+
+def test_a_file_that_was_cut_ends_where_the_next_one_begins(indexed):
+    while indexed.store.stats().max_commitlog_offset < 2 * SEGMENT_BYTES:
+        put(indexed, 3000)
+    first = indexed.files.segment(0)
+    with open(first, "r+b") as file:
+        file.truncate(SEGMENT_BYTES // 2)
+    slices = read_all(indexed, 1 << 20)
+    assert sum(one.skipped_bytes for one in slices) > 0
+    assert slices[-1].stop == indexed.store.stats().max_commitlog_offset
+    complete = [one.stop for one in slices if one.complete]
+    assert complete[0] == SEGMENT_BYTES
+
+
+def test_records_of_another_store_are_none(indexed):
+    put(indexed)
+    (one,) = read_all(indexed, 1 << 20, store_id=12345)
+    assert (one.batches, one.skipped_bytes) == (0, one.stop)
+
+
+def test_a_batch_is_read_with_all_checks(indexed):
+    result = put(indexed)
+    reader = reader_of(indexed)
+    header, data = reader.read_batch(result.commitlog_offset)
+    assert header.total_size == len(data) == result.end_offset - result.commitlog_offset
+    for offset in (result.commitlog_offset + 1, result.end_offset):
+        with pytest.raises(CorruptRecord):
+            reader.read_batch(offset)
+    with pytest.raises(OffsetOutOfRange):
+        reader.read_batch(1 << 40)
+    indexed.files.flip(result.commitlog_offset + 60)
+    with pytest.raises(CorruptRecord):
+        reader.read_batch(result.commitlog_offset)
+    with pytest.raises(CorruptRecord):
+        reader_of(indexed, store_id=1).read_batch(result.commitlog_offset)
+    indexed.files.segment(0).unlink()
+    fresh = reader_of(indexed)
+    with pytest.raises(OffsetOutOfRange):
+        fresh.read_batch(result.commitlog_offset)
+    reader.close()
+
+
+def test_a_file_that_went_since_it_was_listed_is_out_of_range(indexed):
+    result = put(indexed)
+    reader = reader_of(indexed)
+    indexed.files.segment(0).unlink()
+    with pytest.raises(OffsetOutOfRange):
+        reader.read_batch(result.commitlog_offset)
+    assert reader.mark_at(result.commitlog_offset) == b""
+
+
+def test_only_segments_are_listed(tmp_path):
+    assert len(SegmentList(tmp_path / "not there")) == 0
+    for name in ("00000000000000000000", "00000000000000065536.new", "other", "123"):
+        (tmp_path / name).write_bytes(bytes(10))
+    segments = SegmentList(tmp_path)
+    assert [segment.start for segment in segments] == [0]
+    assert segments.find(5) is not None
+    assert segments.find(10) is None
+    assert segments.at_or_after(10) is None
