@@ -322,6 +322,8 @@ class IndexerLink:
                 _log.error("the index process does not answer; killing it")
                 self._suspect = True
                 self._process.kill()
+        elif isinstance(answer, ClientError):
+            return  # we are closing
         elif isinstance(answer, MQMeshError):
             _log.error("the index process refuses: %s", answer)
         else:
