@@ -33,6 +33,8 @@ REFRESH_MS: Final = 5_000
 """How often vanished segments are looked for."""
 RETRY_MS: Final = 1_000
 """After a full disk, or another error of the system's."""
+OTHER_RETRY_MS: Final = 30_000
+"""The same for what may wait."""
 
 Room = Callable[[], bool]
 """True while the disk has room for more index."""
@@ -262,8 +264,12 @@ class Dispatcher:
 
     def _step(self, now_ms: int) -> int | None:
         if now_ms >= self._other_due_ms and self.lag_bytes < CLOSE_BYTES:
+            # If it fails it is not tried again at once: sealing a large part writes much.
+            self._other_due_ms = now_ms + OTHER_RETRY_MS
             began = time.perf_counter()
-            if self._other_work():
+            did_something = self._other_work()
+            self._other_due_ms = 0
+            if did_something:
                 if now_ms - self._moved_ms < BUSY_MS:
                     took_ms = (time.perf_counter() - began) * 1_000
                     self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1

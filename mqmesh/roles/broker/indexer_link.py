@@ -32,6 +32,8 @@ TICK_MS: Final = 50
 """How often the process is told how far the log goes, when that has changed."""
 IDLE_MS: Final = 1_000
 """How often it is asked when nothing has changed."""
+REFUSED_MS: Final = 5_000
+"""How long it is left alone after it refused."""
 HANG_MS: Final = 30_000
 """A process that does not answer for so long is killed and started again."""
 START_DELAY_MS: Final = 100
@@ -162,6 +164,7 @@ class IndexerLink:
         self._suspect = False
         self._starts = 0
         self._told_ms = 0
+        self._ask_due_ms = 0
         self._is_asking = False
         self._in_flight = 0
         self._refused = 0
@@ -184,7 +187,7 @@ class IndexerLink:
         if extent is None:
             return
         self._lag.note(extent.visible_offset, now_ms)
-        if self._is_asking:
+        if self._is_asking or now_ms < self._ask_due_ms:
             return
         behind = self._progress.indexed_through < extent.visible_offset
         if behind or now_ms - self._told_ms >= IDLE_MS:
@@ -326,6 +329,7 @@ class IndexerLink:
             return  # we are closing
         elif isinstance(answer, MQMeshError):
             _log.error("the index process refuses: %s", answer)
+            self._ask_due_ms = now_ms + REFUSED_MS
         else:
             self._note_progress(answer)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.errors import StoreLocked
+from mqmesh.errors import DiskFull, StoreLocked
 from mqmesh.message import Message
 from mqmesh.record_batch import Attributes
 from mqmesh.storage.message_index import MessageIndex
@@ -251,6 +251,27 @@ def test_without_room_it_waits_and_then_goes_on(indexed, caplog):
     assert indexed.dispatcher.stats().waiting == ""
     assert ["indexing waits" in record.message for record in caplog.records].count(True) == 1
     indexed.check()
+
+
+def test_sealing_that_fails_is_not_tried_again_at_once(indexed, monkeypatch):
+    tries = []
+
+    def seal(start):
+        tries.append(indexed.now_ms)
+        raise DiskFull("no room")
+        yield
+
+    fill_segments(indexed, 1)
+    indexed.tell()
+    while indexed.dispatcher.missing_bytes or indexed.dispatcher.stats().waiting:
+        indexed.step()
+    monkeypatch.setattr(indexed.index, "seal", seal)
+    while len(tries) < 3:
+        assert indexed.step()
+    assert tries[2] - tries[1] >= 30_000
+    monkeypatch.undo()
+    indexed.catch_up()
+    assert indexed.index.is_sealed(0)
 
 
 def test_a_small_map_grows(tmp_path):

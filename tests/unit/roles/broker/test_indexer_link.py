@@ -20,6 +20,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.indexer_link import (
     HANG_MS,
     IDLE_MS,
+    REFUSED_MS,
     START_DELAY_MS,
     TICK_MS,
     IndexerLink,
@@ -221,6 +222,17 @@ def test_a_connection_that_broke_kills_nobody(running):
     running.client.answer(EndpointUnreachable("it broke"))
     assert not running.processes[-1].killed
     running.tick(IDLE_MS)
+    assert len(running.client.asked) == 1
+
+
+def test_a_process_that_refuses_is_left_alone_for_a_while(running, caplog):
+    running.tick(IDLE_MS)
+    running.client.answer(BrokerNotAvailable("the log cannot be read"))
+    running.grow(1000)
+    running.tick()
+    assert running.client.asked == []
+    assert "the log cannot be read" in caplog.text
+    running.tick(REFUSED_MS)
     assert len(running.client.asked) == 1
 
 
