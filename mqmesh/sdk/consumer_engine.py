@@ -48,6 +48,8 @@ SECOND_COMMIT_MS: Final = 50
 """What was with a listener when its queue was given away may still be committed then."""
 REJOIN_MS: Final = 1_500
 """After a broker came back, its other clients have so long to come back too."""
+MOST_QUIET_MS: Final = 5_000
+"""Queues are divided again after this however often brokers come and go."""
 START_COMMIT_MS: Final = 5
 LOCATE_RETRY_MS: Final = 20
 RETRY_MS: Final = 200
@@ -133,6 +135,7 @@ class ConsumerEngine(Generic[S]):
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
         self._quiet_until_ms = 0
+        self._quiet_since_ms: int | None = None
         self._planned_ms: int | None = None
         self._round = 0
         self._starts: list[MessageQueue] = []
@@ -410,7 +413,11 @@ class ConsumerEngine(Generic[S]):
 
     def _keep_quiet(self) -> None:
         # A broker's list of members is not complete again before the others came back to it.
-        self._quiet_until_ms = self.client.loop.clock.monotonic_ms() + REJOIN_MS
+        # One that keeps dying must not keep its queues undivided for ever, though.
+        now_ms = self.client.loop.clock.monotonic_ms()
+        if self._quiet_since_ms is None:
+            self._quiet_since_ms = now_ms
+        self._quiet_until_ms = min(now_ms + REJOIN_MS, self._quiet_since_ms + MOST_QUIET_MS)
 
     def _divide(self, topic: str, members: ConsumerList) -> None:
         own_id, client_ids = self.client.client_id, sorted(members.client_ids)
@@ -425,6 +432,7 @@ class ConsumerEngine(Generic[S]):
             except Exception:
                 _log.exception("group %s: the allocation strategy failed", self.group)
                 return
+        self._quiet_since_ms = None
         self.offsets.generation = members.generation
         self._apply(topic, mine, HANDOVER_MS if len(client_ids) > 1 else 0)
 
