@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
+CROWDED: Final = 1.25
+"""A step that took so many times its own computing time had to share the processor."""
 PAUSES: Final = 7
 """While the log grows, other work is followed by a pause so many times as long: it may wait,
 and those who send and consume should not notice it."""
@@ -266,12 +268,13 @@ class Dispatcher:
         if now_ms >= self._other_due_ms and self.lag_bytes < CLOSE_BYTES:
             # If it fails it is not tried again at once: sealing a large part writes much.
             self._other_due_ms = now_ms + OTHER_RETRY_MS
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             did_something = self._other_work()
+            took_ms = (time.perf_counter() - began) * 1_000
+            cpu_ms = (time.process_time() - cpu_began) * 1_000
             self._other_due_ms = 0
             if did_something:
-                if now_ms - self._moved_ms < BUSY_MS:
-                    took_ms = (time.perf_counter() - began) * 1_000
+                if now_ms - self._moved_ms < BUSY_MS and took_ms > CROWDED * cpu_ms + 1:
                     self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
                 return 0
         if self.lag_bytes:

@@ -229,6 +229,7 @@ def test_a_file_that_is_gone_is_made_again(indexed):
     indexed.check()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(3))
 def test_flipped_bits_never_hide_a_message(indexed, seed):
@@ -244,6 +245,7 @@ def test_flipped_bits_never_hide_a_message(indexed, seed):
     check_in_other_process(copies)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_zeroed_and_garbled_pages_never_hide_a_message(indexed):
     chance = random.Random(7)
