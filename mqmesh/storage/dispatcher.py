@@ -120,6 +120,7 @@ class Dispatcher:
         self._work: _Work | None = None
         self._moved_ms = 0
         self._other_due_ms = 0
+        self._did_other = False
         self._batches = 0
         self._skipped_bytes = 0
         self._disk_bytes = 0
@@ -265,7 +266,11 @@ class Dispatcher:
         return RETRY_MS
 
     def _step(self, now_ms: int) -> int | None:
-        if now_ms >= self._other_due_ms and self.lag_bytes < CLOSE_BYTES:
+        lag = self.lag_bytes
+        # Turn and turn about while there is both.
+        is_turn = not lag or (lag < CLOSE_BYTES and not self._did_other)
+        self._did_other = False
+        if is_turn and now_ms >= self._other_due_ms:
             # If it fails it is not tried again at once: sealing a large part writes much.
             self._other_due_ms = now_ms + OTHER_RETRY_MS
             began, cpu_began = time.perf_counter(), time.process_time()
@@ -273,11 +278,12 @@ class Dispatcher:
             took_ms = (time.perf_counter() - began) * 1_000
             cpu_ms = (time.process_time() - cpu_began) * 1_000
             self._other_due_ms = 0
+            self._did_other = did_something
             if did_something:
                 if now_ms - self._moved_ms < BUSY_MS and took_ms > CROWDED * cpu_ms + 1:
                     self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
                 return 0
-        if self.lag_bytes:
+        if lag:
             self._follow()
             return 0
         return max(0, self._other_due_ms - now_ms) or None
