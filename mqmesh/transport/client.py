@@ -88,7 +88,7 @@ class CommandClient:
         self._socket = sockets.dealer(context)
         self._monitor = sockets.monitor(self._socket)
         loop.add(self._socket, self._on_ready)
-        loop.add(sockets.descriptor(self._monitor), self._on_monitor)
+        loop.add(self._monitor, self._on_monitor)
         self._sweep: Timer | None = None
         self._sweep_due_ms = 0
         self._socket.connect(endpoint)
@@ -154,7 +154,7 @@ class CommandClient:
         if self._sweep is not None:
             self._sweep.cancel()
         self._loop.remove(self._socket)
-        self._loop.remove(sockets.descriptor(self._monitor))
+        self._loop.remove(self._monitor)
         sockets.close(self._socket, self._monitor)
         self._fail_all(ClientClosed(f"the connection to {self.endpoint} was closed"))
 

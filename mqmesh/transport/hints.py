@@ -73,7 +73,7 @@ class HintSubscriber:
         self._socket = sockets.subscriber(context)
         self._monitor = sockets.monitor(self._socket)
         loop.add(self._socket, self._on_readable)
-        loop.add(sockets.descriptor(self._monitor), self._on_monitor)
+        loop.add(self._monitor, self._on_monitor)
         self._socket.connect(endpoint)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class HintSubscriber:
         if not self._closed:
             self._closed = True
             self._loop.remove(self._socket)
-            self._loop.remove(sockets.descriptor(self._monitor))
+            self._loop.remove(self._monitor)
             sockets.close(self._socket, self._monitor)
 
     def _on_readable(self) -> None:

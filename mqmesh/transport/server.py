@@ -106,7 +106,7 @@ class CommandServer:
         self.readable_ms = 0
         self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)
-        loop.add(sockets.descriptor(self._monitor), self._on_monitor)
+        loop.add(self._monitor, self._on_monitor)
 
     @property
     def peer_count(self) -> int:
@@ -157,7 +157,7 @@ class CommandServer:
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove(self._socket)
-        self._loop.remove(sockets.descriptor(self._monitor))
+        self._loop.remove(self._monitor)
         sockets.close(self._socket, self._monitor)
 
     def _on_readable(self) -> None:

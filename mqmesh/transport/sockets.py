@@ -160,17 +160,6 @@ def skip_rest(socket: Socket) -> None:
         socket.recv(zmq.NOBLOCK, copy=False)
 
 
-def descriptor(watcher: Socket) -> int:
-    """The descriptor that can be read while a monitor has events.
-
-    To be polled in place of the monitor: ZeroMQ looks at each socket that it polls with two
-    system calls, at a descriptor with none. That is right only for a socket that is never
-    sent to and always read until it is empty, as ``read_monitor`` does.
-    """
-    watcher.getsockopt(zmq.EVENTS)  # until somebody has looked, news do not show there
-    return int(watcher.getsockopt(zmq.FD))
-
-
 def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
     """Takes all waiting events off a monitor.
 
