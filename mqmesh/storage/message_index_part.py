@@ -35,6 +35,9 @@ MOST_MERGED_ENTRIES: Final = 65_536
 SPAN_BYTES: Final = 4 * MIB
 """Times are kept for stretches of the log of about this size."""
 
+IDS: Final = 1
+KEYS: Final = 2
+
 _LARGE: Final = 255
 _NO_TIME: Final = (1 << 63) - 1
 
@@ -48,6 +51,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
         count: Entries, at least 1.
         start: Place that none of its batches stands before.
         stop: Place behind all of them.
+        kinds: What the entries are of: 1 ids, 2 keys, 3 both.
     """
 
     number: int
@@ -55,6 +59,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     start: int
     stop: int
+    kinds: int
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -307,6 +312,7 @@ class IndexPart:
         entries = sorted(slice_.entries)
         origin = head.segment_start
         start, level = slice_.start - origin, 0
+        kinds = IDS if slice_.texts is not None else IDS | KEYS
         if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
             level = _LARGE
         others = RUNS_PER_LEVEL - 1
@@ -319,11 +325,12 @@ class IndexPart:
             for run in runs[-others:]:
                 entries += self.reader.entries(run.number, LOWEST, BEYOND)
                 deletes += self.reader.keys(run.number)
-                start = min(start, run.start)
+                start, kinds = min(start, run.start), kinds | run.kinds
             del runs[-others:]
             entries.sort()
             level += 1
-        return Run(head.next_run, level, len(entries), start, slice_.stop - origin), entries
+        stop = slice_.stop - origin
+        return Run(head.next_run, level, len(entries), start, stop, kinds), entries
 
     def tidy(self) -> bool:
         """Makes a run of the oldest text, in one transaction.
@@ -341,7 +348,7 @@ class IndexPart:
             return False
         text, *others = head.texts
         entries = sorted(self._text(text).entries())
-        run = Run(head.next_run, _LARGE, len(entries), text.start, text.stop)
+        run = Run(head.next_run, _LARGE, len(entries), text.start, text.stop, KEYS)
         head = msgspec.structs.replace(
             head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
         )
@@ -377,7 +384,7 @@ class IndexPart:
         for width in range(widths.bit_length()):
             if widths >> width & 1:
                 wanted = id_hash(producer_id, sequence, width)
-                places = self._places(self.head.runs, wanted, below, most)
+                places = self._places(IDS, wanted, below, most)
                 found.update(places)
                 if len(places) >= most:
                     floor = max(floor, places[-1])
@@ -398,13 +405,15 @@ class IndexPart:
         def in_text(text: Text) -> list[int]:
             return self._text(text).places(topic, key, below=below)
 
-        found = self._places(head.runs, key_hash(topic, key), below, most)
+        found = self._places(KEYS, key_hash(topic, key), below, most)
         found += _newest(head.texts, in_text, below, most)
         found.sort(reverse=True)
         del found[most:]
         return found, found[-1] if len(found) >= most else 0
 
-    def _places(self, runs: list[Run], wanted: bytes, below: int, most: int) -> list[int]:
+    def _places(self, kind: int, wanted: bytes, below: int, most: int) -> list[int]:
+        runs = [run for run in self.head.runs if run.kinds & kind]
+
         def in_run(run: Run) -> list[int]:
             return self.reader.places(run.number, wanted, below=below, most=most)
 

@@ -21,7 +21,7 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.storage.atomic_file import load_document, save_document, storage_error, sync_directory
 from mqmesh.storage.lmdb_env import DATA_FILE
 from mqmesh.storage.message_index_blocks import BEYOND, BLOCK_ENTRIES, LOWEST, encode_run
-from mqmesh.storage.message_index_part import HEAD_KEY, IndexPart, Run, encode_head
+from mqmesh.storage.message_index_part import HEAD_KEY, IDS, KEYS, IndexPart, Run, encode_head
 from mqmesh.units import MIB
 
 SEAL_FILE: Final = "seal"
@@ -62,7 +62,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     assert head.complete
     assert not head.texts
     numbers = [run.number for run in head.runs]
-    runs = [Run(_RUN, 0, source.entry_count, 0, head.through)] if numbers else []
+    runs = [Run(_RUN, 0, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
     sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)
     target = IndexPart.create(directory, sealed, map_size=map_size)
     try:

@@ -72,15 +72,15 @@ def test_heads_on_disk_never_change():
         last_mark=b"MQB1abcd",
         widths=3,
         next_run=2,
-        runs=[Run(1, 0, 4, 0, 200)],
+        runs=[Run(1, 0, 4, 0, 200, 3)],
         spans=[Span(200, 10, 20)],
         deletions=[Deletion(1100, "orders")],
         batches=2,
     )
     value = encode_head(head)
     assert value.hex() == (
-        "49f7c71cdc00110105c41062626262626262626262626262626262cd0400ccc8c202cc8cc4084d5142"
-        "31616263640302919501000400ccc800909193ccc80a149192cd044ca66f726465727302"
+        "5480ccf7dc00110105c41062626262626262626262626262626262cd0400ccc8c202cc8cc4084d5142"
+        "31616263640302919601000400ccc80300909193ccc80a149192cd044ca66f726465727302"
     )
     assert decode_head(value) == head
 
