@@ -5,7 +5,7 @@ Pure: the store's results and the time are given to it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +18,8 @@ from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""
+Outcomes = Callable[[list[BatchOutcome]], None]
+"""Told what became of batches, one outcome each."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
 _NO_WAIT_STORE: Final = int(Attributes.NO_WAIT_STORE)
@@ -28,16 +30,18 @@ class OpenSend(msgspec.Struct, eq=False):
     """A SEND_MESSAGE that was not answered yet.
 
     Attributes:
-        request: What to answer.
+        request: What to answer; None for what the broker itself sends.
         outcomes: One a batch, in the request's order; None where the store decides.
         end_offset: Everything of it is on disk when the log is synced to here.
         deadline_ms: Monotonic time after which the answer does not wait for the disk.
+        on_stored: Called instead of an answer, when there is no request.
     """
 
-    request: Request
+    request: Request | None
     outcomes: list[BatchOutcome | None]
     end_offset: int = 0
     deadline_ms: int = 0
+    on_stored: Outcomes | None = None
 
 
 class SendStage:

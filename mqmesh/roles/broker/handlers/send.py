@@ -264,20 +264,26 @@ def _account(
 
 
 def _wait(context: BrokerContext, send: OpenSend) -> None:
-    if send.request.command.flags & ONEWAY:
-        return
-    send.request = without_frame(send.request)
+    if send.request is not None:
+        if send.request.command.flags & ONEWAY:
+            return
+        send.request = without_frame(send.request)
     send.deadline_ms = context.clock.monotonic_ms() + context.config.sync_flush_timeout_ms
     context.stage.wait(send)
 
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:
-    if send.request.command.flags & ONEWAY:
+    request = send.request
+    if request is not None and request.command.flags & ONEWAY:
         return
     outcomes = [outcome for outcome in send.outcomes if outcome is not None]
     assert len(outcomes) == len(send.outcomes)
+    if request is None:
+        assert send.on_stored is not None
+        send.on_stored(outcomes)
+        return
     header, remarks = encode_outcomes(outcomes)
-    context.wire.reply(send.request, Reply(header, (remarks,) if remarks else ()))
+    context.wire.reply(request, Reply(header, (remarks,) if remarks else ()))
 
 
 def _refusal(context: BrokerContext, error: MQMeshError) -> BatchOutcome:

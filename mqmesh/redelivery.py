@@ -1,0 +1,100 @@
+"""Stored messages on their way to another topic or queue, under the ids they have.
+
+Retries, dead letters, delayed messages that are due and committed half messages
+are the same thing: messages that the broker has, written once more elsewhere.
+The new batch keeps the producer id, the sequences, and the time and host of
+birth; ``Attributes.REDELIVERED`` says that it takes no part in the detection of
+duplicates.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import Message
+from mqmesh.payload import Buffer, Payload, encode_payload
+from mqmesh.record_batch import (
+    HEADER_SIZE,
+    Attributes,
+    BatchHeader,
+    batch_parts,
+    decode_messages,
+    read_meta,
+)
+
+COMPRESS_OVER_BYTES: Final = 4 * 1024
+"""Messages that were changed are compressed as a producer's are by default."""
+
+Change = Callable[[Message], Message]
+"""Makes the message to be written from the one that was stored; must not change its argument."""
+
+
+def redeliver(
+    buffer: Buffer,
+    header: BatchHeader,
+    *,
+    position: int = 0,
+    first: int = 0,
+    count: int | None = None,
+    topic: str,
+    queue_id: int,
+    attributes: int = 0,
+    change: Change | None = None,
+) -> bytes:
+    """Makes a batch for another topic or queue out of messages of a stored one.
+
+    The whole of a batch, unchanged, is not decoded: that costs as much as its checksum.
+
+    Args:
+        buffer: Holds the stored batch, which passed ``check_batch``.
+        header: Its header.
+        position: Where it begins.
+        first: Ordinal of the first message wanted.
+        count: Consecutive messages wanted; None for all from ``first``.
+        topic: Physical topic of the new batch; the messages keep their own.
+        queue_id: Queue it is for.
+        attributes: Bits beside REDELIVERED and those for keys and tags.
+        change: Applied to each message.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+
+    Raises:
+        InvalidArgument: The batch has no such messages.
+        CorruptBatch: It cannot be decoded.
+        LocalProtocolError: The new batch is over a limit, see ``encode_batch``.
+    """
+    if count is None:
+        count = header.message_count - first
+    if first < 0 or count < 1 or first + count > header.message_count:
+        raise InvalidArgument(
+            f"messages {first} to {first + count - 1} of a batch of {header.message_count}"
+        )
+    meta = read_meta(buffer, header, position)
+    if change is None and count == header.message_count:
+        start = position + HEADER_SIZE + header.meta_size
+        payload = Payload(
+            bytes(memoryview(buffer)[start : start + header.payload_size]),
+            header.codec,
+            header.raw_size,
+            header.message_count,
+            bool(header.attributes & Attributes.HAS_KEYS),
+            meta.tag_hashes,
+        )
+    else:
+        stored = decode_messages(buffer, header, position=position)[first : first + count]
+        messages = [message.to_message() for message in stored]
+        if change is not None:
+            messages = [change(message) for message in messages]
+        payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
+    parts = batch_parts(
+        payload,
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=header.producer_id,
+        first_sequence=header.first_sequence + first,
+        born_timestamp=header.born_timestamp,
+        born_host=meta.born_host,
+        attributes=attributes | Attributes.REDELIVERED,
+    )
+    return b"".join(parts)
