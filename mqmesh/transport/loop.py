@@ -69,8 +69,8 @@ class EventLoop:
         self._poller.register(source, zmq.POLLIN)
         self._handlers[source] = handler
 
-    def want_write(self, source: Socket, wanted: bool) -> None:
-        """Also calls the socket's handler when it can take another frame."""
+    def want_write(self, source: Socket | int, wanted: bool) -> None:
+        """Also calls the source's handler when it can take more."""
         self._poller.modify(source, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
 
     def remove(self, source: Socket | int) -> None:

@@ -13,11 +13,12 @@ MAY_IMPORT = {
     "base": {"base"},
     "protocol": {"base"},
     "filtering": {"base"},
+    "sandbox": {"base"},
     "storage": {"base", "filtering"},
     "transport": {"base", "protocol"},
     "sdk": {"base", "protocol", "filtering", "transport"},
     "aio": {"base", "protocol", "filtering", "transport", "sdk"},
-    "roles": {"base", "protocol", "filtering", "storage", "transport", "sdk"},
+    "roles": {"base", "protocol", "filtering", "sandbox", "storage", "transport", "sdk"},
     "testing": {"base", "protocol", "filtering", "storage", "transport", "sdk", "aio", "roles"},
     "bench": {"base", "protocol", "filtering", "transport", "sdk", "aio", "roles"},
     "cli": {
