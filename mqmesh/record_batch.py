@@ -227,19 +227,23 @@ def batch_parts(
     born_timestamp: int,
     born_host: str = "",
     attributes: int = 0,
+    meta: BatchMeta | None = None,
 ) -> tuple[bytes, ...]:
     """Puts a header before an encoded payload; arguments and errors as of ``encode_batch``.
 
     The broker uses it, too, to give stored messages another topic or queue without
-    decoding them.
+    decoding them. ``meta`` stands in place of the plain one of topic, tags and host: batches
+    of delayed messages have a longer one.
 
     Returns:
         The batch in pieces, so that it need not be copied before its frame is made.
     """
     assert 0 <= born_timestamp <= MAX_TIMESTAMP_MS
     assert 0 < payload.message_count <= (1 << 64) - first_sequence
-    meta = _encoder.encode(BatchMeta(topic, payload.tag_hashes, born_host))
-    total_size = HEADER_SIZE + len(meta) + len(payload.data)
+    if meta is None:
+        meta = BatchMeta(topic, payload.tag_hashes, born_host)
+    meta_data = _encoder.encode(meta)
+    total_size = HEADER_SIZE + len(meta_data) + len(payload.data)
     if total_size > MAX_BATCH_BYTES:
         raise LocalProtocolError(f"a batch of {total_size} bytes is over {MAX_BATCH_BYTES}")
     if payload.tag_hashes:
@@ -253,15 +257,15 @@ def batch_parts(
         attributes,
         payload.message_count,
         queue_id,
-        len(meta),
+        len(meta_data),
         len(payload.data),
         payload.raw_size,
         producer_id,
         first_sequence,
         born_timestamp,
     )
-    crc = zlib.crc32(payload.data, zlib.crc32(meta, zlib.crc32(fields)))
-    return (_NO_BROKER_PART, _U32.pack(crc), fields, meta, payload.data)
+    crc = zlib.crc32(payload.data, zlib.crc32(meta_data, zlib.crc32(fields)))
+    return (_NO_BROKER_PART, _U32.pack(crc), fields, meta_data, payload.data)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:

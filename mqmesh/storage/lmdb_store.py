@@ -200,8 +200,9 @@ class LmdbStore(MessageStore):
         where = QueueOffset(base), CommitLogOffset(position), CommitLogOffset(draft.end)
         key = (topic, queue_id, header.producer_id)
         stored = StoredBatch(header.first_sequence, count, *where, store_timestamp)
-        self._states.note(*key, stored)
-        draft.noted.add(key)
+        if not header.attributes & _REDELIVERED:
+            self._states.note(*key, stored)
+            draft.noted.add(key)
         draft.batches += 1
         draft.messages += count
         return PutResult(PutStatus.PUT_OK, *where, store_timestamp)

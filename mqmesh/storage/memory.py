@@ -116,7 +116,8 @@ class MemoryStore(MessageStore):
             CommitLogOffset(self._end),
             store_timestamp,
         )
-        self._states.note(batch.topic, batch.queue_id, header.producer_id, stored)
+        if not header.attributes & Attributes.REDELIVERED:
+            self._states.note(batch.topic, batch.queue_id, header.producer_id, stored)
         self._put_batches += 1
         self._put_messages += header.message_count
         return PutResult(

@@ -10,11 +10,15 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from mqmesh.record_batch import BatchHeader
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 WINDOW: Final = 5
 """Batches remembered per producer and queue."""
+WINDOW_OF_SHARED: Final = 256
+"""The same for queues that a producer's batches for many queues share: delayed and half ones."""
+SHARED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
 
 Key = tuple[str, int, int]
 """Topic, queue id, producer id."""
@@ -78,7 +82,7 @@ class ProducerStates:
         windows[key] = window
         if batch.commitlog_offset > window[-1].commitlog_offset:
             window.append(batch)
-            if len(window) > WINDOW:
+            if len(window) > (WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW):
                 del window[0]
 
     def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
-from mqmesh.record_batch import BatchHeader, read_meta
+from mqmesh.record_batch import Attributes, BatchHeader, read_meta
 from mqmesh.storage.checkpoint import Checkpoint
 from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.consume_queues import ConsumeQueues
@@ -287,6 +287,8 @@ class Recovery:
             if self._queues.full:
                 self._queues.write_large()
                 self._queues.write_oldest(MOST_TAILS_AT_ONCE)
+        if header.attributes & Attributes.REDELIVERED:
+            return
         stored = StoredBatch(
             header.first_sequence,
             header.message_count,

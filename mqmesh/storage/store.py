@@ -209,12 +209,10 @@ class CommitLogStore(MessageStore):
             base_offset, start = QueueOffset(base), CommitLogOffset(position)
             end = CommitLogOffset(position + size)
             result = PutResult(PutStatus.PUT_OK, base_offset, start, end, store_timestamp)
-            states.note(
-                topic,
-                queue_id,
-                header.producer_id,
-                StoredBatch(header.first_sequence, count, base_offset, start, end, store_timestamp),
-            )
+            if not header.attributes & _REDELIVERED:
+                first = header.first_sequence
+                stored = StoredBatch(first, count, base_offset, start, end, store_timestamp)
+                states.note(topic, queue_id, header.producer_id, stored)
             placed.append((batch, queue, result))
             results.append(result)
         if placed:

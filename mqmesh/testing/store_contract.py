@@ -253,6 +253,19 @@ class StoreContract:
         results = store.put([make_batch(["a"]), again, again], NOW)
         assert [result.status for result in results] == [PutStatus.PUT_OK] * 3
 
+    def test_redelivered_batches_do_not_displace_what_may_be_repeated(
+        self, store: MessageStore
+    ) -> None:
+        sent = make_batch(["a"], first_sequence=1_000)
+        due = [
+            make_batch(["a"], first_sequence=first, attributes=Attributes.REDELIVERED)
+            for first in range(20)
+        ]
+        results = store.put([sent, *due, sent], NOW)
+        assert [result.status for result in results] == [PutStatus.PUT_OK] * 21 + [
+            PutStatus.DUPLICATE
+        ]
+
     # Get
 
     def test_an_unknown_queue_reads_as_empty(self, store: MessageStore) -> None:

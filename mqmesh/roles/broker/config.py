@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
@@ -46,6 +47,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         auto_create_topic_enable: The first message to an unknown topic creates it. Turn it
             off where a misspelt topic should be an error.
         default_topic_queue_nums: Queues of a topic created that way, 1 to 65,536.
+        message_delay_level: What the delay levels mean, level 1 first: 1 to 64 numbers with
+            their units s, m, h or d. Messages that wait already keep their times.
         long_polling_max_ms: Longest time that a pull may wait for a message, 0 to 30,000 ms.
         register_broker_interval_ms: Heartbeat to the name servers, 100 to 60,000 ms; they
             drop a broker that was silent for 120 s.
@@ -94,6 +97,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_ipc: bool = True
     auto_create_topic_enable: bool = True
     default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
     register_broker_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 30_000
     client_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
@@ -129,6 +133,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 check_group(getattr(self, field))
             except ConfigError as error:
                 raise ConfigError(f"{field} is no legal name: {error}") from None
+        parse_delay_levels(self.message_delay_level)
         if self.broker_id != 0:
             raise ConfigError(
                 f"broker_id = {self.broker_id}: only masters (broker_id = 0) can be run"

@@ -8,6 +8,7 @@ has it, or the time for that is over.
 
 from typing import Final
 
+from mqmesh.delayed_batch import DelayedMeta, read_delayed_meta
 from mqmesh.errors import (
     BrokerNotAvailable,
     CorruptBatch,
@@ -32,6 +33,7 @@ from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Reques
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
 from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header
 from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
+from mqmesh.roles.broker.delays import to_schedule
 from mqmesh.roles.broker.handlers.pull import wake_pulls
 from mqmesh.roles.broker.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
 from mqmesh.roles.broker.topics import Topic
@@ -44,8 +46,13 @@ MESSAGE_OVERHEAD_BYTES: Final = 4 * (
 """More than a legal message can have beside its body; characters may take four bytes."""
 
 _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
-    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.REDELIVERED | Attributes.NO_WAIT_STORE
+    Attributes.HAS_KEYS
+    | Attributes.HAS_TAGS
+    | Attributes.REDELIVERED
+    | Attributes.HAS_DELAY
+    | Attributes.NO_WAIT_STORE
 )
+_HAS_DELAY: Final = int(Attributes.HAS_DELAY)
 
 _ANY_TOPIC: Final = ""
 """Stands for the topic of a batch that could not be read."""
@@ -182,7 +189,8 @@ def _admit(
     """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
     name = _ANY_TOPIC
     try:
-        meta = context.metas.read(data, header)
+        delayed = header.attributes & _HAS_DELAY
+        meta = read_delayed_meta(data, header) if delayed else context.metas.read(data, header)
         name = meta.topic
         if refused and not refused.isdisjoint(
             ((name, header.queue_id), (_ANY_TOPIC, header.queue_id))
@@ -196,8 +204,8 @@ def _admit(
             context.topics.require_writable(name, header.queue_id)
         if header.attributes & _REFUSED_ATTRIBUTES:
             raise MessageIllegal(
-                f"attributes {header.attributes:#x}: this broker takes no half, delayed or "
-                "filtered batches from clients"
+                f"attributes {header.attributes:#x}: this broker takes no half or filtered "
+                "batches from clients"
             )
         limit = context.config.max_message_size
         if header.raw_size > header.message_count * (limit + MESSAGE_OVERHEAD_BYTES):
@@ -205,10 +213,14 @@ def _admit(
                 f"{header.message_count} messages of {header.raw_size} bytes together; a body "
                 f"may have {limit} (max_message_size)"
             )
+        if isinstance(meta, DelayedMeta):
+            batch = to_schedule(context, header, data, meta)
+        else:
+            batch = BatchToPut(name, header.queue_id, header, data, meta.tag_hashes)
     except MQMeshError as error:
         refused.add((name, header.queue_id))
         return _refusal(context, error)
-    context.stage.batches.append(BatchToPut(name, header.queue_id, header, data, meta.tag_hashes))
+    context.stage.batches.append(batch)
     return None
 
 

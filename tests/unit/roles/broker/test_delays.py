@@ -1,0 +1,121 @@
+"""Delayed messages on their way into the schedule topic."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqmesh.delayed_batch import ANY_TIME_QUEUE, DelayedMeta, pack_due_times, read_delayed_meta
+from mqmesh.message import SCHEDULE_TOPIC, Message
+from mqmesh.payload import encode_payload
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
+from mqmesh.roles.broker.delays import put_delayed
+
+
+def delayed(first_sequence=0, queue_id=2, **wish):
+    return b"".join(
+        batch_parts(
+            encode_payload([Message("t", b"a"), Message("t", b"b")]),
+            topic="t",
+            queue_id=queue_id,
+            producer_id=7,
+            first_sequence=first_sequence,
+            born_timestamp=1,
+            attributes=Attributes.HAS_DELAY,
+            meta=DelayedMeta("t", **wish),
+        )
+    )
+
+
+def scheduled(stage, queue_id):
+    result = stage.store.get(SCHEDULE_TOPIC, queue_id, 0, max_bytes=1_000_000)
+    data = b"".join(result.data)
+    header = read_header(data)
+    return data, header, read_delayed_meta(data, header)
+
+
+@pytest.mark.parametrize(
+    ("wish", "queue_id", "delay_ms"),
+    [
+        ({"level": 1}, 0, 1_000),
+        ({"level": 3}, 2, 10_000),
+        ({"level": 18}, 17, 7_200_000),
+        ({"level": 99}, 17, 7_200_000),
+        ({"due_times": pack_due_times([5, 6])}, ANY_TIME_QUEUE, 0),
+    ],
+)
+def test_delayed_messages_wait_in_the_schedule_topic(make_stage, wish, queue_id, delay_ms):
+    stage = make_stage()
+    (outcome,) = stage.send(delayed(**wish))
+    assert (outcome.code, outcome.base_queue_offset) == (0, 0)
+    data, header, meta = scheduled(stage, queue_id)
+    assert (meta.real_topic, meta.real_queue_id, meta.delay_ms) == ("t", 2, delay_ms)
+    assert meta.level == min(wish.get("level", 0), 18)
+    assert [message.body for message in decode_messages(data, header)] == [b"a", b"b"]
+    assert stage.store.queue_bounds("t", 2) == (0, 0)
+
+
+def test_levels_are_the_brokers_to_configure(make_stage):
+    stage = make_stage(message_delay_level="7s 2h")
+    stage.send(delayed(level=2))
+    assert scheduled(stage, 1)[2].delay_ms == 7_200_000
+
+
+def test_a_repeated_send_is_stored_once_among_many_queues(make_stage):
+    stage = make_stage()
+    for number in range(40):
+        stage.send(delayed(number * 2, number % 4, level=1))
+    stage.send(delayed(0, 0, level=1))
+    assert stage.store.queue_bounds(SCHEDULE_TOPIC, 0) == (0, 80)
+    assert stage.context.stats.total.put_duplicates == 1
+
+
+@pytest.mark.parametrize("wish", [{}, {"level": 1, "due_times": pack_due_times([5])}])
+def test_wishes_that_make_no_sense_are_refused(make_stage, wish):
+    stage = make_stage()
+    (outcome,) = stage.send(delayed(**wish))
+    assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_a_stored_message_is_put_back_for_later(make_stage):
+    stage, told = make_stage(), []
+    stage.send(stage.batch(bodies=(b"a", b"b", b"c"), first_sequence=10))
+    data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
+
+    def change(message):
+        return msgspec.structs.replace(message, properties={"RECONSUME_TIMES": "1"})
+
+    put_delayed(
+        stage.context,
+        data,
+        read_header(data),
+        first=1,
+        count=1,
+        topic="%RETRY%g",
+        queue_id=0,
+        level=3,
+        change=change,
+        on_stored=told.extend,
+    )
+    stage.end_tick()
+    assert told[0].code == 0
+    data, header, meta = scheduled(stage, 2)
+    (message,) = decode_messages(data, header)
+    assert (message.topic, message.body, message.reconsume_times) == ("t", b"b", 1)
+    assert (header.producer_id, header.first_sequence) == (7, 11)
+    assert header.attributes & Attributes.REDELIVERED
+    assert (meta.real_topic, meta.delay_ms) == ("%RETRY%g", 10_000)
+
+
+def test_a_stored_message_is_put_back_for_a_point_in_time(make_stage):
+    stage = make_stage()
+    stage.send(stage.batch())
+    data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
+    header = read_header(data)
+    put_delayed(
+        stage.context, data, header, topic="t", queue_id=1, due_ms=777, on_stored=lambda _: None
+    )
+    stage.end_tick()
+    _, _, meta = scheduled(stage, ANY_TIME_QUEUE)
+    assert meta.due_times == pack_due_times([777])
