@@ -21,7 +21,7 @@ The tree, by what the reader should do::
     │   └── StoreClosed              used after close, or stopped by a sync error
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
-    │   └── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable
+    │   └── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         └── ClientClosed             used after close
@@ -161,6 +161,12 @@ class SystemBusy(BrokerError):
 
 class BrokerNotAvailable(BrokerError):
     """Raised when the broker is stopping, recovering, or out of disk space."""
+
+    retriable = True
+
+
+class ClientNotOnline(BrokerError):
+    """Raised when a client that should get a reply is not connected to the broker, now."""
 
     retriable = True
 

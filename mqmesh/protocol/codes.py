@@ -35,6 +35,12 @@ class RequestCode(enum.IntEnum):
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     """From the broker to a client: the members of a group changed."""
 
+    # Replies to requests; see ``protocol/replies.py``.
+    SEND_REPLY_MESSAGE = 324
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    """From the broker to the client that asked."""
+    ACKNOWLEDGE_REPLY = 1_010
+
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17
     GET_TOPIC_CONFIG = 21
@@ -82,6 +88,7 @@ class ResponseCode(enum.IntEnum):
     CONSUMER_GROUP_NOT_EXIST = 26
     OFFSET_ILLEGAL = 27
     DISK_FULL = 28
+    CLIENT_NOT_ONLINE = 206
 
 
 _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
@@ -95,6 +102,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
     ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
+    ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
 }
 
 # The first class of the table that fits wins, so special classes stand before general ones.
@@ -107,6 +115,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.OffsetIllegal, ResponseCode.OFFSET_ILLEGAL),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
+    (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),
     (errors.DiskFull, ResponseCode.DISK_FULL),
     (errors.StoreClosed, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.OffsetOutOfRange, ResponseCode.OFFSET_ILLEGAL),

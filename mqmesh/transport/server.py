@@ -145,9 +145,9 @@ class CommandServer:
         """Answers a request with an error."""
         self._fail(request.peer, request.command.opaque, request.command.flags, error)
 
-    def notify(self, peer: bytes, code: int, header: bytes) -> None:
-        """Sends a peer a oneway command of the server's own."""
-        self._send(peer, encode_frame(code, 0, header=header, flags=ONEWAY))
+    def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:
+        """Sends a peer a oneway command of the server's own; ``parts`` is the body in pieces."""
+        self._send(peer, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
     def close(self) -> None:
         """Stops listening; closing twice does no harm."""

@@ -82,6 +82,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
         max_consumer_offsets: Offsets kept, one a group and queue, 1 to 100,000,000; about
             200 bytes of memory each.
+        max_open_replies: Replies to requests that may be on their way to clients at a time, 1
+            to 1,000,000; beyond it they are refused with SYSTEM_BUSY.
     """
 
     cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "DefaultCluster"
@@ -121,6 +123,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
     max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000
+    max_open_replies: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
     def __post_init__(self) -> None:
         """Checks what concerns several fields, or needs more than a bound.

@@ -14,6 +14,7 @@ from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.reply_table import ReplyTable
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -32,12 +33,13 @@ class Wire(msgspec.Struct, frozen=True):
     Attributes:
         reply: Answers a request.
         fail: Answers a request with an error.
-        notify: Sends a peer a oneway command: routing id, code, encoded header.
+        notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
+            pieces.
     """
 
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
-    notify: Callable[[bytes, int, bytes], None]
+    notify: Callable[..., None]
 
 
 class Keeper(msgspec.Struct, frozen=True):
@@ -72,6 +74,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         admission: Decides which sends have waited for too long.
         process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
+        replies: Replies to requests that are under way.
     """
 
     config: BrokerConfig
@@ -90,6 +93,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     admission: SendAdmission
     process_figures: Callable[[], dict[str, str]]
     index: IndexerLink | None = None
+    replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
 
 
 def without_frame(request: Request) -> Request:

@@ -27,6 +27,7 @@ from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
+from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
@@ -359,6 +360,7 @@ class BrokerServer:
     def _on_disconnect(self, peer: bytes) -> None:
         if self._broker is not None:
             self._broker.holds.release_peer(peer)
+            on_requester_lost(self._broker, peer)
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
 
     def _on_tick_end(self) -> None:
@@ -379,6 +381,7 @@ class BrokerServer:
         now_ms = self._clock.monotonic_ms()
         answer_expired_pulls(broker, now_ms)
         answer_expired(broker, now_ms)
+        answer_expired_replies(broker, now_ms)
         broker.groups.tick(now_ms)
         if self._links is not None:
             self._links.tick()

@@ -27,6 +27,8 @@ class Counters(msgspec.Struct):
         flush_disk_timeouts: Answers that said FLUSH_DISK_TIMEOUT.
         busy_refusals: Requests and batches refused with SYSTEM_BUSY.
         offset_commits: Offsets committed.
+        replies_pushed: Replies handed to clients that asked.
+        replies_undeliverable: Replies whose client was not there, or did not acknowledge.
     """
 
     send_requests: int = 0
@@ -42,6 +44,8 @@ class Counters(msgspec.Struct):
     flush_disk_timeouts: int = 0
     busy_refusals: int = 0
     offset_commits: int = 0
+    replies_pushed: int = 0
+    replies_undeliverable: int = 0
 
 
 class BrokerStats:

@@ -106,6 +106,9 @@ def test_the_numbers_on_the_wire_never_change():
         "DELETE_TOPIC_IN_BROKER": 215,
         "DELETE_TOPIC_IN_NAMESRV": 216,
         "LIST_KV_CONFIG": 219,
+        "SEND_REPLY_MESSAGE": 324,
+        "PUSH_REPLY_MESSAGE_TO_CLIENT": 326,
+        "ACKNOWLEDGE_REPLY": 1_010,
         "PING": 1,
     }
     assert known.items() <= {code.name: code.value for code in RequestCode}.items()

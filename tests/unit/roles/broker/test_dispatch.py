@@ -31,7 +31,10 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         RequestCode.LIST_KV_CONFIG,
     }
-    to_clients = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+    to_clients = {
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    }
     by_the_server = {RequestCode.PING}
     by_the_index = {RequestCode.ADVANCE_INDEX}
     assert set(HANDLERS) == (

@@ -1,0 +1,97 @@
+"""SEND_REPLY_MESSAGE and ACKNOWLEDGE_REPLY."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import ClientNotOnline, MessageIllegal, RemoteProtocolError, SystemBusy
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.membership import HeartbeatRequest
+from mqmesh.protocol.replies import (
+    AcknowledgeReply,
+    PushReply,
+    SendReplyRequest,
+    SendReplyResponse,
+)
+from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
+from mqmesh.roles.broker.reply_table import ACKNOWLEDGE_TIMEOUT_MS
+
+
+@pytest.fixture
+def online(stage):
+    stage.ask(RequestCode.HEART_BEAT, HeartbeatRequest("asker"), peer=b"asker")
+    return stage
+
+
+def send(stage, body=b"reply", client_id="asker") -> int:
+    header = SendReplyRequest(client_id, "c" * 32, 5)
+    return stage.begin(RequestCode.SEND_REPLY_MESSAGE, header, body, peer=b"replier")
+
+
+def pushed(stage) -> tuple[bytes, PushReply, bytes]:
+    peer, code, header, body = stage.notices.pop()
+    assert code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+    return peer, decode_header(PushReply, header), bytes(body)
+
+
+def acknowledge(stage, token, taken=True, peer=b"asker") -> None:
+    header = AcknowledgeReply(token, taken)
+    stage.begin(RequestCode.ACKNOWLEDGE_REPLY, header, peer=peer, oneway=True)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_replier_hears_what_became_of_its_reply(online, taken):
+    opaque = send(online)
+    assert opaque not in online.answers
+    peer, push, body = pushed(online)
+    assert (peer, push.correlation_id, push.attempt_id, body) == (b"asker", "c" * 32, 5, b"reply")
+    acknowledge(online, push.token, taken)
+    assert online.answer(opaque, SendReplyResponse).taken is taken
+    assert online.context.stats.total.replies_pushed == 1
+
+
+def test_a_client_that_is_not_here_gets_nothing(online):
+    online.context.groups.on_disconnect(b"asker", 0)
+    for client_id in ("asker", "nobody"):
+        with pytest.raises(ClientNotOnline, match=client_id):
+            online.answer(send(online, client_id=client_id))
+    assert online.notices == []
+    assert online.context.stats.total.replies_undeliverable == 2
+
+
+def test_the_end_of_the_connection_of_who_asked_ends_the_wait(online):
+    opaque = send(online)
+    on_requester_lost(online.context, b"asker")
+    with pytest.raises(ClientNotOnline):
+        online.answer(opaque)
+
+
+def test_a_client_that_never_acknowledges_ends_the_wait(online):
+    opaque = send(online)
+    answer_expired_replies(online.context, online.clock.monotonic_ms())
+    assert opaque not in online.answers
+    answer_expired_replies(online.context, online.clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS)
+    with pytest.raises(ClientNotOnline):
+        online.answer(opaque)
+
+
+def test_a_stranger_cannot_acknowledge(online):
+    opaque = send(online)
+    _, push, _ = pushed(online)
+    acknowledge(online, push.token, peer=b"stranger")
+    acknowledge(online, 10**12)
+    assert opaque not in online.answers
+
+
+def test_bounds(make_stage):
+    stage = make_stage(max_message_size=10, max_open_replies=1)
+    stage.ask(RequestCode.HEART_BEAT, HeartbeatRequest("asker"), peer=b"asker")
+    for body in (b"", b"x" * 2_000_000):
+        with pytest.raises(MessageIllegal, match="max_message_size"):
+            stage.answer(send(stage, body))
+    with pytest.raises(RemoteProtocolError):
+        stage.ask(RequestCode.SEND_REPLY_MESSAGE, SendReplyRequest("asker", "c" * 65))
+    send(stage)
+    with pytest.raises(SystemBusy, match="max_open_replies"):
+        stage.answer(send(stage))
