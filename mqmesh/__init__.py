@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.pull_consumer import PullConsumer as PullConsumer
     from mqmesh.sdk.push_consumer import ConsumeResult as ConsumeResult
     from mqmesh.sdk.push_consumer import PushConsumer as PushConsumer
+    from mqmesh.sdk.requests import is_request as is_request
     from mqmesh.sdk.send_result import SendFuture as SendFuture
     from mqmesh.sdk.send_result import SendResult as SendResult
 
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "SendResult": "mqmesh.sdk.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
     "StoredMessage": "mqmesh.message",
+    "is_request": "mqmesh.sdk.requests",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "SendStatus",
     "StoredMessage",
     "__version__",
+    "is_request",
 ]
 
 

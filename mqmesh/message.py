@@ -231,6 +231,12 @@ class StoredMessage(Message, array_like=True, gc=False):
 
 PROPERTY_RECONSUME_TIMES: Final = "RECONSUME_TIMES"
 PROPERTY_WAIT_STORE_MSG_OK: Final = "WAIT"
+PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"
+"""Which request of its sender a message is, or a reply answers."""
+PROPERTY_REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+"""The client that waits for the reply to a request."""
+PROPERTY_TTL: Final = "TTL"
+"""How long it waits, in ms from the sending on."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):

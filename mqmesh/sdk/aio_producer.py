@@ -95,6 +95,21 @@ class Producer:
         await self._ready(message)
         self._inner.send_oneway(message, **choice)
 
+    async def request(
+        self, message: Message, timeout_ms: int | None = None, **choice: Any
+    ) -> Message:
+        """Asks and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
+        await self._ready(message)
+        future = self._inner.request_async(message, timeout_ms=timeout_ms, **choice)
+        return await asyncio.wrap_future(future)
+
+    async def reply(
+        self, request: Message, body: bytes, *, timeout_ms: int | None = None, **fields: Any
+    ) -> bool:
+        """Replies to a consumed request; arguments, result and errors as of ``mqmesh``'s."""
+        future = self._inner.reply_async(request, body, timeout_ms=timeout_ms, **fields)
+        return await asyncio.wrap_future(future)
+
     async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic may be sent to."""
         return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)

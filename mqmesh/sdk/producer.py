@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
@@ -24,7 +24,8 @@ from mqmesh.message import (
     is_plain,
     is_system_topic,
 )
-from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.client import ClientEngine
@@ -33,8 +34,10 @@ from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.producer_options import producer_options
+from mqmesh.sdk.producer_requests import ProducerRequests
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.requests import Requests
 from mqmesh.sdk.send_buffer import (
     SendBuffer,
     message_size,
@@ -64,7 +67,7 @@ _WHY_NOT: Final = {
 _log = logging.getLogger(__name__)
 
 
-class Producer:
+class Producer(ProducerRequests):
     """Sends messages to any topic. Thread-safe, but not for use in signal handlers.
 
     A synchronous ``send`` goes straight from the calling thread to the broker. Concurrent
@@ -102,6 +105,7 @@ class Producer:
             client,
             heartbeat=self._heartbeat,
             on_routes=self._routes_changed,
+            on_command=self._take_command,
             on_broker=self._broker_changed,
             on_end=self._ended,
         )
@@ -133,6 +137,11 @@ class Producer:
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
         self._direct = DirectPath(self._engine, self._codec)
+        self._requests = Requests(self._engine, one.max_pending_requests)
+        # What brokers send by themselves, and who takes it, in the engine's thread.
+        self._commands: dict[int, Callable[[str, Command], None]] = {
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
+        }
         self._life = threading.Lock()
         self._state = "new"
         tell_of_forks(self)
@@ -512,6 +521,11 @@ class Producer:
             self._direct.interrupt(broker_name)
         self._sender.schedule()
 
+    def _take_command(self, broker_name: str, command: Command) -> None:
+        take = self._commands.get(command.code)
+        if take is not None:
+            take(broker_name, command)
+
     def _ended(self) -> None:
         with self._life:
             if self._state == "running":
@@ -519,9 +533,7 @@ class Producer:
         self._sender.end_all(
             ClientClosed("the producer was closed before it was known that the message is stored")
         )
-
-    def _now_ms(self) -> int:
-        return self._engine.loop.clock.monotonic_ms()
+        self._requests.end_all(ClientClosed("the producer was closed before a reply came"))
 
     def _deadline(self, timeout_ms: int | None) -> int:
         if timeout_ms is None:

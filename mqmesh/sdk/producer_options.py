@@ -27,6 +27,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         batch_size_bytes: Asynchronous and concurrent sends share batches up to this size.
         batch_messages: And up to so many messages.
         max_requests_in_flight: Requests in flight a broker.
+        max_pending_requests: Calls of ``request`` that may wait for their replies at a time.
     """
 
     send_msg_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 3_000
@@ -40,6 +41,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batch_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=8 * MIB)] = MIB // 4
     batch_messages: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2_000
     max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    max_pending_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
 
 def producer_options(values: dict[str, Any]) -> ProducerOptions:

@@ -1,0 +1,38 @@
+"""Asks a consumer and waits for its reply. Needs a running ``mqmesh up``."""
+
+from mqmesh import (
+    ConsumeFromWhere,
+    ConsumeResult,
+    Message,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+    is_request,
+)
+
+TOPIC = "prices"
+PRICES = {b"apple": b"3", b"pear": b"4", b"plum": b"2"}
+
+
+def main() -> None:
+    """Asks for three prices, each a round trip of milliseconds."""
+    with Producer("price-asker") as asker, Producer("price-teller") as teller:
+
+        def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            for message in messages:
+                if is_request(message):
+                    # False: whoever asked waits no more. It is not asked again.
+                    teller.reply(message, PRICES.get(message.body, b"unknown"))
+            return ConsumeResult.SUCCESS
+
+        service = PushConsumer("price-service", consume_from_where=ConsumeFromWhere.LAST_OFFSET)
+        service.subscribe(TOPIC, listener=listen)
+        asker.send(Message(TOPIC, b"this creates the topic"))
+        with service:
+            for fruit in PRICES:
+                reply = asker.request(Message(TOPIC, fruit), timeout_ms=10_000)
+                print(f"{fruit.decode()} costs {reply.body.decode()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The part of a producer that asks and replies, on top of its asynchronous sends."""
+
+import concurrent.futures
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from mqmesh.errors import RequestTimeout
+from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.client import ClientEngine
+from mqmesh.sdk.producer_options import ProducerOptions
+from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.requests import (
+    OnReply,
+    ReplyFuture,
+    ReplySender,
+    RequestFuture,
+    Requests,
+    make_reply,
+    time_to_live_ms,
+)
+from mqmesh.sdk.send_result import GRACE_MS, OnDone, SendFuture
+
+_T = TypeVar("_T")
+
+
+class ProducerRequests:
+    """Requests and replies of a ``Producer``, which inherits them."""
+
+    options: ProducerOptions
+    _engine: ClientEngine
+    _requests: Requests
+
+    def request(self, message: Message, timeout_ms: int | None = None, **choice: Any) -> Message:
+        """Sends a message and waits for the reply that a consumer makes with ``reply``.
+
+        The request is stored and consumed like every message; the reply comes straight to this
+        producer, through the broker, and is not stored.
+
+        Args:
+            message: What is asked.
+            timeout_ms: For request and reply together, ``send_msg_timeout_ms`` by default.
+            choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
+
+        Raises:
+            RequestTimeout: No reply in time; whether the request was handled is unknown.
+            QueueFull: ``max_pending_requests`` wait already.
+            MQMeshError: The request could not be sent; as for ``send``.
+        """
+        self._check_blocking()
+        future = self.request_async(message, timeout_ms=timeout_ms, **choice)
+        return _wait(future, timeout_ms or self.options.send_msg_timeout_ms)
+
+    def request_async(
+        self,
+        message: Message,
+        on_done: OnReply | None = None,
+        *,
+        timeout_ms: int | None = None,
+        **choice: Any,
+    ) -> RequestFuture:
+        """Sends a request without waiting for its reply.
+
+        Args:
+            message, timeout_ms, choice: As for ``request``.
+            on_done: Called with the future when it is done, in the producer's own thread.
+
+        Returns:
+            A ``concurrent.futures.Future`` of the reply; who cancels it is not told any more,
+            but the request may be handled all the same.
+
+        Raises:
+            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
+        """
+        left_ms = self._deadline(timeout_ms) - self._now_ms()
+        asking, correlation_id, future = self._requests.open(message, left_ms)
+        if on_done is not None:
+            future.add_done_callback(on_done)
+
+        def sent(outcome: SendFuture) -> None:
+            error = outcome.exception()
+            if error is not None:
+                self._requests.fail(correlation_id, error)
+
+        try:
+            send_ms = min(left_ms, self.options.send_msg_timeout_ms)
+            self.send_async(asking, sent, timeout_ms=send_ms, **choice)
+        except BaseException:
+            future.cancel()
+            raise
+        return future
+
+    def reply(
+        self,
+        request: Message,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Replies to a consumed request, and waits until that is known to have arrived.
+
+        Tried again while the broker, or whoever asked, is away for a moment.
+
+        Args:
+            request: The message as it was consumed; ``is_request`` tells whether it is one.
+            body, tag, keys, properties: Of the reply.
+            timeout_ms: ``send_msg_timeout_ms`` by default, and never longer than the sender of
+                the request said it would wait.
+
+        Returns:
+            True when whoever asked has the reply; False when nobody waits for it any more.
+
+        Raises:
+            InvalidArgument: The message is no request, or the reply is illegal.
+            ClientNotOnline: Whoever asked was not there until the time was over.
+            MQMeshError: The broker could not be reached, or refused.
+        """
+        self._check_blocking()
+        future = self.reply_async(
+            request, body, tag=tag, keys=keys, properties=properties, timeout_ms=timeout_ms
+        )
+        return _wait(future, timeout_ms or self.options.send_msg_timeout_ms)
+
+    def reply_async(
+        self, request: Message, body: bytes, *, timeout_ms: int | None = None, **fields: Any
+    ) -> ReplyFuture:
+        """Replies without waiting; arguments and outcome as of ``reply``.
+
+        Raises:
+            InvalidArgument, ClientClosed: As for ``reply``.
+        """
+        deadline_ms = self._deadline(timeout_ms)
+        most = self.options.max_message_size
+        reply = make_reply(request, body, max_message_size=most, **fields)
+        to_live_ms = time_to_live_ms(request)
+        if to_live_ms is not None:
+            deadline_ms = min(deadline_ms, self._now_ms() + to_live_ms)
+        sender = ReplySender(self._engine, request, reply, deadline_ms)
+        self._engine.post(sender.start)
+        return sender.future
+
+    @property
+    def pending_requests(self) -> int:
+        """Requests that wait for their replies."""
+        return len(self._requests)
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more; they were dropped."""
+        return self._requests.late_replies
+
+    # ---- What the producer has ---------------------------------------------------------
+
+    def send_async(
+        self,
+        message: Message,
+        on_done: OnDone | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture:
+        """See ``Producer``."""
+        raise AssertionError("only producers inherit from this class")
+
+    def _check_blocking(self) -> None:
+        raise AssertionError("only producers inherit from this class")
+
+    def _deadline(self, timeout_ms: int | None) -> int:
+        raise AssertionError("only producers inherit from this class")
+
+    def _now_ms(self) -> int:
+        return self._engine.loop.clock.monotonic_ms()
+
+
+def _wait(future: "concurrent.futures.Future[_T]", timeout_ms: int) -> _T:
+    try:
+        return future.result((timeout_ms + GRACE_MS) / 1_000)
+    except concurrent.futures.TimeoutError:
+        future.cancel()
+        raise RequestTimeout(f"no outcome within {timeout_ms} ms") from None
+    except concurrent.futures.CancelledError:
+        raise RequestTimeout("the request was cancelled") from None

@@ -1,0 +1,194 @@
+"""Requests and replies through real brokers that are killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import mqmesh.aio
+from mqmesh.errors import ClientNotOnline, NoRoute, RequestTimeout
+from mqmesh.message import Message, StoredMessage
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.requests import is_request
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 20.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"questions-{next(_numbers)}"
+
+
+@pytest.fixture
+def producer(cluster) -> Iterator[Producer]:
+    with Producer("askers", namesrv_addr=cluster.namesrv_addr) as producer:
+        yield producer
+
+
+class Service:
+    """A consumer that replies to everything in upper case, by a producer of its own."""
+
+    def __init__(self, cluster: ProcessCluster, topic: str) -> None:
+        self.producer = Producer("replier", namesrv_addr=cluster.namesrv_addr)
+        self.consumer = PushConsumer(
+            f"{topic}-service",
+            namesrv_addr=cluster.namesrv_addr,
+            consume_from_where="FIRST_OFFSET",
+        )
+        self.consumer.subscribe(topic, listener=self.listen)
+        self.arrived = threading.Semaphore(0)
+        self.may_reply = threading.Event()
+        self.may_reply.set()
+        self.told: list[object] = []
+
+    def listen(self, messages: list[StoredMessage]) -> ConsumeResult:
+        for message in messages:
+            assert is_request(message)
+            self.arrived.release()
+            assert self.may_reply.wait(PATIENCE_S)
+            try:
+                self.told.append(
+                    self.producer.reply(message, message.body.upper(), tag="R", timeout_ms=15_000)
+                )
+            except ClientNotOnline as error:
+                self.told.append(error)
+        return ConsumeResult.SUCCESS
+
+    def __enter__(self) -> Service:
+        self.producer.start()
+        self.consumer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.may_reply.set()
+        self.consumer.close()
+        self.producer.close()
+
+
+def until(condition, patience_s: float = PATIENCE_S) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        pause.wait(0.01)
+
+
+def test_a_request_gets_its_reply_and_leaves_no_topic_behind(cluster, topic, producer):
+    with Service(cluster, topic) as service:
+        reply = producer.request(Message(topic, b"hello", tag="Q"), 15_000)
+        assert (reply.body, reply.tag, reply.topic) == (b"HELLO", "R", topic)
+        until(lambda: service.told == [True])
+        # With everybody connected, the way there and back takes milliseconds.
+        began = time.monotonic()
+        for n in range(20):
+            assert producer.request(Message(topic, b"q%d" % n), 15_000).body == b"Q%d" % n
+        assert (time.monotonic() - began) / 20 < 0.2
+    assert producer.pending_requests == 0
+    with AdminClient(cluster.namesrv_addr) as admin:
+        assert not [name for name in admin.topics() if "REPLY" in name.upper()]
+
+
+def test_many_requests_side_by_side_get_their_own_replies(cluster, topic, producer):
+    told = []
+    with Service(cluster, topic):
+        futures = [
+            producer.request_async(Message(topic, b"n%d" % n), told.append, timeout_ms=20_000)
+            for n in range(300)
+        ]
+        replies = [future.result(PATIENCE_S).body for future in futures]
+    assert replies == [b"N%d" % n for n in range(300)]
+    assert len(told) == 300
+
+
+def test_without_a_reply_the_request_times_out_and_a_late_one_is_dropped(cluster, topic, producer):
+    with Service(cluster, topic) as service:
+        service.may_reply.clear()
+        began = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            producer.request(Message(topic, b"slow"), 1_000)
+        assert time.monotonic() - began < 3
+        service.may_reply.set()
+        # The request lived for a second, counted from when it is replied to.
+        until(lambda: producer.late_replies == 1)
+        until(lambda: service.told == [False])
+
+
+def test_a_request_that_cannot_be_sent_says_why(cluster, producer):
+    with AdminClient(cluster.namesrv_addr) as admin:
+        assert "%RETRY%x" not in admin.topics()
+    with pytest.raises(NoRoute), Producer("p", namesrv_addr="127.0.0.1:1") as lost:
+        lost.request(Message("nowhere", b"q"), 300)
+    assert lost.pending_requests == 0
+
+
+def test_a_reply_to_somebody_who_left_is_refused(cluster, topic):
+    with Service(cluster, topic) as service:
+        service.may_reply.clear()
+        with Producer("askers", namesrv_addr=cluster.namesrv_addr) as producer:
+            future = producer.request_async(Message(topic, b"q"), timeout_ms=1_000)
+            assert service.arrived.acquire(timeout=PATIENCE_S)
+        assert future.exception(0) is not None
+        service.may_reply.set()
+        until(lambda: service.told)
+        assert isinstance(service.told[0], ClientNotOnline)
+
+
+def test_requests_survive_the_death_of_the_broker(short_tmp_path, topic):
+    with (
+        ProcessCluster(short_tmp_path) as cluster,
+        Producer("askers", namesrv_addr=cluster.namesrv_addr) as producer,
+        Service(cluster, topic) as service,
+    ):
+        producer.request(Message(topic, b"first"), 15_000)
+        service.may_reply.clear()
+        future = producer.request_async(Message(topic, b"second"), timeout_ms=30_000)
+        for _ in range(2):
+            assert service.arrived.acquire(timeout=PATIENCE_S)
+        cluster.brokers["broker-a"].kill()
+        service.may_reply.set()  # the reply meets a broker that is not there
+        cluster.start_broker()
+        assert future.result(25).body == b"SECOND"
+
+
+def test_coroutines_ask_and_reply(cluster, topic):
+    async def serve(ready: asyncio.Event) -> None:
+        async with (
+            mqmesh.aio.Producer("replier", namesrv_addr=cluster.namesrv_addr) as producer,
+            mqmesh.aio.PullConsumer(
+                "service", namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+            ) as consumer,
+        ):
+            await consumer.subscribe(topic)
+            ready.set()
+            async for message in consumer:
+                assert await producer.reply(message, message.body[::-1])
+                break
+
+    async def ask() -> bytes:
+        ready = asyncio.Event()
+        service = asyncio.create_task(serve(ready))
+        async with mqmesh.aio.Producer("asker", namesrv_addr=cluster.namesrv_addr) as producer:
+            await ready.wait()
+            reply = await producer.request(Message(topic, b"abc"), 15_000)
+            with pytest.raises(RequestTimeout):
+                await producer.request(Message(topic, b"nobody replies any more"), 300)
+        await service
+        return reply.body
+
+    assert asyncio.run(ask()) == b"cba"
