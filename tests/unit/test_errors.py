@@ -55,6 +55,7 @@ def test_retriable_is_decided_by_class() -> None:
         "DiskFull",
         "SystemBusy",
         "BrokerNotAvailable",
+        "ClientNotOnline",
         "NoRoute",
     }
 
