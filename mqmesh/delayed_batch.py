@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import ConfigError, CorruptBatch, MessageIllegal
-from mqmesh.message import SCHEDULE_TOPIC
+from mqmesh.message import MAX_DELAY_MS, SCHEDULE_TOPIC
 from mqmesh.payload import Buffer, Payload
 from mqmesh.record_batch import HEADER_SIZE, Attributes, BatchHeader, BatchMeta, batch_parts
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -28,7 +28,6 @@ ANY_TIME_QUEUE: Final = MAX_DELAY_LEVELS
 RECORD_QUEUE: Final = MAX_DELAY_LEVELS + 1
 """Queue of the records of what was done. On disk."""
 SCHEDULE_QUEUES: Final = MAX_DELAY_LEVELS + 2
-MAX_DELAY_MS: Final = 40 * 366 * 24 * 3_600_000
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"([0-9]{1,9})([smhd])\Z")

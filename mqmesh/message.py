@@ -11,6 +11,7 @@ message stands. What all messages of a batch share is kept once, in ``BatchInfo`
 
 import hashlib
 import re
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
@@ -30,6 +31,7 @@ MAX_KEYS: Final = 64
 MAX_KEY_LENGTH: Final = 255
 MAX_SHARDING_KEY_LENGTH: Final = 255
 MAX_FLAG: Final = (1 << 31) - 1
+MAX_DELAY_MS: Final = 40 * 366 * 24 * 3_600_000
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -97,6 +99,20 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     sharding_key: _Label | None = None
     delay_level: _Number = 0
     deliver_at_ms: _Time = 0
+
+    def delayed_by(self, delay_ms: int) -> "Message":
+        """The same message, to be delivered so long after now.
+
+        Args:
+            delay_ms: 0 to 40 years; by this machine's clock, as all points in time.
+
+        Raises:
+            InvalidArgument: It is none.
+        """
+        _check_number("delay_ms", delay_ms, MAX_DELAY_MS)
+        plain = _as_plain(self)
+        plain.delay_level, plain.deliver_at_ms = 0, time.time_ns() // 1_000_000 + delay_ms
+        return plain
 
     def property(self, name: str, default: str | None = None) -> str | None:
         """One property, or ``default`` when the message has none of that name."""

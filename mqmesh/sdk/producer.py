@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
+from mqmesh.delayed_batch import pack_due_times
 from mqmesh.errors import (
     ClientClosed,
     InvalidArgument,
@@ -39,7 +40,9 @@ from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.requests import Requests
 from mqmesh.sdk.send_buffer import (
+    AT_TIMES,
     SendBuffer,
+    delay_of,
     message_size,
 )
 from mqmesh.sdk.send_result import (
@@ -357,7 +360,8 @@ class Producer(ProducerRequests):
         All of them are stored, side by side, or none.
 
         Args:
-            messages: At least one; of one topic, and of one sharding key if they have any.
+            messages: At least one; of one topic, and of one sharding key if they have any;
+                delayed all by one level, all to points in time, or not.
             queue, timeout_ms: As for ``send``.
 
         Returns:
@@ -488,6 +492,11 @@ class Producer(ProducerRequests):
         first = checked[0]
         if not plain and any(one.sharding_key != first.sharding_key for one in checked):
             raise InvalidArgument("the messages of a batch have different sharding keys")
+        delay = 0 if plain else delay_of(first)
+        if not plain and any(delay_of(one) != delay for one in checked):
+            raise InvalidArgument("the messages of a batch have different delays")
+        at_times = delay == AT_TIMES
+        due_times = pack_due_times([one.deliver_at_ms for one in checked]) if at_times else b""
         # Encoded here, not in the engine's thread, which serves all senders.
         payload = self._codec.payload(checked, plain=plain)
         topic = self._topic(first.topic, deadline_ms)
@@ -496,7 +505,14 @@ class Producer(ProducerRequests):
         if lane is None:
             lane = self._routes.next_lane(topic)
         future = self._buffer.append_batch(
-            lane, payload, deadline_ms, on_done, bound=bound, retries=retries
+            lane,
+            payload,
+            deadline_ms,
+            on_done,
+            bound=bound,
+            retries=retries,
+            delay=delay,
+            due_times=due_times,
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()

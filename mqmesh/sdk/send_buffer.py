@@ -24,6 +24,8 @@ STRING_OVERHEAD_BYTES: Final = 16
 """The same for each of its texts; more than on the wire, so that few fit into one batch."""
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
+AT_TIMES: Final = -1
+"""In place of a delay level: each message says when it is due."""
 BATCHES_A_FLIGHT: Final = 4
 """Most batches of one queue in a request; brokers recognise more than these as repeated."""
 
@@ -142,8 +144,9 @@ class SendBuffer:
                 or not batch.deadline_min_ms <= deadline_ms <= batch.deadline_max_ms
                 or batch.wait_store is not wait_store
                 or batch.retries != retries
+                or batch.delay != delay_of(message)
             ):
-                batch = self._open(lane, deadline_ms, retries, wait_store)
+                batch = self._open(lane, deadline_ms, retries, wait_store, delay_of(message))
             elif deadline_ms > batch.deadline_ms:
                 batch.deadline_ms = deadline_ms
             messages = batch.messages
@@ -204,6 +207,8 @@ class SendBuffer:
         bound: bool,
         retries: int,
         wait_store: bool = True,
+        delay: int = 0,
+        due_times: bytes = b"",
     ) -> SendFuture:
         """Adds an explicit batch, which stays one batch; arguments and errors as ``append``."""
         batch = PendingBatch(
@@ -216,6 +221,7 @@ class SendBuffer:
             wait_store=wait_store,
         )
         batch.payload = payload
+        batch.delay, batch.due_times = delay, due_times
         batch.size = len(payload.data)
         future = SendFuture(batch, 0)
         if on_done is not None:
@@ -262,6 +268,7 @@ class SendBuffer:
         )
         batch.messages.append(message)
         batch.size = message_size(message)
+        batch.delay = delay_of(message)
         return batch
 
     def claim(self, lane: Lane, batch: PendingBatch) -> bool:
@@ -450,7 +457,9 @@ class SendBuffer:
         if self._closed:
             raise _closed()
 
-    def _open(self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool) -> PendingBatch:
+    def _open(
+        self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
+    ) -> PendingBatch:
         # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
         if not (lane.in_flight or lane.listed):
             self._list(lane)
@@ -466,7 +475,8 @@ class SendBuffer:
         )
         batch.deadline_min_ms = deadline_ms - DEADLINE_SPREAD_MS
         batch.deadline_max_ms = deadline_ms + DEADLINE_SPREAD_MS
-        batch.usual = wait_store and retries == self._usual_retries
+        batch.delay = delay
+        batch.usual = wait_store and retries == self._usual_retries and not delay
         lane.open = batch
         return batch
 
@@ -489,6 +499,11 @@ class SendBuffer:
     def _list(self, lane: Lane) -> None:
         lane.listed = True
         self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
+
+
+def delay_of(message: Message) -> int:
+    """What messages of one batch have in common: the level, ``AT_TIMES``, or 0 for no delay."""
+    return AT_TIMES if message.deliver_at_ms else message.delay_level
 
 
 def message_size(message: Message) -> int:

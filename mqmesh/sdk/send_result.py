@@ -76,6 +76,8 @@ class PendingBatch:
         deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
         explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
         payload: Its messages encoded, as soon as none is added any more.
+        delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
+        due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
         usual: An asynchronous send without wishes of its own may join it.
         attempts: How often it was sent, as far as that counts.
         cause: Why it had to be sent again last.
@@ -93,7 +95,9 @@ class PendingBatch:
         "deadline_max_ms",
         "deadline_min_ms",
         "deadline_ms",
+        "delay",
         "doubt",
+        "due_times",
         "encoded",
         "error",
         "event",
@@ -132,6 +136,8 @@ class PendingBatch:
         self.wait_store = wait_store
         self.messages: list[Message] = []
         self.size = 0
+        self.delay = 0
+        self.due_times = b""
         self.usual = False
         self.attempts = 0
         self.producer_id = 0

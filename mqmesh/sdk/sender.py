@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from mqmesh.delayed_batch import DelayedMeta, pack_due_times
 from mqmesh.errors import (
     BrokerError,
     ClientClosed,
@@ -33,7 +34,7 @@ from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.lanes import Lane
 from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
-from mqmesh.sdk.send_buffer import SendBuffer
+from mqmesh.sdk.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
@@ -98,11 +99,24 @@ class BatchCodec:
         payload = batch.payload
         if payload is None:
             payload = batch.payload = self.payload(batch.messages)
+            if batch.delay == AT_TIMES:
+                batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
         if batch.first_sequence < 0:
             batch.producer_id = self.producer_id
             with self._lock:
                 batch.first_sequence = self._next_sequence
                 self._next_sequence += payload.message_count
+        attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
+        meta = None
+        if batch.delay:
+            attributes |= Attributes.HAS_DELAY
+            meta = DelayedMeta(
+                batch.queue.topic,
+                payload.tag_hashes,
+                self._born_host,
+                0 if batch.delay == AT_TIMES else batch.delay,
+                batch.due_times,
+            )
         try:
             batch.encoded = batch_parts(
                 payload,
@@ -112,7 +126,8 @@ class BatchCodec:
                 first_sequence=batch.first_sequence,
                 born_timestamp=now_ms,
                 born_host=self._born_host,
-                attributes=0 if batch.wait_store else Attributes.NO_WAIT_STORE,
+                attributes=attributes,
+                meta=meta,
             )
         except LocalProtocolError as error:
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error

@@ -1,0 +1,97 @@
+"""How delayed messages leave a producer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mqmesh.delayed_batch import pack_due_times, read_delayed_meta
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import Message, MessageQueue
+from mqmesh.record_batch import Attributes, check_batch, decode_messages
+from mqmesh.sdk.send_buffer import SendBuffer
+from mqmesh.sdk.sender import BatchCodec
+from mqmesh.testing.clock import ManualClock
+
+QUEUE = MessageQueue("t", "a", 0)
+
+
+@pytest.fixture
+def buffer():
+    return SendBuffer(
+        max_bytes=1_000_000,
+        usual_retries=2,
+        max_batch_bytes=100_000,
+        max_batch_messages=100,
+        clock=ManualClock(),
+        may_wait=lambda: False,
+    )
+
+
+def append(buffer, *messages):
+    lane = buffer.lane(QUEUE)
+    for message in messages:
+        buffer.append(lane, None, message, 100, 1_000, None, 2, False)
+
+
+def taken(buffer):
+    """What would be sent: header, meta and bodies of each batch."""
+    codec = BatchCodec(7, None)
+    found = []
+    while batches := buffer.take("a", 1_000_000, 10):
+        for lane, batch in batches:
+            data = b"".join(codec.encode(batch, 5))
+            header = check_batch(data)
+            bodies = b"".join(one.body for one in decode_messages(data, header))
+            found.append((header, read_delayed_meta(data, header), bodies))
+            buffer.release(lane)
+    return found
+
+
+def test_messages_delayed_alike_share_batches_and_no_others(buffer):
+    append(
+        buffer,
+        Message("t", b"0"),
+        Message("t", b"1", delay_level=3),
+        Message("t", b"2", delay_level=3),
+        Message("t", b"3", delay_level=4),
+        Message("t", b"4", deliver_at_ms=900),
+        Message("t", b"5", deliver_at_ms=800),
+        Message("t", b"6"),
+    )
+    found = taken(buffer)
+    assert [bodies for _, _, bodies in found] == [b"0", b"12", b"3", b"45", b"6"]
+    assert [meta.level for _, meta, _ in found] == [0, 3, 4, 0, 0]
+    assert found[3][1].due_times == pack_due_times([900, 800])
+    delayed = [bool(header.attributes & Attributes.HAS_DELAY) for header, _, _ in found]
+    assert delayed == [False, True, True, True, False]
+
+
+def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
+    lanes = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset())
+    append(buffer, Message("t", b"0", delay_level=1))
+    buffer.append_plain(lanes, Message("t", b"1"), 1_000)
+    assert [bodies for _, _, bodies in taken(buffer)] == [b"0", b"1"]
+
+
+def test_a_lone_delayed_message_says_so(buffer):
+    lane = buffer.lane(QUEUE)
+    batch = buffer.lone_batch(
+        lane, Message("t", b"0", deliver_at_ms=7), 1_000, bound=False, retries=2, wait_store=True
+    )
+    data = b"".join(BatchCodec(7, None).encode(batch, 5))
+    assert read_delayed_meta(data, check_batch(data)).due_times == pack_due_times([7])
+
+
+def test_a_message_is_delayed_from_now():
+    before_ms = time.time_ns() // 1_000_000
+    message = Message("t", b"x", "tag", ["k"], delay_level=3).delayed_by(60_000)
+    assert 0 <= message.deliver_at_ms - before_ms - 60_000 < 5_000
+    assert (message.delay_level, message.tag, message.keys) == (0, "tag", ["k"])
+
+
+@pytest.mark.parametrize("delay_ms", [-1, 1.5, "3", 10**14])
+def test_a_delay_is_a_number_of_ms(delay_ms):
+    with pytest.raises(InvalidArgument, match="delay_ms"):
+        Message("t", b"x").delayed_by(delay_ms)
