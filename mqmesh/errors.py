@@ -21,7 +21,8 @@ The tree, by what the reader should do::
     │   └── StoreClosed              used after close, or stopped by a sync error
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
-    │   └── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline
+    │   ├── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline,
+    │   └── StaleGeneration
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         └── ClientClosed             used after close
@@ -151,6 +152,10 @@ class UnsupportedCommand(BrokerError):
 
 class OffsetIllegal(BrokerError):
     """Raised when an offset lies outside of what the queue holds."""
+
+
+class StaleGeneration(BrokerError):
+    """Raised when a member of a group was replaced, or is not (any more) known as one."""
 
 
 class SystemBusy(BrokerError):

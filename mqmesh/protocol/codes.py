@@ -34,6 +34,8 @@ class RequestCode(enum.IntEnum):
     GET_CONSUMER_LIST_BY_GROUP = 38
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     """From the broker to a client: the members of a group changed."""
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
 
     # Replies to requests; see ``protocol/replies.py``.
     SEND_REPLY_MESSAGE = 324
@@ -88,6 +90,7 @@ class ResponseCode(enum.IntEnum):
     CONSUMER_GROUP_NOT_EXIST = 26
     OFFSET_ILLEGAL = 27
     DISK_FULL = 28
+    STALE_GENERATION = 29
     CLIENT_NOT_ONLINE = 206
 
 
@@ -102,6 +105,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
     ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
+    ResponseCode.STALE_GENERATION: errors.StaleGeneration,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
 }
 
@@ -113,6 +117,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.MessageIllegal, ResponseCode.MESSAGE_ILLEGAL),
     (errors.UnsupportedCommand, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
     (errors.OffsetIllegal, ResponseCode.OFFSET_ILLEGAL),
+    (errors.StaleGeneration, ResponseCode.STALE_GENERATION),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),

@@ -61,14 +61,31 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     version: Annotated[str, msgspec.Meta(max_length=32)] = ""
 
 
+class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a broker sees a client's part in a consumer group.
+
+    Attributes:
+        group: Consumer group.
+        joined: Generation that the client's coming made; another one than before means that
+            it was removed meanwhile, and replaced.
+        generation: Of the group now.
+    """
+
+    group: Name
+    joined: int
+    generation: int
+
+
 class HeartbeatResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to HEART_BEAT.
 
     Attributes:
         broker_instance_id: Changes when the broker was restarted.
+        memberships: One for each of the client's consumer groups.
     """
 
     broker_instance_id: int = 0
+    memberships: Annotated[list[Membership], msgspec.Meta(max_length=256)] = []
 
 
 class UnregisterClientRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

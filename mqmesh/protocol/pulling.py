@@ -45,7 +45,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         suspend_timeout_ms: Wait so long for a message when there is none, 0 to 30,000.
         expression: Subscription expression, ``*`` for all.
         expression_type: ``ExpressionType``.
-        generation: Rebalance generation of the member; 0 for none.
+        generation: In which the queue was claimed; 0 for none.
     """
 
     group: Name
@@ -119,16 +119,29 @@ class QueueOffsetEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class QueryConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """QUERY_CONSUMER_OFFSET: where a group stands; answered with ``ConsumerOffsets``."""
+    """QUERY_CONSUMER_OFFSET: where a group stands; answered with ``ConsumerOffsets``.
+
+    Attributes:
+        group: Consumer group.
+        queues: Which.
+        client_id: Member that was given these queues and claims them; empty to look only.
+    """
 
     group: Name
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+    client_id: Name = ""
 
 
 class ConsumerOffsets(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Offsets of a group, in the order asked."""
+    """Offsets of a group.
+
+    Attributes:
+        queues: In the order asked.
+        generation: Of the group at this broker, if the queues were claimed; pulls carry it.
+    """
 
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+    generation: int = 0
 
 
 class UpdateConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -138,7 +151,7 @@ class UpdateConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, 
         group: Consumer group.
         client_id: Member that commits.
         queues: Queues and the next offsets to read.
-        generation: Rebalance generation of the member; 0 for none.
+        generation: Newest of this broker that the member knows; 0 if it is no member.
     """
 
     group: Name

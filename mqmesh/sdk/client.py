@@ -21,7 +21,7 @@ from mqmesh.host import host_id
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.membership import HeartbeatRequest, UnregisterClientRequest
+from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
 from mqmesh.protocol.route import BrokerAddress, GetRouteRequest, RouteHint, TopicRoute
 from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.namesrv_link import NamesrvLink
@@ -55,6 +55,7 @@ class ClientEngine:
         on_routes: Told the topics whose routes changed.
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_broker: Told when the connection to a broker was made or broke.
+        on_heartbeat: Told what a broker answered to a heartbeat.
         on_end: Called last in the engine's thread, after ``close`` or when the thread dies;
             no callback comes after it.
     """
@@ -67,6 +68,7 @@ class ClientEngine:
         on_routes: Callable[[set[str]], None] | None = None,
         on_command: Callable[[str, Command], None] | None = None,
         on_broker: Callable[[str, bool], None] | None = None,
+        on_heartbeat: Callable[[str, HeartbeatResponse], None] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self._addresses = options.namesrv_addresses()
@@ -79,6 +81,7 @@ class ClientEngine:
         self._on_routes = on_routes
         self._on_command = on_command
         self._on_broker = on_broker
+        self._on_heartbeat = on_heartbeat
         self._on_end = on_end
         self._brokers: dict[str, CommandClient] = {}
         self._places: dict[str, BrokerAddress] = {}
@@ -459,9 +462,11 @@ class ClientEngine:
 
     def _send_heartbeat(self, broker_name: str, client: CommandClient) -> None:
         def done(answer: Command | MQMeshError) -> None:
-            if not isinstance(answer, MQMeshError) or self._closed:
+            if self._closed:
                 return
-            if answer.retriable:
+            if not isinstance(answer, MQMeshError):
+                self._take_heartbeat(broker_name, client, answer)
+            elif answer.retriable:
                 # Until it is accepted, a broker that just came back does not know us.
                 _log.info("heartbeat to broker %s: %s", broker_name, answer)
                 self.loop.call_later(HEARTBEAT_RETRY_MS, again)
@@ -478,6 +483,14 @@ class ClientEngine:
             header=encode_header(self._heartbeat()),
             timeout_ms=self.options.heartbeat_broker_interval_ms,
         )
+
+    def _take_heartbeat(self, broker_name: str, client: CommandClient, answer: Command) -> None:
+        if self._on_heartbeat is None or self._brokers.get(broker_name) is not client:
+            return
+        try:
+            self._on_heartbeat(broker_name, decode_header(HeartbeatResponse, answer.header))
+        except RemoteProtocolError as error:
+            _log.warning("heartbeat to broker %s: %s", broker_name, error)
 
 
 def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -11,21 +12,20 @@ import msgspec
 
 from mqmesh.errors import (
     CorruptBatch,
-    GroupNotFound,
     MQMeshError,
     RemoteProtocolError,
+    StaleGeneration,
     TopicNotFound,
 )
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,
-    ConsumerList,
-    ConsumerListRequest,
     HeartbeatRequest,
+    HeartbeatResponse,
     MessageModel,
     Subscription,
 )
@@ -33,10 +33,12 @@ from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.consumer_options import ConsumerOptions
 from mqmesh.sdk.local_offsets import LocalOffsets
-from mqmesh.sdk.offset_store import REQUEST_TIMEOUT_MS, BrokerOffsets, OffsetStore
+from mqmesh.sdk.memberships import Memberships, Standing
+from mqmesh.sdk.offset_store import BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.pull_loop import PullCounters, PullLoop, Sink
 from mqmesh.sdk.pulled_batch import PullSource
+from mqmesh.sdk.queue_division import QueueDivision
 from mqmesh.sdk.rebalance import AllocateStrategy
 from mqmesh.sdk.start_positions import Position, StartPositions
 from mqmesh.transport.client import OnDone
@@ -46,13 +48,8 @@ HANDOVER_MS: Final = 100
 """A new owner waits so long before it asks for offsets, for the former one to commit."""
 SECOND_COMMIT_MS: Final = 50
 """What was with a listener when its queue was given away may still be committed then."""
-REJOIN_MS: Final = 1_500
-"""After a broker came back, its other clients have so long to come back too."""
-MOST_QUIET_MS: Final = 5_000
-"""Queues are divided again after this however often brokers come and go."""
 START_COMMIT_MS: Final = 5
 LOCATE_RETRY_MS: Final = 20
-RETRY_MS: Final = 200
 RETRY_MAX_MS: Final = 1_000
 CLOSE_COMMIT_MS: Final = 500
 
@@ -120,24 +117,26 @@ class ConsumerEngine(Generic[S]):
             on_routes=self._routes_changed,
             on_command=self._take_command,
             on_broker=self._broker_changed,
+            on_heartbeat=self._heartbeat_answered,
         )
-        self.offsets: OffsetStore = BrokerOffsets(group, self.client.client_id, self)
+        self.memberships = Memberships(group)
+        self.offsets: OffsetStore = BrokerOffsets(
+            group, self.client.client_id, self, self.memberships
+        )
         if options.message_model == MessageModel.BROADCASTING:
             folder = Path(options.offsets_dir).expanduser()
             self.offsets = LocalOffsets(folder, group, client.instance_name)
         self.positions = StartPositions(
             self.offsets, self, options.consume_from_where, options.consume_timestamp_ms
         )
-        self._strategy = strategy
+        shared = options.message_model == MessageModel.CLUSTERING
+        self.division = QueueDivision(group, self.client, strategy if shared else None, self)
         self._make_sink = make_sink
         self._subscriptions: dict[str, Subscription] = {}
         self._manual = False
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
-        self._quiet_until_ms = 0
-        self._quiet_since_ms: int | None = None
-        self._planned_ms: int | None = None
-        self._round = 0
+        self._returned: set[str] = set()
         self._starts: list[MessageQueue] = []
         self._closing = False
 
@@ -184,6 +183,11 @@ class ConsumerEngine(Generic[S]):
         self.client.close()
         self.offsets.close()
 
+    @property
+    def _shares(self) -> bool:
+        """True when queues are divided among the members of the group."""
+        return self.options.message_model == MessageModel.CLUSTERING and not self._manual
+
     # ---- Network, for the parts below --------------------------------------------------
 
     def request(
@@ -221,6 +225,7 @@ class ConsumerEngine(Generic[S]):
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Takes just these queues, whoever else is in the group; from any thread before start."""
         self._manual = True
+        self.offsets.claiming = False
         wanted = dict.fromkeys(queues)
         self._give_up([queue for queue in self.assigned if queue not in wanted])
         new = [queue for queue in wanted if queue not in self.assigned]
@@ -265,6 +270,8 @@ class ConsumerEngine(Generic[S]):
         return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
 
     def _report_commit(self, error: MQMeshError | None) -> None:
+        if isinstance(error, StaleGeneration):
+            self.client.heartbeat_now()  # its answer tells what to do
         if error is not None and not self.client.closed:
             _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
@@ -328,11 +335,48 @@ class ConsumerEngine(Generic[S]):
         if not up:
             return
         if broker_name in self._met_brokers:
-            self._keep_quiet()
-            self.offsets.forget_broker(broker_name)
-            self.commit_soon()
+            self.division.broker_returned()
+            self._returned.add(broker_name)
         self._met_brokers.add(broker_name)
         self.rebalance_soon()
+
+    def _heartbeat_answered(self, broker_name: str, answer: HeartbeatResponse) -> None:
+        standing = self.memberships.on_heartbeat(broker_name, answer)
+        own = [queue for queue in self.assigned if queue.broker_name == broker_name]
+        if standing is Standing.REPLACED and self._shares:
+            _log.warning(
+                "group %s: broker %s took this member for dead and gave its %d queues to others",
+                self.group,
+                broker_name,
+                len(own),
+            )
+            self._start_over(own)
+        elif standing is Standing.RESTARTED:
+            for queue in own:
+                loop = self.assigned[queue].loop
+                if loop is not None and loop.generation:
+                    loop.generation = self.memberships.generation(broker_name)
+        if broker_name in self._returned:
+            self._returned.discard(broker_name)
+            self.offsets.forget_broker(broker_name)
+            self.commit_soon()
+
+    def _start_over(self, queues: list[MessageQueue]) -> None:
+        """Others have these queues, so nothing of them is committed."""
+        for queue in queues:
+            one = self.assigned.pop(queue)
+            if one.loop is not None:
+                one.loop.drop()
+            if one.sink is not None:
+                one.sink.drop()
+            self.offsets.forget(queue)
+        self.rebalance_soon()
+
+    def _stale(self, state: Assigned[S], error: StaleGeneration) -> None:
+        if self.assigned.get(state.queue) is state:
+            _log.warning("group %s: %s is taken anew: %s", self.group, state.queue, error)
+            self.client.heartbeat_now()
+            self._start_over([state.queue])
 
     def _take_command(self, broker_name: str, command: Command) -> None:
         if command.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
@@ -349,94 +393,24 @@ class ConsumerEngine(Generic[S]):
 
     def rebalance_soon(self, delay_ms: int = 0) -> None:
         """Divides the queues anew in a moment; many calls make one rebalance."""
-        now_ms = self.client.loop.clock.monotonic_ms()
-        due_ms = max(now_ms + delay_ms, self._quiet_until_ms)
-        if self._planned_ms is not None and self._planned_ms <= due_ms:
-            return
-        self._planned_ms = due_ms
+        self.division.plan(delay_ms)
 
-        def run() -> None:
-            if self._planned_ms != due_ms:
-                return
-            self._planned_ms = None
-            if self._quiet_until_ms > due_ms:
-                self.rebalance_soon()
-            else:
-                self._rebalance()
+    def subscribed(self) -> list[str]:
+        """Topics whose queues are to be divided; none while the consumer closes."""
+        return [] if self._closing or self._manual else list(self._subscriptions)
 
-        self.call_later(due_ms - now_ms, run)
+    def has_queues(self) -> bool:
+        """True while this consumer was given any."""
+        return bool(self.assigned)
 
-    def _rebalance(self) -> None:
-        if self._closing or self._manual:
-            return
-        self._round += 1
-        for topic in self._subscriptions:
-            if self.options.message_model == MessageModel.BROADCASTING:
-                self._apply(topic, list(self.client.routes.subscribe_queues(topic)), 0)
-                continue
-            # The same for all members, so that all see the same list.
-            connected = filter(self.client.is_connected, self.client.routes.brokers_of(topic))
-            broker_name = min(connected, default=None)
-            if broker_name is not None:
-                self._ask_members(topic, broker_name)
+    def apply(self, topic: str, mine: list[MessageQueue], *, alone: bool) -> None:
+        """Takes the queues of a topic that are ours now, and gives up the others.
 
-    def _ask_members(self, topic: str, broker_name: str) -> None:
-        current = self._round
-
-        def done(answer: Command | MQMeshError) -> None:
-            if current != self._round or self._closing or topic not in self._subscriptions:
-                return
-            try:
-                if isinstance(answer, MQMeshError):
-                    raise answer
-                self._divide(topic, decode_header(ConsumerList, answer.header))
-            except GroupNotFound:
-                self._introduce()
-            except MQMeshError as error:
-                _log.warning("group %s: who the members are is unknown: %s", self.group, error)
-                self.rebalance_soon(RETRY_MAX_MS)
-
-        self.request(
-            broker_name,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-            done,
-            header=encode_header(ConsumerListRequest(self.group)),
-            timeout_ms=REQUEST_TIMEOUT_MS,
-        )
-
-    def _introduce(self) -> None:
-        # The broker does not know us (yet, or any more): what we have stays ours until it does.
-        if self.assigned:
-            self._keep_quiet()
-        self.client.heartbeat_now()
-        self.rebalance_soon(RETRY_MS)
-
-    def _keep_quiet(self) -> None:
-        # A broker's list of members is not complete again before the others came back to it.
-        # One that keeps dying must not keep its queues undivided for ever, though.
-        now_ms = self.client.loop.clock.monotonic_ms()
-        if self._quiet_since_ms is None:
-            self._quiet_since_ms = now_ms
-        self._quiet_until_ms = min(now_ms + REJOIN_MS, self._quiet_since_ms + MOST_QUIET_MS)
-
-    def _divide(self, topic: str, members: ConsumerList) -> None:
-        own_id, client_ids = self.client.client_id, sorted(members.client_ids)
-        if own_id not in client_ids:
-            self._introduce()
-            return
-        queues = self.client.routes.subscribe_queues(topic)
-        mine: list[MessageQueue] = []
-        if queues:
-            try:
-                mine = self._strategy.allocate(self.group, own_id, queues, client_ids)
-            except Exception:
-                _log.exception("group %s: the allocation strategy failed", self.group)
-                return
-        self._quiet_since_ms = None
-        self.offsets.generation = members.generation
-        self._apply(topic, mine, HANDOVER_MS if len(client_ids) > 1 else 0)
-
-    def _apply(self, topic: str, mine: list[MessageQueue], handover_ms: int) -> None:
+        Args:
+            topic: Which.
+            mine: Its queues that are ours.
+            alone: No other member can have had them.
+        """
         wanted = set(mine)
         # A broker that is away takes its queues out of the route, but gives them to nobody.
         present = set(self.client.routes.brokers_of(topic))
@@ -456,7 +430,7 @@ class ConsumerEngine(Generic[S]):
                 len(lost),
             )
         self._give_up(lost)
-        self._take(new, handover_ms)
+        self._take(new, 0 if alone else HANDOVER_MS)
         self._check_settled(topic)
 
     def _give_up(self, queues: list[MessageQueue]) -> None:
@@ -481,6 +455,7 @@ class ConsumerEngine(Generic[S]):
             for queue in gone:
                 if queue not in self.assigned:
                     self.offsets.forget(queue)
+            self.offsets.release([queue for queue in gone if queue not in self.assigned])
 
         commit(self._report_commit)
         self.call_later(SECOND_COMMIT_MS, forget)
@@ -535,6 +510,8 @@ class ConsumerEngine(Generic[S]):
                 address.tcp if address is not None else "",
                 parse_tags(expression),
             ),
+            generation=self.memberships.generation(queue.broker_name) if self._shares else 0,
+            on_stale=partial(self._stale, state),
         )
         state.loop.resume()
         if not position.committed:

@@ -35,7 +35,7 @@ class LocalOffsets(OffsetStore):
     """
 
     def __init__(self, folder: Path, group: str, instance_name: str) -> None:
-        self.generation = 0
+        self.claiming = False
         # Names never become paths.
         digest = hashlib.blake2b(f"{group}\0{instance_name}".encode(), digest_size=16).hexdigest()
         self._path = folder / f"{digest}.json"
@@ -87,6 +87,12 @@ class LocalOffsets(OffsetStore):
 
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
         on_done({queue: self._offsets.get(queue, -1) for queue in queues})
+
+    def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        self.fetch(broker_name, queues, on_done)
+
+    def release(self, queues: list[MessageQueue]) -> None:
+        """All members read all queues."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         before = dict(self._offsets)

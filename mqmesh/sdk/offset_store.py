@@ -9,6 +9,7 @@ from mqmesh.errors import MQMeshError, RemoteProtocolError
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.locking import LockEntry, UnlockBatchRequest
 from mqmesh.protocol.pulling import (
     MAX_OFFSETS_PER_REQUEST,
     ConsumerOffsets,
@@ -16,6 +17,7 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
+from mqmesh.sdk.memberships import Memberships
 from mqmesh.sdk.pull_loop import Network
 
 REQUEST_TIMEOUT_MS: Final = 3_000
@@ -29,7 +31,7 @@ _log = logging.getLogger(__name__)
 class OffsetStore(Protocol):
     """Keeps the offsets of a group; used in the client's own thread."""
 
-    generation: int
+    claiming: bool
 
     def open(self) -> None:
         """Makes it usable; from any thread, once.
@@ -49,6 +51,16 @@ class OffsetStore(Protocol):
             queues: What to look up.
             on_done: Told the offset of each queue, -1 where none was ever committed.
         """
+
+    def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        """Looks up committed offsets of queues that this member was given, and begins to read.
+
+        Args:
+            broker_name, queues, on_done: As for ``fetch``.
+        """
+
+    def release(self, queues: list[MessageQueue]) -> None:
+        """This member does not read some queues any more; nobody waits for the outcome."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         """Commits offsets that differ from what was committed last.
@@ -72,13 +84,18 @@ class BrokerOffsets(OffsetStore):
         group: Consumer group.
         client_id: This member.
         network: The client's engine.
+        memberships: What brokers say of this member.
 
     Attributes:
-        generation: Of the members' list that the queues were divided by; commits carry it.
+        claiming: The queues are divided among members, so brokers are told who has which, and
+            commits carry the generation. False for queues assigned by hand.
     """
 
-    def __init__(self, group: str, client_id: str, network: Network) -> None:
-        self.generation = 0
+    def __init__(
+        self, group: str, client_id: str, network: Network, memberships: Memberships
+    ) -> None:
+        self.claiming = True
+        self._memberships = memberships
         self._group = group
         self._client_id = client_id
         self._network = network
@@ -91,14 +108,40 @@ class BrokerOffsets(OffsetStore):
         """Nothing to do."""
 
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
-        header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues)))
+        self._ask(broker_name, queues, "", on_done)
+
+    def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        self._ask(broker_name, queues, self._client_id if self.claiming else "", on_done)
+
+    def release(self, queues: list[MessageQueue]) -> None:
+        if not self.claiming:
+            return
+        by_broker: dict[str, list[LockEntry]] = defaultdict(list)
+        for queue in queues:
+            by_broker[queue.broker_name].append(LockEntry(queue.topic, queue.queue_id))
+        for broker_name, entries in by_broker.items():
+            for start in range(0, len(entries), MAX_OFFSETS_PER_REQUEST):
+                some = entries[start : start + MAX_OFFSETS_PER_REQUEST]
+                self._network.request(
+                    broker_name,
+                    RequestCode.UNLOCK_BATCH_MQ,
+                    _report_release,
+                    header=encode_header(UnlockBatchRequest(self._group, self._client_id, some)),
+                    timeout_ms=REQUEST_TIMEOUT_MS,
+                )
+
+    def _ask(
+        self, broker_name: str, queues: list[MessageQueue], client_id: str, on_done: OnFetched
+    ) -> None:
+        header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues), client_id))
 
         def done(answer: Command | MQMeshError) -> None:
             if isinstance(answer, MQMeshError):
                 on_done(answer)
                 return
             try:
-                found = decode_header(ConsumerOffsets, answer.header).queues
+                offsets_found = decode_header(ConsumerOffsets, answer.header)
+                found = offsets_found.queues
                 if len(found) != len(queues):
                     raise RemoteProtocolError(f"{len(found)} offsets for {len(queues)} queues")
             except RemoteProtocolError as error:
@@ -106,6 +149,8 @@ class BrokerOffsets(OffsetStore):
                 return
             offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
             self._committed.update({q: at for q, at in offsets.items() if at >= 0})
+            if client_id:
+                self._memberships.on_claim(broker_name, offsets_found.generation)
             on_done(offsets)
 
         self._network.request(
@@ -153,7 +198,7 @@ class BrokerOffsets(OffsetStore):
                 self._group,
                 self._client_id,
                 [QueueOffsetEntry(q.topic, q.queue_id, at) for q, at in offsets.items()],
-                self.generation,
+                self._memberships.generation(broker_name) if self.claiming else 0,
             )
         )
 
@@ -171,6 +216,11 @@ class BrokerOffsets(OffsetStore):
             header=header,
             timeout_ms=REQUEST_TIMEOUT_MS,
         )
+
+
+def _report_release(answer: Command | MQMeshError) -> None:
+    if isinstance(answer, MQMeshError):
+        _log.info("queues were not given back: %s", answer)
 
 
 def _entries(queues: Iterable[MessageQueue]) -> list[QueueOffsetEntry]:

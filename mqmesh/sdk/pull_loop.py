@@ -6,7 +6,7 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import CorruptBatch, MQMeshError, RemoteProtocolError
+from mqmesh.errors import CorruptBatch, MQMeshError, RemoteProtocolError, StaleGeneration
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -116,6 +116,8 @@ class PullLoop:
         counters: Shared by a consumer's loops.
         expression: Subscription expression.
         source: What batches must know of where they come from.
+        generation: In which the queue was claimed, 0 if it was not.
+        on_stale: Told when the queue was given to another member; the loop has ended then.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -123,6 +125,7 @@ class PullLoop:
         stopped: Damaged bytes hold the queue.
         dropped: The loop has ended.
         max_offset: End of the queue as of the last answer, -1 before the first.
+        generation: What pulls carry.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class PullLoop:
         *,
         expression: str = "*",
         source: PullSource | None = None,
+        generation: int = 0,
+        on_stale: Callable[[StaleGeneration], None] | None = None,
     ) -> None:
         self.queue = queue
         self.waiting_for_room = False
@@ -143,6 +148,8 @@ class PullLoop:
         self.stopped = False
         self.dropped = False
         self.max_offset = -1
+        self.generation = generation
+        self._on_stale = on_stale
         self._group = group
         self._sink = sink
         self._network = network
@@ -175,6 +182,7 @@ class PullLoop:
                 settings.max_bytes,
                 settings.suspend_ms,
                 self._expression,
+                generation=self.generation,
             )
         )
         self._network.request(
@@ -224,6 +232,10 @@ class PullLoop:
             self._receive(answer, outcome.body)
         except CorruptBatch as error:
             self._corrupt(error)
+        except StaleGeneration as error:
+            self.drop()
+            if self._on_stale is not None:
+                self._on_stale(error)
         except MQMeshError as error:
             self._fail(error)
 

@@ -86,7 +86,7 @@ class StartPositions:
                 else:
                     self._choose(queue, on_done)
 
-        self._offsets.fetch(broker_name, queues, fetched)
+        self._offsets.claim(broker_name, queues, fetched)
 
     def find_bounds(
         self, queue: MessageQueue, on_done: Callable[[QueueBoundsResponse | MQMeshError], None]

@@ -56,6 +56,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             to 60,000 ms. Longer where networks blink, shorter for quicker redistribution.
         client_channel_expired_timeout_ms: A client silent for so long is gone, though its
             connection stands, 1,000 to 3,600,000 ms.
+        rebalance_lock_max_live_time_ms: How long an ordered consumer has a queue for itself
+            without renewing its lock, 1,000 to 600,000 ms. Consumers renew each 20 s.
+        rebalance_lock_lost_grace_ms: How long it has it after its connection broke, 0 to
+            600,000 ms. Clients notice within 2 s; below that a queue could have two readers.
 
         store_path_root_dir: Directory of everything the broker keeps. One broker each.
         storage: Settings of the store, a table of its own.
@@ -106,6 +110,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     client_channel_expired_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = (
         120_000
     )
+    rebalance_lock_max_live_time_ms: Annotated[int, msgspec.Meta(ge=1_000, le=600_000)] = 60_000
+    rebalance_lock_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 3_000
 
     store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/broker-a"
     storage: BrokerStoreConfig = msgspec.field(default_factory=BrokerStoreConfig)

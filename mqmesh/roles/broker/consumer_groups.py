@@ -10,16 +10,24 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import GroupNotFound, InvalidArgument, SystemBusy, UnsupportedCommand
+from mqmesh.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    StaleGeneration,
+    SystemBusy,
+    UnsupportedCommand,
+)
 from mqmesh.filtering.tags import expression_hashes
 from mqmesh.message import check_group, check_topic, is_system_topic
 from mqmesh.protocol.membership import (
     ConsumeFromWhere,
     ConsumerData,
     HeartbeatRequest,
+    Membership,
     MessageModel,
 )
 from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.roles.broker.queue_claims import NO_GENERATION, QueueClaims
 
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 """RocketMQ's prefix for groups of the system's own services."""
@@ -50,10 +58,12 @@ class Group(msgspec.Struct):
     Attributes:
         generation: Grows whenever its members change.
         members: What each said of the group, by client id.
+        joined: Generation that the coming of each member made.
     """
 
     generation: int
     members: dict[str, ConsumerData]
+    joined: dict[str, int]
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -80,6 +90,9 @@ class ConsumerGroups:
         first_generation: Below every generation to come, above all of earlier lives of the
             broker, so that a member never takes an old one for a new one.
         busy_retry_after_ms: What clients are told to wait when there are too many.
+
+    Attributes:
+        claims: Which member was given which queue.
     """
 
     def __init__(
@@ -95,6 +108,7 @@ class ConsumerGroups:
         self._expiry_ms = expiry_ms
         self._most_clients = most_clients
         self._busy_retry_after_ms = busy_retry_after_ms
+        self.claims = QueueClaims()
         self._generation = first_generation
         self._clients: dict[str, Client] = {}
         self._groups: dict[str, Group] = {}
@@ -128,6 +142,38 @@ class ConsumerGroups:
         if group is None:
             raise GroupNotFound(f"no member of consumer group {name[:300]!r} is registered here")
         return group
+
+    def require_member(self, name: str, client_id: str, generation: int | None = None) -> Group:
+        """The group of one of its members.
+
+        Args:
+            name: Consumer group.
+            client_id: The member.
+            generation: What it knows of, ``NO_GENERATION`` if nothing; None to leave that out.
+
+        Raises:
+            StaleGeneration: It is no member, or became one after that generation: it was
+                removed in between, and others have its queues.
+        """
+        group = self._groups.get(name)
+        joined = None if group is None else group.joined.get(client_id)
+        if group is None or joined is None:
+            raise StaleGeneration(f"{client_id} is no member of consumer group {name!r} here")
+        if generation is not None and NO_GENERATION < generation < joined:
+            raise StaleGeneration(
+                f"{client_id} was removed from consumer group {name!r} after generation "
+                f"{generation}, and came back in {joined}"
+            )
+        return group
+
+    def memberships(self, client_id: str) -> list[Membership]:
+        """What a client is told of its consumer groups."""
+        client = self._clients.get(client_id)
+        return [
+            Membership(data.group, group.joined[client_id], group.generation)
+            for data in (client.heartbeat.consumers if client is not None else ())
+            if (group := self._groups.get(data.group)) is not None
+        ]
 
     def producers(self, group: str) -> list[bytes]:
         """Routing ids of the connected members of a producer group."""
@@ -231,20 +277,23 @@ class ConsumerGroups:
             if data.group not in wanted:
                 self._leave_group(client_id, data.group)
         for name, data in wanted.items():
-            group = self._groups.setdefault(name, Group(0, {}))
+            group = self._groups.setdefault(name, Group(0, {}, {}))
             _warn_of_difference(name, group, client_id, data)
             is_new = client_id not in group.members
             group.members[client_id] = data
             if is_new:
                 self._note_change(name, group)
+                group.joined[client_id] = group.generation
 
     def _leave_group(self, client_id: str, name: str) -> None:
         group = self._groups[name]
         del group.members[client_id]
+        del group.joined[client_id]
         if group.members:
             self._note_change(name, group)
         else:
             del self._groups[name]
+            self.claims.forget_group(name)
 
     def _note_change(self, name: str, group: Group) -> None:
         self._generation += 1

@@ -14,6 +14,7 @@ from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
@@ -65,6 +66,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         topics: Topic table.
         offsets: Consumer offsets.
         groups: Clients and consumer groups.
+        locks: Queues of ordered consumers.
         holds: Pulls that wait.
         stage: Sends of this tick, and those that wait for the disk.
         metas: Batch metas decoded before.
@@ -84,6 +86,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     topics: TopicTable
     offsets: ConsumerOffsets
     groups: ConsumerGroups
+    locks: QueueLocks
     holds: PullHold
     stage: SendStage
     metas: MetaCache

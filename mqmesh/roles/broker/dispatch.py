@@ -15,7 +15,16 @@ from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.handlers import admin, membership, offsets, pull, query, reply, send
+from mqmesh.roles.broker.handlers import (
+    admin,
+    locks,
+    membership,
+    offsets,
+    pull,
+    query,
+    reply,
+    send,
+)
 
 Handler = Callable[[Request], Reply | None]
 
@@ -29,6 +38,8 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
     RequestCode.HEART_BEAT: membership.heart_beat,
     RequestCode.UNREGISTER_CLIENT: membership.unregister_client,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: membership.get_consumer_list,
+    RequestCode.LOCK_BATCH_MQ: locks.lock_batch_mq,
+    RequestCode.UNLOCK_BATCH_MQ: locks.unlock_batch_mq,
     RequestCode.SEND_REPLY_MESSAGE: reply.send_reply_message,
     RequestCode.ACKNOWLEDGE_REPLY: reply.acknowledge_reply,
     RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,

@@ -34,6 +34,7 @@ from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arg
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
@@ -246,6 +247,7 @@ class BrokerServer:
                 first_generation=self._clock.wall_ms(),
                 busy_retry_after_ms=retry_after_ms,
             ),
+            locks=self._make_locks(store),
             holds=PullHold(config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
             metas=MetaCache(),
@@ -258,6 +260,19 @@ class BrokerServer:
             ),
             process_figures=self._figures,
             index=self._make_index(),
+        )
+
+    def _make_locks(self, store: MessageStore) -> QueueLocks:
+        config = self._config
+        # Who consumed from an earlier life of this broker may still do so.
+        wait_ms = config.rebalance_lock_lost_grace_ms if store.topics() else 0
+        return QueueLocks(
+            lease_ms=config.rebalance_lock_max_live_time_ms,
+            lost_grace_ms=config.rebalance_lock_lost_grace_ms,
+            most=config.max_consumer_offsets,
+            first_token=self._clock.wall_ms() * 1_000,
+            settled_ms=self._clock.monotonic_ms() + wait_ms,
+            busy_retry_after_ms=config.busy_retry_after_ms,
         )
 
     def _make_index(self) -> IndexerLink | None:
@@ -362,6 +377,7 @@ class BrokerServer:
             self._broker.holds.release_peer(peer)
             on_requester_lost(self._broker, peer)
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
+            self._broker.locks.on_disconnect(peer, self._clock.monotonic_ms())
 
     def _on_tick_end(self) -> None:
         broker, server = self._broker, self._server
@@ -383,6 +399,7 @@ class BrokerServer:
         answer_expired(broker, now_ms)
         answer_expired_replies(broker, now_ms)
         broker.groups.tick(now_ms)
+        broker.locks.tick(now_ms)
         if self._links is not None:
             self._links.tick()
         if self._chores is None:

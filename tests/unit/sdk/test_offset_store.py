@@ -20,6 +20,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.sdk import offset_store
+from mqmesh.sdk.memberships import Memberships
 from mqmesh.sdk.offset_store import BrokerOffsets
 from mqmesh.sdk.start_positions import Position, StartPositions
 
@@ -67,7 +68,7 @@ def network():
 
 @pytest.fixture
 def offsets(network):
-    return BrokerOffsets("g", "me", network)
+    return BrokerOffsets("g", "me", network, Memberships("g"))
 
 
 def entries(*pairs):
@@ -89,7 +90,7 @@ def committed(network):
 
 def test_a_commit_is_one_request_a_broker(network, offsets):
     done = []
-    offsets.generation = 7
+    offsets._memberships.on_claim("broker-a", 7)
     offsets.commit({A0: 5, B0: 6, A1: 7}, done.append)
     broker_name, request, answer = network.next()
     assert broker_name == "broker-a"

@@ -55,6 +55,8 @@ def delete_topic(context: BrokerContext, request: Request) -> Reply | None:
     context.topics.check_deletable(name)
     context.store.delete_topic(name)
     context.topics.delete(name, context.clock.wall_ms())
+    context.locks.remove_topic(name)
+    context.groups.claims.remove_topic(name)
     if context.offsets.remove_topic(name):
         context.keeper.save_offsets()
     fail_pulls_of(context, name)

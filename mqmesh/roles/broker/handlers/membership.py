@@ -26,12 +26,15 @@ def heart_beat(context: BrokerContext, request: Request) -> Reply:
     heartbeat = decode_header(HeartbeatRequest, request.command.header)
     check_heartbeat(heartbeat)
     context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
-    return reply_with(HeartbeatResponse(context.instance_id))
+    return reply_with(
+        HeartbeatResponse(context.instance_id, context.groups.memberships(heartbeat.client_id))
+    )
 
 
 def unregister_client(context: BrokerContext, request: Request) -> Reply:
     """A client leaves all its groups; leaving twice does no harm."""
     leaving = decode_header(UnregisterClientRequest, request.command.header)
+    context.locks.on_leave(leaving.client_id, request.peer)
     context.groups.on_unregister(leaving.client_id)
     return EMPTY_REPLY
 

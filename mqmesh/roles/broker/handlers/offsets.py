@@ -14,14 +14,29 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.roles.broker.consumer_groups import check_client_group
 from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.queue_claims import NO_GENERATION
 from mqmesh.units import QueueOffset, TimestampMs
 
 
 def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
-    """Where a group stands in some queues; -1 where it never committed."""
+    """Where a group stands in some queues; -1 where it never committed.
+
+    A member that was given the queues claims them so: all of them, or it is refused.
+
+    Raises:
+        StaleGeneration: It is no member, or another one has a queue in this generation.
+    """
     query = decode_header(QueryConsumerOffsetRequest, request.command.header)
     check_client_group(query.group)
     offsets = context.offsets
+    generation = NO_GENERATION
+    if query.client_id:
+        generation = context.groups.require_member(query.group, query.client_id).generation
+        for one in query.queues:
+            _check_queue(context, one.topic, one.queue_id)
+            context.groups.claims.claim(
+                query.group, one.topic, one.queue_id, query.client_id, generation
+            )
     return reply_with(
         ConsumerOffsets(
             [
@@ -29,7 +44,8 @@ def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
                     one.topic, one.queue_id, offsets.query(query.group, one.topic, one.queue_id)
                 )
                 for one in query.queues
-            ]
+            ],
+            generation,
         )
     )
 
@@ -38,14 +54,22 @@ def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
     """Commits offsets of a group. What is legal is committed, also beside what is not.
 
     Raises:
+        StaleGeneration: The member was removed, or replaced.
         MQMeshError: The first refusal, if any.
     """
     update = decode_header(UpdateConsumerOffsetRequest, request.command.header)
     check_client_group(update.group)
+    is_member = update.generation != NO_GENERATION
+    if is_member:
+        context.groups.require_member(update.group, update.client_id, update.generation)
     refusal: MQMeshError | None = None
     for one in update.queues:
         try:
             _check_commit(context, one)
+            if is_member:
+                context.groups.claims.check_commit(
+                    update.group, one.topic, one.queue_id, update.client_id
+                )
             context.offsets.commit(
                 update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)
             )

@@ -18,6 +18,7 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
     """Answers with messages at once, or holds the pull until there are some."""
     context.stats.total.pull_requests += 1
     pull = decode_header(PullRequest, request.command.header)
+    context.groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
     result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
     if not wait_ms or not _is_waiting(result):

@@ -30,6 +30,7 @@ from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -89,6 +90,11 @@ class Stage:
                 grace_ms=self.config.client_lost_grace_ms,
                 expiry_ms=self.config.client_channel_expired_timeout_ms,
                 most_clients=self.config.max_clients,
+            ),
+            locks=QueueLocks(
+                lease_ms=self.config.rebalance_lock_max_live_time_ms,
+                lost_grace_ms=self.config.rebalance_lock_lost_grace_ms,
+                most=self.config.max_consumer_offsets,
             ),
             holds=PullHold(self.config.max_held_pulls, retry_after_ms),
             stage=SendStage(),

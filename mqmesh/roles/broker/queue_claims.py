@@ -1,0 +1,99 @@
+"""Who was given a queue last, so that a member that was replaced can move nothing. Pure.
+
+A member claims a queue when it asks where to begin in it. A claim carries the generation of
+the group: a later generation's claim replaces it, and within one generation a queue is
+claimed by one member only, until that one gives it back. What a member without the claim
+commits or pulls is refused: it is a zombie, a member that hung so long that it was replaced.
+
+After a restart nothing is claimed, and what members commit is accepted.
+"""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import StaleGeneration
+
+NO_GENERATION: Final = 0
+"""Of requests of those who are no members: they assign queues by hand, or administer."""
+
+_Queue = tuple[str, int]
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A queue was given to a member.
+
+    Attributes:
+        client_id: The member.
+        generation: Of the group at that time.
+    """
+
+    client_id: str
+    generation: int
+
+
+class QueueClaims:
+    """The claims of all groups at one broker."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[_Queue, Claim]] = {}
+
+    def find(self, group: str, topic: str, queue_id: int) -> Claim | None:
+        """The claim to a queue, if there is one."""
+        return self._groups.get(group, {}).get((topic, queue_id))
+
+    def claim(self, group: str, topic: str, queue_id: int, client_id: str, generation: int) -> None:
+        """A member was given a queue and begins to read it.
+
+        Raises:
+            StaleGeneration: Another member has it in this generation.
+        """
+        known = self.find(group, topic, queue_id)
+        if known is not None and known.client_id != client_id and known.generation >= generation:
+            raise StaleGeneration(
+                f"queue {queue_id} of topic {topic!r} is with {known.client_id} in generation "
+                f"{known.generation} of group {group!r}"
+            )
+        self._groups.setdefault(group, {})[topic, queue_id] = Claim(client_id, generation)
+
+    def release(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
+        """A member gives a queue back."""
+        known = self.find(group, topic, queue_id)
+        if known is not None and known.client_id == client_id:
+            del self._groups[group][topic, queue_id]
+
+    def check_commit(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
+        """Checks whether a member may move the group's offset in a queue.
+
+        Raises:
+            StaleGeneration: The queue was given to another member.
+        """
+        known = self.find(group, topic, queue_id)
+        if known is not None and known.client_id != client_id:
+            raise StaleGeneration(
+                f"queue {queue_id} of topic {topic!r} was given to {known.client_id}; offsets "
+                f"of {client_id} do not count any more"
+            )
+
+    def check_pull(self, group: str, topic: str, queue_id: int, generation: int) -> None:
+        """Checks whether whoever claimed a queue in a generation still has it.
+
+        Raises:
+            StaleGeneration: The queue was given to another member since.
+        """
+        known = self.find(group, topic, queue_id)
+        if known is not None and generation != NO_GENERATION and known.generation > generation:
+            raise StaleGeneration(
+                f"queue {queue_id} of topic {topic!r} was given to {known.client_id} after "
+                f"generation {generation}"
+            )
+
+    def forget_group(self, group: str) -> None:
+        """The group has no members any more."""
+        self._groups.pop(group, None)
+
+    def remove_topic(self, topic: str) -> None:
+        """The topic's queues are no more."""
+        for queues in self._groups.values():
+            for queue in [queue for queue in queues if queue[0] == topic]:
+                del queues[queue]

@@ -1,0 +1,191 @@
+"""Which member of a group alone may consume a queue: the locks of ordered consumption. Pure.
+
+A lock ends when its holder gives it back, when it was not renewed for the time of the lease,
+or a while after the connection broke that it was last renewed by. That while is longer than a
+client needs to see that its connection is gone, and a client that sees it begins no message.
+So a queue changes hands 3 s after a crash, not after the 60 s of the lease.
+
+Tokens tell holders apart: whoever presents the token of a lock and gets the same one back
+was never replaced. After a restart the table is empty while consumers still work on what they
+have. So for the same while nothing is granted, and who held a queue before says so; of those
+who do, the one with the newest token held it last.
+"""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import SystemBusy
+from mqmesh.protocol.locking import LOCK_HELD_BY_OTHER, LOCK_PENDING
+
+TICK_MS: Final = 10_000
+"""Locks that ended long ago are forgotten so often."""
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+
+class QueueLock(msgspec.Struct):
+    """One queue's lock.
+
+    Attributes:
+        client_id: Who holds it.
+        peer: Routing id of the connection that it was renewed by; empty when that is gone.
+        token: The same for as long as nobody else held the queue.
+        ends_ms: Monotonic time at which others may have it.
+    """
+
+    client_id: str
+    peer: bytes
+    token: int
+    ends_ms: int
+
+
+class QueueLocks:
+    """The locks of all groups at one broker.
+
+    Args:
+        lease_ms: How long a lock lasts that is not renewed.
+        lost_grace_ms: How long it lasts after its holder's connection broke.
+        most: Locks allowed.
+        first_token: Above the tokens of earlier lives of the broker.
+        settled_ms: Monotonic time until which only former holders count.
+        busy_retry_after_ms: What clients are told to wait when there are too many.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease_ms: int,
+        lost_grace_ms: int,
+        most: int,
+        first_token: int = 1,
+        settled_ms: int = 0,
+        busy_retry_after_ms: int = 100,
+    ) -> None:
+        self.lease_ms = lease_ms
+        self._lost_grace_ms = lost_grace_ms
+        self._most = most
+        self._next_token = first_token
+        self._settled_ms = settled_ms
+        self._busy_retry_after_ms = busy_retry_after_ms
+        self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
+        self._of_peer: dict[bytes, dict[tuple[str, QueueKey], None]] = {}
+        self._count = 0
+        self._next_tick_ms = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def lock(
+        self, group: str, client_id: str, peer: bytes, queue: QueueKey, token: int, now_ms: int
+    ) -> int:
+        """A member wants a queue, or wants to keep it.
+
+        Args:
+            group: Consumer group.
+            client_id: The member.
+            peer: Routing id of its connection.
+            queue: Which.
+            token: Of the lock that it believes to hold, 0 for none.
+            now_ms: Monotonic clock.
+
+        Returns:
+            The token of its lock, ``LOCK_HELD_BY_OTHER`` or ``LOCK_PENDING``.
+
+        Raises:
+            SystemBusy: There are too many locks.
+        """
+        known = self._groups.get(group, {}).get(queue)
+        if now_ms < self._settled_ms:
+            if token > 0 and (known is None or token >= known.token):
+                self._enter(group, queue, client_id, peer, token, self._settled_ms)
+            return LOCK_PENDING
+        if known is not None and known.client_id != client_id and now_ms < known.ends_ms:
+            return LOCK_HELD_BY_OTHER
+        if known is None or known.client_id != client_id:
+            token = self._next_token
+        else:
+            token = known.token
+        self._enter(group, queue, client_id, peer, token, now_ms)
+        return token
+
+    def unlock(self, group: str, client_id: str, queue: QueueKey) -> bool:
+        """A member gives a queue back; returns False if it had not got it."""
+        known = self._groups.get(group, {}).get(queue)
+        if known is None or known.client_id != client_id:
+            return False
+        self._remove(group, queue, known)
+        return True
+
+    def holder(self, group: str, queue: QueueKey, now_ms: int) -> str | None:
+        """Who has a queue, or None."""
+        known = self._groups.get(group, {}).get(queue)
+        return known.client_id if known is not None and now_ms < known.ends_ms else None
+
+    def on_leave(self, client_id: str, peer: bytes) -> None:
+        """A client leaves; what it did not give back is still being worked on.
+
+        Such locks end with their lease, though the connection breaks now.
+        """
+        for group, queue in list(self._of_peer.get(peer, ())):
+            lock = self._groups[group][queue]
+            if lock.client_id == client_id:
+                self._forget_peer(group, queue, lock)
+
+    def on_disconnect(self, peer: bytes, now_ms: int) -> None:
+        """A connection broke: the locks renewed by it end soon, unless their holders return."""
+        for group, queue in self._of_peer.pop(peer, ()):
+            lock = self._groups[group][queue]
+            lock.peer = b""
+            lock.ends_ms = min(lock.ends_ms, max(now_ms, self._settled_ms) + self._lost_grace_ms)
+
+    def remove_topic(self, topic: str) -> None:
+        """The topic's queues are no more."""
+        for group in list(self._groups):
+            for queue, lock in list(self._groups[group].items()):
+                if queue[0] == topic:
+                    self._remove(group, queue, lock)
+
+    def tick(self, now_ms: int) -> None:
+        """Forgets locks that ended long ago; until then their holders may come back to them."""
+        if now_ms < self._next_tick_ms:
+            return
+        self._next_tick_ms = now_ms + TICK_MS
+        for group in list(self._groups):
+            for queue, lock in list(self._groups[group].items()):
+                if now_ms >= lock.ends_ms + self.lease_ms:
+                    self._remove(group, queue, lock)
+
+    def _enter(
+        self, group: str, queue: QueueKey, client_id: str, peer: bytes, token: int, from_ms: int
+    ) -> None:
+        known = self._groups.get(group, {}).get(queue)
+        if known is not None:
+            self._forget_peer(group, queue, known)
+        elif self._count >= self._most:
+            raise SystemBusy(
+                f"this broker keeps {self._most} locks of queues, no more (max_consumer_offsets)",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+        else:
+            self._count += 1
+        self._next_token = max(self._next_token, token + 1)
+        lock = QueueLock(client_id, peer, token, from_ms + self.lease_ms)
+        self._groups.setdefault(group, {})[queue] = lock
+        self._of_peer.setdefault(peer, {})[group, queue] = None
+
+    def _remove(self, group: str, queue: QueueKey, lock: QueueLock) -> None:
+        self._forget_peer(group, queue, lock)
+        self._count -= 1
+        del self._groups[group][queue]
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def _forget_peer(self, group: str, queue: QueueKey, lock: QueueLock) -> None:
+        held = self._of_peer.get(lock.peer)
+        if held is not None:
+            held.pop((group, queue), None)
+            if not held:
+                del self._of_peer[lock.peer]
+        lock.peer = b""

@@ -1,0 +1,245 @@
+"""Locks, claims and generations, as members meet them at a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import InvalidArgument, StaleGeneration
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.locking import (
+    LOCK_HELD_BY_OTHER,
+    LockBatchRequest,
+    LockBatchResponse,
+    LockEntry,
+    UnlockBatchRequest,
+)
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    UnregisterClientRequest,
+)
+from mqmesh.protocol.pulling import (
+    ConsumerOffsets,
+    QueryConsumerOffsetRequest,
+    QueueOffsetEntry,
+    UpdateConsumerOffsetRequest,
+)
+
+
+class Member:
+    """A client of group g, which reads topic t."""
+
+    def __init__(self, stage, name):
+        self.stage = stage
+        self.name = name
+        self.peer = name.encode()
+        self.generation = 0
+
+    def beat(self):
+        data = ConsumerData("g", "CLUSTERING", "LAST_OFFSET", [])
+        answer = self.stage.ask(
+            RequestCode.HEART_BEAT,
+            HeartbeatRequest(self.name, consumers=[data]),
+            HeartbeatResponse,
+            peer=self.peer,
+        )
+        self.generation = answer.memberships[0].generation
+        return answer.memberships[0]
+
+    def lose(self):
+        self.stage.context.locks.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
+        self.stage.context.groups.on_disconnect(self.peer, self.stage.clock.monotonic_ms())
+        self.stage.clock.advance(1_000)
+        self.stage.context.groups.tick(self.stage.clock.monotonic_ms())
+
+    def leave(self):
+        self.stage.ask(
+            RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest(self.name), peer=self.peer
+        )
+
+    def lock(self, *queue_ids, token=0, topic="t"):
+        request = LockBatchRequest("g", self.name, [LockEntry(topic, n, token) for n in queue_ids])
+        answer = self.stage.ask(
+            RequestCode.LOCK_BATCH_MQ, request, LockBatchResponse, peer=self.peer
+        )
+        assert answer.lease_ms == 60_000
+        return [one.token for one in answer.queues]
+
+    def unlock(self, *queue_ids):
+        request = UnlockBatchRequest("g", self.name, [LockEntry("t", n) for n in queue_ids])
+        self.stage.ask(RequestCode.UNLOCK_BATCH_MQ, request, peer=self.peer)
+
+    def claim(self, *queue_ids):
+        request = QueryConsumerOffsetRequest(
+            "g", [QueueOffsetEntry("t", n) for n in queue_ids], self.name
+        )
+        answer = self.stage.ask(RequestCode.QUERY_CONSUMER_OFFSET, request, ConsumerOffsets)
+        self.generation = answer.generation
+        return [one.queue_offset for one in answer.queues]
+
+    def commit(self, queue_id, offset, generation=None):
+        update = UpdateConsumerOffsetRequest(
+            "g",
+            self.name,
+            [QueueOffsetEntry("t", queue_id, offset)],
+            self.generation if generation is None else generation,
+        )
+        self.stage.ask(RequestCode.UPDATE_CONSUMER_OFFSET, update)
+
+    def pull(self):
+        return self.stage.pull("t", 0, 0, generation=self.generation)[1]
+
+
+@pytest.fixture
+def filled(stage):
+    """A broker with ten messages in queue 0 of topic t."""
+    stage.send(stage.batch(bodies=[b"%d" % number for number in range(10)]))
+    return stage
+
+
+@pytest.fixture
+def a(filled):
+    """A member that was there first."""
+    member = Member(filled, "a")
+    member.beat()
+    return member
+
+
+@pytest.fixture
+def b(filled, a):
+    """A member that came later."""
+    member = Member(filled, "b")
+    member.beat()
+    return member
+
+
+def offset(stage):
+    return stage.context.offsets.query("g", "t", 0)
+
+
+# ---- Locks ----------------------------------------------------------------------------
+
+
+def test_a_member_locks_queues_and_gives_them_back(a, b):
+    assert all(token > 0 for token in a.lock(0, 1))
+    assert b.lock(0, 1, 2)[:2] == [LOCK_HELD_BY_OTHER] * 2
+    a.unlock(0)
+    tokens = b.lock(0, 1)
+    assert tokens[0] > 0
+    assert tokens[1] == LOCK_HELD_BY_OTHER
+
+
+def test_who_is_no_member_gets_no_lock(filled, a):
+    with pytest.raises(StaleGeneration, match="no member"):
+        Member(filled, "stranger").lock(0)
+
+
+def test_queues_that_are_not_there_cannot_be_locked(a):
+    assert a.lock(99) == [LOCK_HELD_BY_OTHER]
+    assert a.lock(0, topic="unknown") == [LOCK_HELD_BY_OTHER]
+
+
+def test_a_bad_group_name_is_refused(filled):
+    for kind, code in [
+        (LockBatchRequest, RequestCode.LOCK_BATCH_MQ),
+        (UnlockBatchRequest, RequestCode.UNLOCK_BATCH_MQ),
+    ]:
+        with pytest.raises(InvalidArgument):
+            filled.ask(code, kind("no group!", "a", []))
+
+
+def test_a_crashed_member_blocks_its_queues_for_a_moment_only(filled, a, b):
+    a.lock(0)
+    a.lose()
+    assert b.lock(0) == [LOCK_HELD_BY_OTHER]
+    filled.clock.advance(2_000)
+    assert b.lock(0)[0] > 0
+
+
+def test_a_member_that_leaves_with_a_listener_running_keeps_its_lock(filled, a, b):
+    a.lock(0)
+    a.leave()
+    filled.context.locks.on_disconnect(b"a", filled.clock.monotonic_ms())
+    filled.clock.advance(59_000)
+    assert b.lock(0) == [LOCK_HELD_BY_OTHER]
+    filled.clock.advance(1_000)
+    assert b.lock(0)[0] > 0
+
+
+# ---- Claims and generations -----------------------------------------------------------
+
+
+def test_a_member_that_was_given_a_queue_commits_it(filled, a):
+    assert a.claim(0) == [-1]
+    a.commit(0, 4)
+    assert offset(filled) == 4
+    assert len(a.pull()) == 10
+
+
+def test_a_replaced_member_neither_commits_nor_pulls(filled, a, b):
+    a.claim(0)
+    a.lose()
+    b.beat()
+    assert b.claim(0) == [-1]
+    b.commit(0, 7)
+    for generation in (a.generation, a.generation + 99):
+        with pytest.raises(StaleGeneration):
+            a.commit(0, 3, generation)
+    with pytest.raises(StaleGeneration):
+        a.pull()
+    before = a.generation
+    a.beat()
+    with pytest.raises(StaleGeneration, match="was removed"):
+        a.commit(0, 3, before)
+    with pytest.raises(StaleGeneration, match="was given to b"):
+        a.commit(0, 3)
+    assert offset(filled) == 7
+
+
+def test_a_member_that_came_back_after_the_others_left_knows_that_it_was_replaced(filled, a, b):
+    joined = a.beat().joined
+    a.claim(0)
+    a.lose()
+    b.beat()
+    b.claim(0)
+    b.commit(0, 9)
+    b.leave()
+    stale = a.generation
+    assert a.beat().joined > joined
+    with pytest.raises(StaleGeneration, match="was removed"):
+        a.commit(0, 2, stale)
+    assert offset(filled) == 9
+
+
+def test_a_heartbeat_tells_the_same_generation_while_nothing_changes(a, b):
+    first = a.beat()
+    assert a.beat() == first
+    assert first.joined < b.beat().joined == first.generation
+
+
+def test_one_queue_has_one_member_in_one_generation(a, b):
+    a.beat()
+    a.claim(0)
+    with pytest.raises(StaleGeneration, match="is with a"):
+        b.claim(0)
+    a.unlock(0)
+    b.claim(0)
+
+
+def test_who_is_no_member_claims_nothing_but_may_look_and_commit(filled, a):
+    stranger = Member(filled, "stranger")
+    with pytest.raises(StaleGeneration):
+        stranger.claim(0)
+    a.claim(0)
+    stranger.commit(0, 5, 0)  # an administrator, or queues assigned by hand
+    assert offset(filled) == 5
+
+
+def test_claims_end_with_the_topic(filled, a, b):
+    a.claim(0)
+    a.lock(0)
+    filled.context.locks.remove_topic("t")
+    filled.context.groups.claims.remove_topic("t")
+    assert b.lock(0)[0] > 0
+    b.claim(0)

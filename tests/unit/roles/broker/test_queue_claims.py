@@ -1,0 +1,71 @@
+"""Who may move a group's offset in a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import StaleGeneration
+from mqmesh.roles.broker.queue_claims import Claim, QueueClaims
+
+
+@pytest.fixture
+def claims():
+    """Member a was given queue 0 of topic t in generation 5."""
+    claims = QueueClaims()
+    claims.claim("g", "t", 0, "a", 5)
+    return claims
+
+
+def test_a_later_generation_replaces_an_earlier_one(claims):
+    claims.claim("g", "t", 0, "b", 6)
+    assert claims.find("g", "t", 0) == Claim("b", 6)
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+def test_within_a_generation_a_queue_has_one_member(claims, generation):
+    with pytest.raises(StaleGeneration, match="is with a in generation 5"):
+        claims.claim("g", "t", 0, "b", generation)
+
+
+def test_a_member_may_claim_again(claims):
+    claims.claim("g", "t", 0, "a", 5)
+    claims.claim("g", "t", 0, "a", 7)
+    assert claims.find("g", "t", 0) == Claim("a", 7)
+
+
+def test_what_was_given_back_is_free_in_the_same_generation(claims):
+    claims.release("g", "t", 0, "b")  # not its own
+    claims.release("g", "t", 1, "a")  # never claimed
+    assert claims.find("g", "t", 0) == Claim("a", 5)
+    claims.release("g", "t", 0, "a")
+    claims.claim("g", "t", 0, "b", 5)
+    assert claims.find("g", "t", 0) == Claim("b", 5)
+
+
+def test_only_who_has_a_queue_moves_its_offset(claims):
+    claims.check_commit("g", "t", 0, "a")
+    claims.check_commit("g", "t", 1, "b")  # nobody has it
+    claims.check_commit("other", "t", 0, "b")
+    with pytest.raises(StaleGeneration, match="was given to a"):
+        claims.check_commit("g", "t", 0, "b")
+
+
+@pytest.mark.parametrize("generation", [0, 5, 6])
+def test_who_has_a_queue_or_is_no_member_pulls_it(claims, generation):
+    claims.check_pull("g", "t", 0, generation)
+
+
+def test_a_replaced_member_pulls_no_more(claims):
+    claims.claim("g", "t", 0, "b", 6)
+    with pytest.raises(StaleGeneration, match="was given to b after generation 5"):
+        claims.check_pull("g", "t", 0, 5)
+    claims.check_pull("g", "t", 1, 5)
+
+
+def test_nothing_is_kept_of_what_is_gone(claims):
+    claims.claim("g", "other", 0, "a", 5)
+    claims.remove_topic("t")
+    assert claims.find("g", "t", 0) is None
+    claims.forget_group("g")
+    claims.forget_group("g")
+    assert claims.find("g", "other", 0) is None

@@ -1,0 +1,43 @@
+"""What a consumer learns of its standing from heartbeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.protocol.membership import HeartbeatResponse, Membership
+from mqmesh.sdk.memberships import Memberships, Standing
+
+
+def answer(instance_id, joined=None, generation=9, group="g"):
+    own = [] if joined is None else [Membership(group, joined, generation)]
+    return HeartbeatResponse(instance_id, [Membership("other", 1, 1), *own])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "standing"),
+    [
+        (answer(1, 5), answer(1, 5, 12), Standing.KNOWN),
+        (answer(1, 5), answer(1, 7), Standing.REPLACED),
+        (answer(1, 5), answer(2, 7), Standing.RESTARTED),
+        (answer(1, 5), answer(2, 5), Standing.RESTARTED),
+        (answer(1, 5), answer(1), Standing.KNOWN),  # it left by itself
+        (answer(1), answer(1, 5), Standing.KNOWN),
+        (answer(1), answer(2), Standing.RESTARTED),
+        (answer(1, 5), HeartbeatResponse(1), Standing.KNOWN),
+    ],
+)
+def test_two_answers_tell_what_happened_between(first, second, standing):
+    memberships = Memberships("g")
+    assert memberships.on_heartbeat("broker-a", first) is Standing.KNOWN
+    assert memberships.on_heartbeat("broker-a", second) is standing
+
+
+def test_brokers_count_for_themselves():
+    memberships = Memberships("g")
+    memberships.on_heartbeat("broker-a", answer(1, 5, 6))
+    assert memberships.on_heartbeat("broker-b", answer(2, 8, 9)) is Standing.KNOWN
+    assert memberships.generation("broker-a") == 6
+    assert memberships.generation("broker-b") == 9
+    assert memberships.generation("broker-c") == 0
+    memberships.on_claim("broker-a", 7)
+    assert memberships.generation("broker-a") == 7
