@@ -13,6 +13,15 @@ C4   per queue, the log and the first deliveries keep the order in which a produ
 C5   the log has every message once; deliveries that repeat are counted
 C6   committed offsets never go back, nor beyond the end; a broker that is killed may put
      them back to what they were when it saved them last
+C7   half messages: never visible before their commit, never after a rollback, always after
+     a commit, once
+C8   every lookup by key or id equals a full scan of the log
+C9   delayed messages: never early, never lost, never after they were cancelled; what comes
+     twice has the same id
+C10  memory, descriptors, threads and room on the disk come back to a bound
+C11  what was not served is served again within a bound
+C12  nothing is refused, cut or set aside silently: there is an error code, a line in the log
+     and a counter
 ==== ==================================================================================
 """
 
@@ -23,120 +32,49 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.testing.checker_later import delayed_messages, half_messages
+from mqmesh.testing.checker_system import (
+    lookups_equal_a_scan,
+    nothing_silent,
+    resources_return,
+    served_again,
+)
+from mqmesh.testing.history import (
+    ACKED,
+    REFUSED,
+    UNKNOWN,
+    Attempt,
+    Commit,
+    DelayedMessage,
+    Delivery,
+    HalfMessage,
+    History,
+    MessageKey,
+    Place,
+)
+
+__all__ = [
+    "ACKED",
+    "REFUSED",
+    "UNKNOWN",
+    "Attempt",
+    "Commit",
+    "Delivery",
+    "History",
+    "Report",
+    "Verdict",
+    "check",
+]
+
 EXAMPLES: Final = 3
 """How many violations of an invariant a report shows."""
-
-ACKED: Final = "acked"
-REFUSED: Final = "refused"
-UNKNOWN: Final = "unknown"
-
-MessageKey = tuple[str, int]
-"""Name of the producer, and the number that it gave the message."""
-Place = tuple[str, int]
-"""Queue, as ``broker/queue_id``, and queue offset."""
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """One message that a producer tried to send, in the order of the calls.
-
-    Attributes:
-        producer: Name of the producer.
-        number: Counts its messages, from 0.
-        body_hash: Of the body.
-        outcome: ``acked``, ``refused``, or ``unknown``, as it is for a producer that died.
-        mode: How it was sent: ``single`` or ``batch``.
-        queue: Where the acknowledgement says it is.
-        queue_offset: And at which offset.
-        message_id: And under which id.
-    """
-
-    producer: str
-    number: int
-    body_hash: str
-    outcome: str = UNKNOWN
-    mode: str = ""
-    queue: str = ""
-    queue_offset: int = -1
-    message_id: str = ""
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """One message that somebody got, or that stands in the log.
-
-    Attributes:
-        producer: Name of the producer, read from the body; "" when it cannot be read.
-        number: The producer's number, read from the body.
-        body_hash: Of the body.
-        queue: Where it came from.
-        queue_offset: And from which offset.
-        message_id: Its id.
-        time_ms: When, on a clock that all consumers share.
-        consumer: Who got it.
-    """
-
-    producer: str
-    number: int
-    body_hash: str
-    queue: str
-    queue_offset: int
-    message_id: str
-    time_ms: float = 0.0
-    consumer: str = ""
-
-    @property
-    def key(self) -> MessageKey:
-        """Which message it is."""
-        return self.producer, self.number
-
-    @property
-    def place(self) -> Place:
-        """Where it is."""
-        return self.queue, self.queue_offset
-
-
-class Commit(msgspec.Struct, frozen=True):
-    """What the broker said about a committed offset.
-
-    Attributes:
-        group: Consumer group.
-        queue: Queue.
-        queue_offset: Next offset to read.
-        end_offset: Behind the last message, asked for afterwards; -1 when it is not known.
-        time_ms: When it was asked.
-    """
-
-    group: str
-    queue: str
-    queue_offset: int
-    end_offset: int
-    time_ms: float
-
-
-class History(msgspec.Struct):
-    """Everything that was seen.
-
-    Attributes:
-        attempts: Of all producers, each producer's in the order of its calls.
-        deliveries: To the consumers, in any order.
-        stored: The log at the end, queue by queue in the order of offsets.
-        commits: Looks at committed offsets, in the order of time.
-        kills_ms: When a broker was killed.
-        offset_window_ms: How old a saved committed offset may be.
-    """
-
-    attempts: list[Attempt] = []
-    deliveries: list[Delivery] = []
-    stored: list[Delivery] = []
-    commits: list[Commit] = []
-    kills_ms: list[float] = []
-    offset_window_ms: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """What became of one invariant.
 
     Attributes:
-        invariant: ``C1`` to ``C6``.
+        invariant: ``C1`` to ``C12``.
         violations: A sentence for each; empty when it holds.
     """
 
@@ -184,6 +122,12 @@ def check(history: History) -> Report:
         "C4": _in_order,
         "C5": _stored_once,
         "C6": _commits_go_on,
+        "C7": half_messages,
+        "C8": lookups_equal_a_scan,
+        "C9": delayed_messages,
+        "C10": resources_return,
+        "C11": served_again,
+        "C12": nothing_silent,
     }
     outcomes = [attempt.outcome for attempt in history.attempts]
     different = len({(one.key, one.place) for one in history.deliveries})
@@ -213,8 +157,14 @@ def _delivered(history: History) -> Iterable[str]:
 
 
 def _attempted(history: History) -> Iterable[str]:
-    attempted = {(one.producer, one.number): one.body_hash for one in history.attempts}
-    refused = {(one.producer, one.number) for one in history.attempts if one.outcome == REFUSED}
+    sent: list[Attempt | HalfMessage | DelayedMessage] = [
+        *history.attempts,
+        *history.halves,
+        *history.delayed,
+    ]
+    attempted = {(one.producer, one.number): one.body_hash for one in sent}
+    tried: list[Attempt | DelayedMessage] = [*history.attempts, *history.delayed]
+    refused = {(one.producer, one.number) for one in tried if one.outcome == REFUSED}
     for kind, seen in (("delivered", history.deliveries), ("stored", history.stored)):
         for one in seen:
             body_hash = attempted.get(one.key)
@@ -257,7 +207,10 @@ def _in_order(history: History) -> Iterable[str]:
 def _stored_once(history: History) -> Iterable[str]:
     places: dict[MessageKey, Place] = {}
     ids: dict[str, Place] = {}
+    delayed = {one.key for one in history.delayed}
     for one in history.stored:
+        if one.key in delayed:
+            continue  # see C9
         if places.setdefault(one.key, one.place) != one.place:
             yield f"{one.key} is stored twice: at {places[one.key]} and {one.place}"
         if ids.setdefault(one.message_id, one.place) != one.place:

@@ -1,0 +1,265 @@
+"""What is written down while a cluster is harmed, for ``mqmesh.testing.checker`` to judge.
+
+Times are in ms, by one clock that everybody who writes shares: the machine's monotonic one, or the
+wall clock where times of delivery are asked for by it.
+"""
+
+from typing import Final
+
+import msgspec
+
+ACKED: Final = "acked"
+REFUSED: Final = "refused"
+UNKNOWN: Final = "unknown"
+
+MessageKey = tuple[str, int]
+"""Name of the producer, and the number that it gave the message."""
+Place = tuple[str, int]
+"""Queue, as ``broker/queue_id``, and queue offset."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One message that a producer tried to send, in the order of the calls.
+
+    Attributes:
+        producer: Name of the producer.
+        number: Counts its messages, from 0.
+        body_hash: Of the body.
+        outcome: ``acked``, ``refused``, or ``unknown``, as it is for a producer that died.
+        mode: How it was sent: ``single`` or ``batch``.
+        queue: Where the acknowledgement says it is.
+        queue_offset: And at which offset.
+        message_id: And under which id.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    outcome: str = UNKNOWN
+    mode: str = ""
+    queue: str = ""
+    queue_offset: int = -1
+    message_id: str = ""
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One message that somebody got, or that stands in the log.
+
+    Attributes:
+        producer: Name of the producer, read from the body; "" when it cannot be read.
+        number: The producer's number, read from the body.
+        body_hash: Of the body.
+        queue: Where it came from.
+        queue_offset: And from which offset.
+        message_id: Its id.
+        time_ms: When, on a clock that all consumers share.
+        consumer: Who got it.
+        keys: Its business keys.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    queue: str
+    queue_offset: int
+    message_id: str
+    time_ms: float = 0.0
+    consumer: str = ""
+    keys: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> MessageKey:
+        """Which message it is."""
+        return self.producer, self.number
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return self.queue, self.queue_offset
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """What the broker said about a committed offset.
+
+    Attributes:
+        group: Consumer group.
+        queue: Queue.
+        queue_offset: Next offset to read.
+        end_offset: Behind the last message, asked for afterwards; -1 when it is not known.
+        time_ms: When it was asked.
+    """
+
+    group: str
+    queue: str
+    queue_offset: int
+    end_offset: int
+    time_ms: float
+
+
+COMMITTED: Final = "committed"
+ROLLED_BACK: Final = "rolled back"
+UNDECIDED: Final = "undecided"
+
+
+class HalfMessage(msgspec.Struct, frozen=True):
+    """One message that was sent in a transaction.
+
+    What was decided is what the local database of the producer says when all is over, not what
+    a producer that died wanted to do.
+
+    Attributes:
+        producer, number, body_hash: As of an ``Attempt``.
+        decision: ``committed``, ``rolled back``, or ``undecided``: nobody ever decided, as with a
+            listener that always answers UNKNOWN.
+        decided_ms: When a commit was decided at the earliest; nobody may see the message before.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    decision: str
+    decided_ms: float = 0.0
+
+    @property
+    def key(self) -> MessageKey:
+        """Which message it is."""
+        return self.producer, self.number
+
+
+class DelayedMessage(msgspec.Struct, frozen=True):
+    """One message that was to be delivered later.
+
+    Attributes:
+        producer, number, body_hash, outcome: As of an ``Attempt``.
+        due_ms: When it may be delivered at the earliest, by the clock of the deliveries.
+        cancelled: ``acked`` if the broker said that it will not be delivered, ``unknown`` if
+            nobody knows, "" if it was not cancelled or that was refused.
+    """
+
+    producer: str
+    number: int
+    body_hash: str
+    outcome: str
+    due_ms: float
+    cancelled: str = ""
+
+    @property
+    def key(self) -> MessageKey:
+        """Which message it is."""
+        return self.producer, self.number
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """What a query for messages answered.
+
+    Attributes:
+        kind: ``key`` or ``id``.
+        value: What was asked for.
+        places: Where the answer says it is.
+        limit: How many were wanted at most.
+    """
+
+    kind: str
+    value: str
+    places: tuple[Place, ...]
+    limit: int = 32
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a process, or a directory, needs.
+
+    Attributes:
+        name: Of the process.
+        rss_bytes, descriptors, threads, disk_bytes: Figures; 0 where they do not apply.
+    """
+
+    name: str
+    rss_bytes: int = 0
+    descriptors: int = 0
+    threads: int = 0
+    disk_bytes: int = 0
+
+
+class Return(msgspec.Struct, frozen=True):
+    """How far something must come back when the load is over.
+
+    Attributes:
+        before: While all was well.
+        after: When the harm is over.
+        growth: By how much each figure may have grown all the same.
+    """
+
+    before: Resources
+    after: Resources
+    growth: Resources
+
+
+class Outage(msgspec.Struct, frozen=True):
+    """A time in which something was not served.
+
+    Attributes:
+        what: What happened.
+        lasted_ms: Until it was served again; None if it never was.
+        bound_ms: How long it may last.
+    """
+
+    what: str
+    lasted_ms: float | None
+    bound_ms: float
+
+
+class Degradation(msgspec.Struct, frozen=True):
+    """Something that a cluster could not do, and how it said so.
+
+    Attributes:
+        kind: ``refusal``, ``truncation``, ``quarantine``, … and of what.
+        happened: How often, as far as is known from outside; 0 when it did not.
+        error_codes: How often somebody was told by an error code; None where nobody asked, as
+            when a log is cut at a start.
+        log_lines: Lines of the log about it; several may share one.
+        counted: What the counter says.
+    """
+
+    kind: str
+    happened: int
+    error_codes: int | None
+    log_lines: int
+    counted: int
+
+
+class History(msgspec.Struct):
+    """Everything that was seen.
+
+    Attributes:
+        attempts: Of all producers, each producer's in the order of its calls.
+        deliveries: To the consumers, in any order.
+        stored: The log at the end, queue by queue in the order of offsets.
+        commits: Looks at committed offsets, in the order of time.
+        kills_ms: When a broker was killed.
+        offset_window_ms: How old a saved committed offset may be.
+        halves: Messages of transactions.
+        delayed: Messages for later.
+        early_ms: So much before its time a delayed message may come, where clocks are stepped.
+        late_ms: So much after its time it must have come; 0 for no bound.
+        delayed_repeats: So many delayed messages may be stored again, under the same ids.
+        lookups: Queries, asked when the log did not grow any more.
+        returns: Figures before and after.
+        outages: Times without service.
+        degradations: What was refused, cut or set aside.
+    """
+
+    attempts: list[Attempt] = []
+    deliveries: list[Delivery] = []
+    stored: list[Delivery] = []
+    commits: list[Commit] = []
+    kills_ms: list[float] = []
+    offset_window_ms: float = 0.0
+    halves: list[HalfMessage] = []
+    delayed: list[DelayedMessage] = []
+    early_ms: float = 0.0
+    late_ms: float = 0.0
+    delayed_repeats: int = 0
+    lookups: list[Lookup] = []
+    returns: list[Return] = []
+    outages: list[Outage] = []
+    degradations: list[Degradation] = []
