@@ -38,6 +38,8 @@ TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+DEAD_LETTER_MARKS_TOPIC: Final = "RMQ_SYS_DLQ_RESENT_TOPIC"
+"""Which dead letters were resent; see ``roles/broker/dead_letter_marks.py``."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -49,6 +51,7 @@ RESERVED_TOPICS: Final = frozenset(
         TRANS_OP_HALF_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
         TRACE_TOPIC,
+        DEAD_LETTER_MARKS_TOPIC,
         AUTO_CREATE_TOPIC,
     }
 )
@@ -253,6 +256,10 @@ PROPERTY_REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 """The client that waits for the reply to a request."""
 PROPERTY_TTL: Final = "TTL"
 """How long it waits, in ms from the sending on."""
+PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
+"""Why the message was sent back last: type and text of an exception, or what was answered."""
+PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
+"""Of a dead letter that was resent: its offset message id in the dead-letter queue."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):

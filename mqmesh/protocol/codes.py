@@ -22,7 +22,9 @@ class RequestCode(enum.IntEnum):
     SEARCH_OFFSET_BY_TIMESTAMP = 29
     QUERY_QUEUE_BOUNDS = 30
     VIEW_MESSAGE = 33
+    CONSUMER_SEND_MSG_BACK = 36
     QUERY_MESSAGE_BY_ID = 1_001
+    RESEND_DEAD_LETTERS = 1_003
 
     # Index process of a broker.
     ADVANCE_INDEX = 1_002

@@ -8,9 +8,11 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
 from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.roles.broker.answered_tokens import AnsweredTokens
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.pull_hold import PullHold
@@ -55,6 +57,18 @@ class Keeper(msgspec.Struct, frozen=True):
     save_offsets: Callable[[], None]
 
 
+class Retries(msgspec.Struct, frozen=True):
+    """What a broker remembers of failed messages.
+
+    Attributes:
+        tokens: Requests that sent messages back and were answered.
+        marks: Dead letters that were resent.
+    """
+
+    tokens: AnsweredTokens = msgspec.field(default_factory=AnsweredTokens)
+    marks: DeadLetterMarks = msgspec.field(default_factory=DeadLetterMarks)
+
+
 class BrokerContext(msgspec.Struct, frozen=True):
     """The parts of a running broker. Handlers change them only through their methods.
 
@@ -77,6 +91,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
         replies: Replies to requests that are under way.
+        retries: What is remembered of failed messages.
     """
 
     config: BrokerConfig
@@ -97,6 +112,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     process_figures: Callable[[], dict[str, str]]
     index: IndexerLink | None = None
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
+    retries: Retries = msgspec.field(default_factory=Retries)
 
 
 def without_frame(request: Request) -> Request:

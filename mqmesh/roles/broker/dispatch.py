@@ -17,6 +17,7 @@ from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers import (
     admin,
+    dead_letters,
     locks,
     membership,
     offsets,
@@ -24,6 +25,7 @@ from mqmesh.roles.broker.handlers import (
     query,
     reply,
     send,
+    send_back,
 )
 
 Handler = Callable[[Request], Reply | None]
@@ -31,6 +33,8 @@ Handler = Callable[[Request], Reply | None]
 HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | None]]] = {
     RequestCode.SEND_MESSAGE: send.send_message,
     RequestCode.PULL_MESSAGE: pull.pull_message,
+    RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
+    RequestCode.RESEND_DEAD_LETTERS: dead_letters.resend,
     RequestCode.QUERY_CONSUMER_OFFSET: offsets.query_consumer_offset,
     RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update_consumer_offset,
     RequestCode.QUERY_QUEUE_BOUNDS: offsets.query_queue_bounds,

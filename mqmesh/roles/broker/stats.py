@@ -29,6 +29,9 @@ class Counters(msgspec.Struct):
         offset_commits: Offsets committed.
         replies_pushed: Replies handed to clients that asked.
         replies_undeliverable: Replies whose client was not there, or did not acknowledge.
+        sent_back_messages: Messages that consumers sent back.
+        dead_letters: Those of them that became dead letters.
+        resent_dead_letters: Dead letters that were sent once more.
     """
 
     send_requests: int = 0
@@ -46,6 +49,9 @@ class Counters(msgspec.Struct):
     offset_commits: int = 0
     replies_pushed: int = 0
     replies_undeliverable: int = 0
+    sent_back_messages: int = 0
+    dead_letters: int = 0
+    resent_dead_letters: int = 0
 
 
 class BrokerStats:

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 import mqmesh.protocol
-from mqmesh.protocol import command, messaging, pulling, route
+from mqmesh.protocol import command, messaging, pulling, retries, route
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
+from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import Perm
 from mqmesh.transport import client, server, sockets
 
@@ -134,7 +135,7 @@ def test_every_response_code_is_listed(text):
     assert flat(listed, 0, 1) == [(str(code.value), code.name) for code in sorted(ResponseCode)]
 
 
-@pytest.mark.parametrize("kind", [SendStatus, PullStatus, Perm])
+@pytest.mark.parametrize("kind", [SendStatus, PullStatus, Perm, ResendStatus])
 def test_every_number_on_the_wire_is_listed(text, kind):
     listed = tables(text)[kind.__name__]
     assert flat(listed, 0, 1) == [(str(int(one)), one.name) for one in kind.__members__.values()]
@@ -161,6 +162,8 @@ def test_the_limits_are_those_of_the_code(text):
         "`max_bytes` of a PULL_MESSAGE": pulling.MAX_PULL_BYTES,
         "`suspend_timeout_ms` of a PULL_MESSAGE": pulling.MAX_SUSPEND_MS,
         "offsets in a request": pulling.MAX_OFFSETS_PER_REQUEST,
+        "entries of a CONSUMER_SEND_MSG_BACK": retries.MAX_SEND_BACK_ENTRIES,
+        "dead letters in a RESEND_DEAD_LETTERS": retries.MAX_RESENT_LETTERS,
         "queues of a topic": route.MAX_QUEUES_PER_TOPIC,
         "topics of a broker": route.MAX_TOPICS_PER_BROKER,
         "connections of a server": server.MAX_PEERS,

@@ -1,0 +1,195 @@
+"""RESEND_DEAD_LETTERS: another chance for dead letters, once each."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import DiskFull, InvalidArgument, TopicNotFound
+from mqmesh.message import (
+    DEAD_LETTER_MARKS_TOPIC,
+    PROPERTY_LAST_FAILURE,
+    PROPERTY_RECONSUME_TIMES,
+    PROPERTY_RESENT_FROM_DLQ,
+    Message,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.retries import ResendRequest, ResendResponse, ResendStatus, ResendTarget
+from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.record_batch import Attributes, check_stored, decode_messages, encode_batch
+from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks, ResentMark
+from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.storage.interface import FlushDiskType, GetStatus
+
+DLQ, RETRY = "%DLQ%g", "%RETRY%g"
+RESENT, ALREADY, GONE, REFUSED = ResendStatus
+
+
+def resend(stage, *offsets, group="g", **options):
+    request = ResendRequest(group, list(offsets), **options)
+    answer = stage.ask(RequestCode.RESEND_DEAD_LETTERS, request, ResendResponse)
+    return [ResendStatus(one.status) for one in answer.results]
+
+
+def messages_in(stage, topic, queue_id=0):
+    found, place = [], 0
+    while True:
+        result = stage.store.get(topic, queue_id, place, max_bytes=1)
+        if result.status is not GetStatus.FOUND:
+            return found
+        found += decode_messages(result.data[0], check_stored(result.data[0]))
+        place = result.next_queue_offset
+
+
+def bury(stage, count=1, *, topic="t", sequence=500, **fields):
+    """Stores dead letters in one batch."""
+    properties = {"own": "1", PROPERTY_RECONSUME_TIMES: "17", PROPERTY_LAST_FAILURE: "E: no"}
+    messages = [
+        Message(topic, b"%d" % number, properties=properties, **fields) for number in range(count)
+    ]
+    batch = encode_batch(
+        messages,
+        topic=DLQ,
+        queue_id=0,
+        producer_id=7,
+        first_sequence=sequence,
+        born_timestamp=1,
+        attributes=Attributes.REDELIVERED,
+    )
+    inner_send(stage.context, [batch], lambda outcomes: None)
+    stage.end_tick()
+
+
+def test_it_goes_to_the_groups_retry_topic_as_if_it_had_never_failed(stage):
+    bury(stage, 3, tag="T", keys=["k"])
+    assert resend(stage, 1) == [RESENT]
+    (message,) = messages_in(stage, RETRY)
+    dead = messages_in(stage, DLQ)[1]
+    assert message.message_id == dead.message_id
+    assert (message.topic, message.body, message.tag, message.keys) == ("t", b"1", "T", ("k",))
+    assert message.reconsume_times == 0
+    assert message.properties == {
+        "own": "1",
+        PROPERTY_LAST_FAILURE: "E: no",
+        PROPERTY_RESENT_FROM_DLQ: dead.offset_message_id.partition("#")[2],
+    }
+    assert stage.context.stats.total.resent_dead_letters == 1
+
+
+def test_or_to_the_topic_it_was_sent_to_at_first(stage):
+    stage.send(stage.batch("t"))
+    bury(stage, sharding_key="key")
+    assert resend(stage, 0, target=ResendTarget.TOPIC) == [RESENT]
+    found = [m for queue in range(4) for m in messages_in(stage, "t", queue)]
+    assert [message.body for message in found] == [b"body", b"0"]
+
+
+def test_nothing_is_resent_twice_by_accident(stage):
+    bury(stage, 3)
+    assert resend(stage, 0, 1) == [RESENT, RESENT]
+    assert resend(stage, 0, 1, 2) == [ALREADY, ALREADY, RESENT]
+    assert resend(stage, 1, target=ResendTarget.TOPIC) == [ALREADY]
+    assert len(messages_in(stage, RETRY)) == 3
+
+
+def test_not_even_within_one_request(stage):
+    bury(stage)
+    assert resend(stage, 0, 0) == [RESENT, ALREADY]
+
+
+def test_but_when_it_is_forced(stage):
+    bury(stage)
+    resend(stage, 0)
+    assert resend(stage, 0, force=True) == [RESENT]
+    assert len(messages_in(stage, RETRY)) == 2
+
+
+def test_the_answer_tells_when_it_was_resent(stage):
+    bury(stage)
+    resend(stage, 0)
+    when = stage.clock.wall_ms()
+    stage.clock.advance(5_000)
+    request = ResendRequest("g", [0])
+    answer = stage.ask(RequestCode.RESEND_DEAD_LETTERS, request, ResendResponse)
+    assert answer.results[0].resent_ms == when
+
+
+def test_marks_outlive_the_broker(stage, make_stage):
+    bury(stage, 2)
+    resend(stage, 0)
+    reborn = DeadLetterMarks()
+    reborn.load(stage.store)
+    dead = messages_in(stage, DLQ)
+    assert reborn.resent_ms("g", 0, dead[0].message_id) == stage.clock.wall_ms()
+    assert reborn.resent_ms("g", 1, dead[1].message_id) == 0
+    assert reborn.resent_ms("other", 0, dead[0].message_id) == 0
+    assert len(reborn) == 1
+
+
+def test_a_mark_does_not_concern_another_message_at_its_place():
+    marks = DeadLetterMarks()
+    marks.add([ResentMark("g", 0, "A" * 32, 5)])
+    assert marks.resent_ms("g", 0, "B" * 32) == 0
+
+
+def test_a_damaged_mark_is_counted_and_passed_over(stage):
+    batch = encode_batch(
+        [Message(DEAD_LETTER_MARKS_TOPIC, b"\xc1")],
+        topic=DEAD_LETTER_MARKS_TOPIC,
+        queue_id=0,
+        producer_id=7,
+        first_sequence=0,
+        born_timestamp=1,
+    )
+    inner_send(stage.context, [batch], lambda outcomes: None)
+    bury(stage)
+    resend(stage, 0)
+    marks = DeadLetterMarks()
+    marks.load(stage.store)
+    assert (marks.unreadable, len(marks)) == (1, 1)
+
+
+def test_a_dry_run_writes_nothing(stage):
+    bury(stage)
+    assert resend(stage, 0, 7, dry_run=True) == [RESENT, GONE]
+    assert messages_in(stage, RETRY) == []
+    assert resend(stage, 0) == [RESENT]
+
+
+def test_what_is_gone_or_has_no_topic_is_told_apart(stage):
+    bury(stage)
+    assert resend(stage, 0, 5, target=ResendTarget.TOPIC) == [REFUSED, GONE]
+    assert messages_in(stage, RETRY) == []
+
+
+def test_a_topic_that_may_not_be_written_refuses(stage):
+    bury(stage)
+    stage.context.topics.set(TopicConfig("t", 4, 4, Perm.READ.value), 0)
+    assert resend(stage, 0, target=ResendTarget.TOPIC) == [REFUSED]
+
+
+def test_a_store_that_refuses_leaves_no_mark(stage):
+    bury(stage, 2)
+    resend(stage, 0)
+    stage.store.failure = DiskFull("full")
+    assert resend(stage, 0, 1, force=True) == [REFUSED, REFUSED]
+    stage.store.failure = None
+    assert resend(stage, 0, 1) == [ALREADY, RESENT]
+
+
+def test_nothing_is_answered_before_the_disk_has_it(make_stage):
+    stage = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    bury(stage)
+    opaque = stage.begin(RequestCode.RESEND_DEAD_LETTERS, ResendRequest("g", [0]))
+    assert opaque not in stage.answers
+    stage.end_tick()
+    assert stage.answer(opaque, ResendResponse).results[0].status == RESENT
+
+
+def test_wrong_requests_are_refused(stage):
+    with pytest.raises(TopicNotFound):
+        resend(stage, 0)
+    bury(stage)
+    with pytest.raises(InvalidArgument):
+        resend(stage, 0, target="ELSEWHERE")
+    with pytest.raises(InvalidArgument):
+        resend(stage, 0, group="")

@@ -1,0 +1,261 @@
+"""CONSUMER_SEND_MSG_BACK: failed messages come again later, or become dead letters."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import pytest
+
+from mqmesh.delayed_batch import read_delayed_meta
+from mqmesh.errors import DiskFull, InvalidArgument
+from mqmesh.message import (
+    PROPERTY_LAST_FAILURE,
+    PROPERTY_RECONSUME_TIMES,
+    SCHEDULE_TOPIC,
+    Message,
+)
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.retries import (
+    TO_DEAD_LETTERS,
+    SendBackEntry,
+    SendBackRequest,
+    SendBackResponse,
+)
+from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
+    Attributes,
+    check_stored,
+    decode_messages,
+    encode_batch,
+)
+from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.storage.interface import FlushDiskType, GetStatus
+
+RETRY = "%RETRY%g"
+DLQ = "%DLQ%g"
+
+
+def entry(topic="t", queue_id=0, queue_offset=0, count=1, reason="ValueError: no", **options):
+    return SendBackEntry(topic, queue_id, queue_offset, count, reason, **options)
+
+
+def send_back(stage, *entries, group="g", **options):
+    request = SendBackRequest(group, list(entries), **options)
+    answer = stage.ask(RequestCode.CONSUMER_SEND_MSG_BACK, request, SendBackResponse)
+    return answer.results
+
+
+def stored(stage, topic, queue_id=0):
+    """Every batch of a queue: header, data and messages."""
+    found, place = [], 0
+    while True:
+        result = stage.store.get(topic, queue_id, place, max_bytes=1)
+        if result.status is not GetStatus.FOUND:
+            return found
+        data = bytes(result.data[0])
+        header = check_stored(data)
+        found.append((header, data, decode_messages(data, header)))
+        place = result.next_queue_offset
+
+
+def messages_in(stage, topic, queue_id=0):
+    return [message for _, _, messages in stored(stage, topic, queue_id) for message in messages]
+
+
+def write(stage, topic, messages, queue_id=0, *, sequence=500):
+    """Stores messages as the broker itself does; returns nothing."""
+    batch = encode_batch(
+        messages,
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=7,
+        first_sequence=sequence,
+        born_timestamp=1,
+        attributes=Attributes.REDELIVERED,
+    )
+    inner_send(stage.context, [batch], lambda outcomes: None)
+    stage.end_tick()
+
+
+def undecodable(data):
+    """A batch whose checksum is right and whose messages are none."""
+    raw = bytearray(data)
+    raw[-1:] = b"\xc1"  # msgpack never uses this byte
+    crc = zlib.crc32(raw[BROKER_PART_SIZE + 4 :])
+    raw[BROKER_PART_SIZE : BROKER_PART_SIZE + 4] = crc.to_bytes(4, "little")
+    return bytes(raw)
+
+
+def test_a_failed_message_waits_a_level_and_carries_its_reason(stage):
+    stage.send(stage.batch(bodies=(b"a", b"b", b"c"), tag="T"))
+    (result,) = send_back(stage, entry(queue_offset=1))
+    assert (result.code, result.dead_letters) == (ResponseCode.SUCCESS, 0)
+    ((header, data, (message,)),) = stored(stage, SCHEDULE_TOPIC, 2)
+    meta = read_delayed_meta(data, header)
+    assert (meta.real_topic, meta.real_queue_id, meta.level) == (RETRY, 0, 3)
+    assert header.attributes & Attributes.REDELIVERED
+    assert (message.topic, message.body, message.tag) == ("t", b"b", "T")
+    assert message.properties == {
+        PROPERTY_RECONSUME_TIMES: "1",
+        PROPERTY_LAST_FAILURE: "ValueError: no",
+    }
+    original = messages_in(stage, "t")[1]
+    assert message.message_id == original.message_id
+    assert message.info.born_timestamp == original.info.born_timestamp
+
+
+def test_the_retry_topic_is_there_before_the_message_is_due(stage):
+    stage.send(stage.batch())
+    send_back(stage, entry())
+    assert stage.context.topics.require(RETRY).queue_count == 1
+
+
+@pytest.mark.parametrize(("times", "queue_id"), [(1, 3), (2, 4), (5, 7), (15, 17)])
+def test_each_further_retry_waits_a_level_longer(stage, times, queue_id):
+    write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: str(times)})])
+    send_back(stage, entry(RETRY))
+    (message,) = messages_in(stage, SCHEDULE_TOPIC, queue_id)
+    assert message.reconsume_times == times + 1
+
+
+def test_a_level_of_the_consumers_own_counts(stage):
+    stage.send(stage.batch())
+    send_back(stage, entry(delay_level=7))
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 6)) == 1
+
+
+@pytest.mark.parametrize(("times", "most", "is_dead"), [(15, 16, 0), (16, 16, 1), (0, 0, 1)])
+def test_after_so_many_times_it_is_a_dead_letter(stage, times, most, is_dead):
+    properties = {PROPERTY_RECONSUME_TIMES: str(times), "own": "1"}
+    write(stage, RETRY, [Message("t", b"x", keys=["k"], properties=properties)])
+    (result,) = send_back(stage, entry(RETRY), max_reconsume_times=most)
+    assert (result.code, result.dead_letters) == (0, is_dead)
+    found = messages_in(stage, DLQ)
+    assert len(found) == is_dead
+    if found:
+        assert found[0].topic == "t"
+        assert found[0].keys == ("k",)
+        assert found[0].properties == {
+            "own": "1",
+            PROPERTY_RECONSUME_TIMES: str(times + 1),
+            PROPERTY_LAST_FAILURE: "ValueError: no",
+        }
+        assert stage.context.stats.total.dead_letters == 1
+
+
+def test_a_number_that_a_producer_wrote_counts_for_nothing(stage):
+    messages = [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "99"})]
+    stage.send(
+        encode_batch(
+            messages, topic="t", queue_id=0, producer_id=1, first_sequence=0, born_timestamp=0
+        )
+    )
+    assert send_back(stage, entry())[0].dead_letters == 0
+    assert messages_in(stage, SCHEDULE_TOPIC, 2)[0].reconsume_times == 1
+
+
+def test_a_consumer_may_give_a_message_up_at_once(stage):
+    stage.send(stage.batch())
+    assert send_back(stage, entry(delay_level=TO_DEAD_LETTERS))[0].dead_letters == 1
+    assert len(messages_in(stage, DLQ)) == 1
+
+
+def test_an_entry_may_reach_over_batches_and_times(stage):
+    for times in (1, 1, 2):
+        properties = {PROPERTY_RECONSUME_TIMES: str(times)}
+        write(stage, RETRY, [Message("t", b"%d" % times, properties=properties)] * 2)
+    (result,) = send_back(stage, entry(RETRY, queue_offset=1, count=5))
+    assert result.code == 0
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 3)) == 3
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 4)) == 2
+
+
+def test_times_of_one_batch_may_differ(stage):
+    write(
+        stage,
+        RETRY,
+        [
+            Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: times})
+            for times in ("1", "1", "16", "2")
+        ],
+    )
+    (result,) = send_back(stage, entry(RETRY, count=4))
+    assert (result.code, result.dead_letters) == (0, 1)
+    assert [len(messages_in(stage, SCHEDULE_TOPIC, level - 1)) for level in (4, 5)] == [2, 1]
+
+
+def test_what_cannot_be_decoded_goes_to_the_dead_letters_whole(stage):
+    stage.send(undecodable(stage.batch(bodies=(b"a", b"b", b"c"))))
+    (result,) = send_back(stage, entry(queue_offset=1))
+    assert (result.code, result.dead_letters) == (0, 3)
+    found = stage.store.get(DLQ, 0, 0, max_bytes=1)
+    header = check_stored(found.data[0])
+    assert header.message_count == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (entry("unknown"), ResponseCode.TOPIC_NOT_EXIST),
+        (entry(queue_offset=5), ResponseCode.OFFSET_ILLEGAL),
+        (entry(queue_offset=0, count=2), ResponseCode.OFFSET_ILLEGAL),
+    ],
+)
+def test_one_entry_fails_and_the_others_go_on(stage, wrong, code):
+    stage.send(stage.batch())
+    stage.send(stage.batch(queue_id=1))
+    results = send_back(stage, wrong, entry(queue_id=1))
+    assert [result.code for result in results] == [code, 0]
+    assert results[0].remark
+
+
+def test_a_group_needs_a_legal_name(stage):
+    with pytest.raises(InvalidArgument):
+        send_back(stage, entry(), group="no such")
+
+
+def test_nothing_is_answered_before_it_is_stored(make_stage):
+    stage = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    stage.send(stage.batch())
+    opaque = stage.begin(RequestCode.CONSUMER_SEND_MSG_BACK, SendBackRequest("g", [entry()]))
+    assert opaque not in stage.answers
+    stage.end_tick()
+    assert stage.answer(opaque, SendBackResponse).results[0].code == 0
+
+
+def test_a_store_that_refuses_is_told_and_the_token_stays_free(stage):
+    stage.send(stage.batch())
+    stage.store.failure = DiskFull("full")
+    (result,) = send_back(stage, entry(), token=5)
+    assert result.code == ResponseCode.DISK_FULL
+    stage.store.failure = None
+    assert send_back(stage, entry(), token=5)[0].code == 0
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
+
+
+def test_a_request_that_comes_again_is_not_carried_out_again(stage):
+    stage.send(stage.batch())
+    first = send_back(stage, entry(), token=5)
+    assert send_back(stage, entry(), token=5) == first
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
+    send_back(stage, entry(), token=6)
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 2
+    assert send_back(stage, entry(), group="other", token=5)[0].code == 0
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 3
+
+
+def test_without_a_token_nothing_is_remembered(stage):
+    stage.send(stage.batch())
+    send_back(stage, entry())
+    send_back(stage, entry())
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 2
+
+
+def test_a_batch_that_grows_too_large_is_divided(stage):
+    bodies = (*(bytes([number]) * 2_000_000 for number in range(7)), b"x" * 2_776_800)
+    stage.send(stage.batch(bodies=bodies))
+    reason = "x" * 1_024
+    (result,) = send_back(stage, msgspec.structs.replace(entry(count=8), reason=reason))
+    assert result.code == 0
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 8
