@@ -44,6 +44,18 @@ class RequestCode(enum.IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     """From the broker to the client that asked."""
     ACKNOWLEDGE_REPLY = 1_010
+    # Broker: consumer groups, for administrators.
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_PRODUCER_CONNECTION_LIST = 204
+    DELETE_SUBSCRIPTIONGROUP = 207
+    GET_CONSUME_STATS = 208
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    """From the broker to a client: an administrator moved the offsets of its group."""
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    CLONE_GROUP_OFFSET = 314
 
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17

@@ -82,10 +82,12 @@ class HeartbeatResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         broker_instance_id: Changes when the broker was restarted.
         memberships: One for each of the client's consumer groups.
+        warnings: What the user of the client should know, a sentence each.
     """
 
     broker_instance_id: int = 0
     memberships: Annotated[list[Membership], msgspec.Meta(max_length=256)] = []
+    warnings: Annotated[list[str], msgspec.Meta(max_length=256)] = []
 
 
 class UnregisterClientRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

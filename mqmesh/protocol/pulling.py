@@ -31,6 +31,8 @@ class PullStatus(enum.IntEnum):
     """Messages were passed over by the filter: go on at ``next_queue_offset``."""
     OFFSET_ILLEGAL = 3
     """Outside of the queue: the answer says where it begins and ends."""
+    OFFSET_RESET = 4
+    """An administrator moved the group: go on at ``next_queue_offset``, give up what is held."""
 
 
 class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

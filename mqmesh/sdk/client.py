@@ -86,6 +86,7 @@ class ClientEngine:
         self._brokers: dict[str, CommandClient] = {}
         self._places: dict[str, BrokerAddress] = {}
         self._connecting_ms: dict[str, int] = {}
+        self._warnings: dict[str, list[str]] = {}
         self._topics: set[str] = set()
         self._asking: dict[str, list[OnRoute]] = {}
         self._host_id = host_id()
@@ -471,7 +472,7 @@ class ClientEngine:
                 _log.info("heartbeat to broker %s: %s", broker_name, answer)
                 self.loop.call_later(HEARTBEAT_RETRY_MS, again)
             else:
-                _log.warning("heartbeat to broker %s: %s", broker_name, answer)
+                self._warn_once(broker_name, [f"the heartbeat was refused: {answer}"])
 
         def again() -> None:
             if self._brokers.get(broker_name) is client and client.connected and not self._closed:
@@ -485,12 +486,22 @@ class ClientEngine:
         )
 
     def _take_heartbeat(self, broker_name: str, client: CommandClient, answer: Command) -> None:
-        if self._on_heartbeat is None or self._brokers.get(broker_name) is not client:
-            return
         try:
-            self._on_heartbeat(broker_name, decode_header(HeartbeatResponse, answer.header))
+            told = decode_header(HeartbeatResponse, answer.header)
         except RemoteProtocolError as error:
             _log.warning("heartbeat to broker %s: %s", broker_name, error)
+            return
+        self._warn_once(broker_name, told.warnings)
+        if self._on_heartbeat is not None and self._brokers.get(broker_name) is client:
+            self._on_heartbeat(broker_name, told)
+
+    def _warn_once(self, broker_name: str, warnings: list[str]) -> None:
+        # Every heartbeat to every broker brings them, as long as they hold.
+        told = {text for texts in self._warnings.values() for text in texts}
+        self._warnings[broker_name] = warnings
+        for text in warnings:
+            if text not in told:
+                _log.warning("broker %s: %s", broker_name, text)
 
 
 def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:

@@ -21,6 +21,7 @@ from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
+from mqmesh.protocol.groups import ConsumerOffsetReset
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,
@@ -379,15 +380,31 @@ class ConsumerEngine(Generic[S]):
             self._start_over([state.queue])
 
     def _take_command(self, broker_name: str, command: Command) -> None:
-        if command.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            return
         try:
-            notice = decode_header(ConsumerIdsChanged, command.header)
+            if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                if decode_header(ConsumerIdsChanged, command.header).group == self.group:
+                    self.rebalance_soon()
+            elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                moved = decode_header(ConsumerOffsetReset, command.header)
+                if moved.group == self.group:
+                    self._follow_reset(broker_name, moved)
         except RemoteProtocolError as error:
             _log.warning("broker %s: %s", broker_name, error)
-            return
-        if notice.group == self.group:
-            self.rebalance_soon()
+
+    def _follow_reset(self, broker_name: str, moved: ConsumerOffsetReset) -> None:
+        for one in moved.queues:
+            queue = MessageQueue(one.topic, broker_name, one.queue_id)
+            state = self.assigned.get(queue)
+            if state is None or self._closing:
+                continue
+            if state.loop is not None:
+                state.loop.reset(one.queue_offset)
+            else:
+                # What is being asked for may be of before.
+                del self.assigned[queue]
+                self._take([queue], 0)
+        if self.options.message_model == MessageModel.BROADCASTING:
+            self.commit_soon()
 
     # ---- Rebalance ----------------------------------------------------------------------
 
@@ -512,6 +529,7 @@ class ConsumerEngine(Generic[S]):
             ),
             generation=self.memberships.generation(queue.broker_name) if self._shares else 0,
             on_stale=partial(self._stale, state),
+            on_reset=lambda: self.offsets.forget(queue),
         )
         state.loop.resume()
         if not position.committed:

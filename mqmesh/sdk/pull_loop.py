@@ -118,6 +118,7 @@ class PullLoop:
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
         on_stale: Told when the queue was given to another member; the loop has ended then.
+        on_reset: Told when an administrator moved the group, before the sink is.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -141,6 +142,7 @@ class PullLoop:
         source: PullSource | None = None,
         generation: int = 0,
         on_stale: Callable[[StaleGeneration], None] | None = None,
+        on_reset: Callable[[], None] | None = None,
     ) -> None:
         self.queue = queue
         self.waiting_for_room = False
@@ -157,6 +159,7 @@ class PullLoop:
         self._counters = counters
         self._expression = expression
         self._source = source or PullSource(queue.broker_name)
+        self._on_reset = on_reset
         self._busy = False
         self._backoff_ms = 0
         self._corrupt_tries = 0
@@ -199,6 +202,24 @@ class PullLoop:
         self._busy = False
         self._beyond_end.clear()
         self.resume()
+
+    def reset(self, offset: int) -> None:
+        """Goes on at an offset that an administrator chose; what is held is given up."""
+        if offset != self._sink.next_offset:
+            _log.warning(
+                "%s: an administrator moved group %s from offset %d to %d",
+                _named(self.queue),
+                self._group,
+                self._sink.next_offset,
+                offset,
+            )
+        if self.stopped:
+            self.stopped = self.dropped = False
+        self._backoff_ms = self._corrupt_tries = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(offset)
+        self.restart()
 
     def stop(self, error: CorruptBatch) -> None:
         """Ends the loop for damage that asking again cannot mend; nothing is skipped."""
@@ -243,6 +264,9 @@ class PullLoop:
         self.max_offset = answer.max_queue_offset
         if answer.status == PullStatus.OFFSET_ILLEGAL:
             self._wrong_offset(answer)
+            return
+        if answer.status == PullStatus.OFFSET_RESET:
+            self.reset(answer.next_queue_offset)
             return
         if self._beyond_end:
             self._believe(answer.min_queue_offset)

@@ -46,6 +46,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         enable_ipc: Also listen at a Unix socket, which clients on the same host prefer.
         auto_create_topic_enable: The first message to an unknown topic creates it. Turn it
             off where a misspelt topic should be an error.
+        auto_create_subscription_group: The first use of an unknown consumer group creates its
+            settings. Turn it off where a misspelt group should be an error.
         default_topic_queue_nums: Queues of a topic created that way, 1 to 65,536.
         message_delay_level: What the delay levels mean, level 1 first: 1 to 64 numbers with
             their units s, m, h or d. Messages that wait already keep their times.
@@ -83,6 +85,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             more than this, 0 to 60,000 ms: a disk that is slow for a moment refuses nobody.
         busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
         max_topics: Topics that this broker will carry, 1 to 100,000.
+        max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
+            1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
         max_consumer_offsets: Offsets kept, one a group and queue, 1 to 100,000,000; about
             200 bytes of memory each.
@@ -102,6 +106,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allow_insecure_bind: bool = False
     enable_ipc: bool = True
     auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
     default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
@@ -127,6 +132,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     os_page_cache_busy_timeout_mills: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
     busy_retry_after_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 100
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
+    max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
     max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000
     max_open_replies: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000

@@ -28,6 +28,7 @@ from mqmesh.protocol.membership import (
 )
 from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.roles.broker.queue_claims import NO_GENERATION, QueueClaims
+from mqmesh.roles.broker.subscription_check import SubscriptionCheck
 
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 """RocketMQ's prefix for groups of the system's own services."""
@@ -59,11 +60,13 @@ class Group(msgspec.Struct):
         generation: Grows whenever its members change.
         members: What each said of the group, by client id.
         joined: Generation that the coming of each member made.
+        check: Whether they subscribe alike.
     """
 
     generation: int
     members: dict[str, ConsumerData]
     joined: dict[str, int]
+    check: SubscriptionCheck = msgspec.field(default_factory=SubscriptionCheck)
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -175,6 +178,45 @@ class ConsumerGroups:
             if (group := self._groups.get(data.group)) is not None
         ]
 
+    def find(self, name: str) -> Group | None:
+        """One group, or None if no member of it is connected to this broker."""
+        return self._groups.get(name)
+
+    def model_of(self, name: str) -> str:
+        """Message model of a group's first member, "" if it has none."""
+        group = self._groups.get(name)
+        first = None if group is None else next(iter(group.members.values()), None)
+        return "" if first is None else first.message_model
+
+    def names(self) -> list[str]:
+        """Groups with members, in no order."""
+        return list(self._groups)
+
+    def peers(self, name: str) -> list[bytes]:
+        """Routing ids of the connected members of a consumer group."""
+        group = self._groups.get(name)
+        members = () if group is None else group.members
+        clients = [self._clients[client_id] for client_id in members]
+        return [client.peer for client in clients if client.lost_at_ms is None]
+
+    def producer_clients(self, group: str) -> list[Client]:
+        """Members of a producer group, by client id."""
+        return [
+            self._clients[client_id]
+            for client_id in sorted(self._clients)
+            if group in self._clients[client_id].heartbeat.producer_groups
+        ]
+
+    def warnings(self, client_id: str) -> list[str]:
+        """What a client should know of its groups, a sentence each."""
+        client = self._clients.get(client_id)
+        found = []
+        for data in () if client is None else client.heartbeat.consumers:
+            difference = self._groups[data.group].check.difference(client_id)
+            if difference:
+                found.append(_difference_text(data.group, client_id, difference))
+        return found
+
     def producers(self, group: str) -> list[bytes]:
         """Routing ids of the connected members of a producer group."""
         return [
@@ -278,9 +320,12 @@ class ConsumerGroups:
                 self._leave_group(client_id, data.group)
         for name, data in wanted.items():
             group = self._groups.setdefault(name, Group(0, {}, {}))
-            _warn_of_difference(name, group, client_id, data)
             is_new = client_id not in group.members
             group.members[client_id] = data
+            group.check.note(client_id, data)
+            difference = group.check.difference(client_id)
+            if difference:
+                _log.warning("%s", _difference_text(name, client_id, difference))
             if is_new:
                 self._note_change(name, group)
                 group.joined[client_id] = group.generation
@@ -289,6 +334,7 @@ class ConsumerGroups:
         group = self._groups[name]
         del group.members[client_id]
         del group.joined[client_id]
+        group.check.drop(client_id)
         if group.members:
             self._note_change(name, group)
         else:
@@ -349,8 +395,8 @@ def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
         raise InvalidArgument("a heartbeat names a consumer group twice")
 
 
-def check_client_group(name: str) -> None:
-    """Checks the name of a group that a client wants to belong to.
+def check_client_group(name: str) -> str:
+    """Returns the name of a group that a client wants to belong to, if it may.
 
     Raises:
         InvalidArgument: Not legal, or reserved.
@@ -358,6 +404,7 @@ def check_client_group(name: str) -> None:
     check_group(name)
     if is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
         raise InvalidArgument(f"group {name!r} is reserved for the system")
+    return name
 
 
 def check_expression(expression: str, expression_type: str) -> frozenset[int] | None:
@@ -379,19 +426,8 @@ def check_expression(expression: str, expression_type: str) -> frozenset[int] | 
     )
 
 
-def _warn_of_difference(name: str, group: Group, client_id: str, data: ConsumerData) -> None:
-    for other_id, other in group.members.items():
-        if other_id == client_id:
-            continue
-        alike = other.message_model == data.message_model and {
-            s.topic: s for s in other.subscriptions
-        } == {s.topic: s for s in data.subscriptions}
-        if not alike:
-            _log.warning(
-                "consumer group %s: member %s subscribes differently from %s; messages will "
-                "be missed",
-                name,
-                client_id,
-                other_id,
-            )
-        return
+def _difference_text(name: str, client_id: str, difference: str) -> str:
+    return (
+        f"consumer group {name}: member {client_id} subscribes differently from the group and "
+        f"will miss messages: {difference}"
+    )

@@ -50,6 +50,14 @@ class ConsumerOffsets:
         """Groups with at least one offset, sorted."""
         return sorted(self._groups)
 
+    def topics(self, group: str) -> dict[str, dict[int, QueueOffset]]:
+        """Offsets of a group, by topic and queue; not to be changed."""
+        return self._groups.get(group, {})
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Groups with an offset in a topic, sorted."""
+        return sorted(group for group, topics in self._groups.items() if topic in topics)
+
     def query(self, group: str, topic: str, queue_id: int) -> QueueOffset:
         """The next offset a group wants to read of a queue, -1 for none."""
         return self._groups.get(group, {}).get(topic, {}).get(queue_id, QueueOffset(-1))
@@ -84,6 +92,15 @@ class ConsumerOffsets:
         assert queues is not None
         queues[queue_id] = queue_offset
         self._note_change(group)
+
+    def remove_group(self, group: str) -> int:
+        """Forgets all offsets of a group; returns how many."""
+        topics = self._groups.pop(group, {})
+        removed = sum(map(len, topics.values()))
+        if removed:
+            self._count -= removed
+            self._note_change(group)
+        return removed
 
     def remove_topic(self, topic: str) -> int:
         """Forgets all offsets in a topic; returns how many."""

@@ -13,8 +13,11 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks
+from mqmesh.roles.broker.group_pulls import GroupPulls
+from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
+from mqmesh.roles.broker.offset_resets import OffsetResets
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
@@ -46,15 +49,17 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Keeper(msgspec.Struct, frozen=True):
-    """How a handler has tables saved; both return at once.
+    """How a handler has tables saved; all return at once, and call back later if asked to.
 
     Attributes:
         save_topics: The topic table changed: save it, tell the name servers, then call back.
         save_offsets: Save the consumer offsets without waiting for their turn.
+        save_groups: The settings of the groups changed: save them.
     """
 
     save_topics: Callable[[OnSaved | None], None]
-    save_offsets: Callable[[], None]
+    save_offsets: Callable[[OnSaved | None], None]
+    save_groups: Callable[[OnSaved | None], None]
 
 
 class Retries(msgspec.Struct, frozen=True):
@@ -92,6 +97,9 @@ class BrokerContext(msgspec.Struct, frozen=True):
         index: Way to the index process, None if there is none.
         replies: Replies to requests that are under way.
         retries: What is remembered of failed messages.
+        group_table: Settings of consumer groups.
+        pulls: What groups were handed out.
+        resets: Offsets that were moved under running consumers.
     """
 
     config: BrokerConfig
@@ -113,6 +121,9 @@ class BrokerContext(msgspec.Struct, frozen=True):
     index: IndexerLink | None = None
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
     retries: Retries = msgspec.field(default_factory=Retries)
+    group_table: GroupTable = msgspec.field(default_factory=GroupTable)
+    pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
+    resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
 
 
 def without_frame(request: Request) -> Request:

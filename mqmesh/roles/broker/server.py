@@ -5,13 +5,12 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, ConfigError, StorageError, StoreClosed
+from mqmesh.errors import BrokerNotAvailable, ConfigError, StoreClosed
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
@@ -22,7 +21,6 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.handlers.membership import send_notices
@@ -38,10 +36,9 @@ from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
-from mqmesh.roles.broker.topics import TopicTable
-from mqmesh.roles.document_saver import DocumentSaver, OnSaved
+from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.document_saver import OnSaved
 from mqmesh.roles.helper_process import HelperProcess
-from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.transport.client import CommandClient
@@ -56,9 +53,6 @@ CHORES_REST: Final = 4
 PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
-CONFIG_DIRECTORY: Final = "config"
-TOPICS_FILE: Final = "topics.json"
-OFFSETS_FILE: Final = "consumer_offsets.json"
 INDEX_DIRECTORY: Final = "index"
 
 _log = logging.getLogger(__name__)
@@ -99,10 +93,7 @@ class BrokerServer:
         self._broker: BrokerContext | None = None
         self._links: NamesrvLinks | None = None
         self._index: IndexerLink | None = None
-        self._executor: ThreadPoolExecutor | None = None
-        self._topics_saver: DocumentSaver | None = None
-        self._offsets_saver: DocumentSaver | None = None
-        self._saved_changes = 0
+        self._tables: BrokerTables | None = None
         self._timers: list[Timer] = []
         self._chores: Timer | None = None
         self._requests_seen = 0
@@ -202,19 +193,12 @@ class BrokerServer:
         if self._links is not None:
             self._links.close()
             self._links = None
-        for saver in (self._topics_saver, self._offsets_saver):
-            try:
-                if saver is not None:
-                    saver.close()
-            except StorageError as error:
-                _log.error("what changed last is lost: %s", error)
-        self._topics_saver = self._offsets_saver = None
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
         if self._index is not None:
             self._index.close()
             self._index = None
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -228,18 +212,19 @@ class BrokerServer:
         config, server = self._config, self._server
         assert server is not None
         retry_after_ms = config.busy_retry_after_ms
-        topics = TopicTable(config.max_topics, retry_after_ms)
-        offsets = ConsumerOffsets(config.max_consumer_offsets, retry_after_ms)
+        tables = BrokerTables(config, self._clock, self._loop.call_soon_threadsafe)
+        self._tables = tables
         # A store that forgets everything must not meet offsets that remember it.
         if config.storage.backend != "memory":
-            self._load(store, topics, offsets)
+            tables.load(self._root, store)
         return BrokerContext(
             config=config,
             clock=self._clock,
             instance_id=self._instance_id,
             store=store,
-            topics=topics,
-            offsets=offsets,
+            topics=tables.topics,
+            offsets=tables.offsets,
+            group_table=tables.groups,
             groups=ConsumerGroups(
                 grace_ms=config.client_lost_grace_ms,
                 expiry_ms=config.client_channel_expired_timeout_ms,
@@ -253,7 +238,7 @@ class BrokerServer:
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify),
-            keeper=Keeper(self._save_topics, self._save_offsets),
+            keeper=Keeper(self._save_topics, tables.save_offsets, tables.save_groups),
             admission=SendAdmission(
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
@@ -307,27 +292,6 @@ class BrokerServer:
         sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
         visible = stats.durable_offset if sync else stats.max_commitlog_offset
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
-
-    def _load(self, store: MessageStore, topics: TopicTable, offsets: ConsumerOffsets) -> None:
-        directory = self._root / CONFIG_DIRECTORY
-        directory.mkdir(parents=True, exist_ok=True)
-        self._executor = ThreadPoolExecutor(1, "save")
-        call_soon = self._loop.call_soon_threadsafe
-        topics_path, offsets_path = directory / TOPICS_FILE, directory / OFFSETS_FILE
-        document = load_document(topics_path)
-        if document is not None:
-            topics.load(document)
-        document = load_document(offsets_path)
-        if document is not None:
-            offsets.load(document)
-        self._topics_saver = DocumentSaver(topics_path, topics.dump, self._executor, call_soon)
-        self._offsets_saver = DocumentSaver(offsets_path, offsets.dump, self._executor, call_soon)
-        # A crash may come between a topic's first message and the saving of the table.
-        found = [(name, max(store.queues(name), default=0)) for name in store.topics()]
-        adopted = topics.adopt(found, self._config.default_topic_queue_nums, self._clock.wall_ms())
-        if adopted:
-            _log.warning("%d topics of the store were missing in the topic table", adopted)
-            self._topics_saver.save()
 
     def _address(self, port: str) -> BrokerAddress:
         host = self._config.advertised_host or bindable(self._config.listen_host)
@@ -434,11 +398,8 @@ class BrokerServer:
             self._broker.stats.sample(self._clock.monotonic_ms())
 
     def _on_save(self) -> None:
-        if self._broker is None or self._offsets_saver is None or self._topics_saver is None:
-            return
-        self._topics_saver.save_if_failed()
-        if self._broker.offsets.changes != self._saved_changes:
-            self._save_offsets()
+        if self._broker is not None and self._tables is not None:
+            self._tables.tick()
 
     def _wake(self) -> None:
         # Comes from the store's thread, after each sync.
@@ -455,17 +416,10 @@ class BrokerServer:
     # ---- What handlers may want --------------------------------------------------------
 
     def _save_topics(self, on_saved: OnSaved | None) -> None:
-        if self._topics_saver is not None:
-            self._topics_saver.save(on_saved)
-        elif on_saved is not None:
-            self._loop.call_later(0, partial(on_saved, None))
+        if self._tables is not None:
+            self._tables.save_topics(on_saved)
         if self._links is not None:
             self._links.topics_changed()
-
-    def _save_offsets(self) -> None:
-        if self._broker is not None and self._offsets_saver is not None:
-            self._saved_changes = self._broker.offsets.changes
-            self._offsets_saver.save()
 
     def _figures(self) -> dict[str, str]:
         server, links = self._server, self._links

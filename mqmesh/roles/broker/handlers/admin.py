@@ -1,6 +1,5 @@
 """Topics, statistics, and single messages, for administrators."""
 
-from mqmesh.errors import StorageError
 from mqmesh.protocol.admin import (
     GetTopicConfigRequest,
     QueueStats,
@@ -14,8 +13,9 @@ from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, 
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.record_batch import read_header
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers.pull import fail_pulls_of
+from mqmesh.roles.broker.handlers.saving import reply_when_saved
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.topics import Topic
 from mqmesh.storage.interface import GetStatus
@@ -35,7 +35,7 @@ def update_and_create_topic(context: BrokerContext, request: Request) -> Reply |
     reply = reply_with(topic.config)
     if context.topics.version == before:
         return reply
-    _reply_when_saved(context, request, reply)
+    reply_when_saved(context, request, reply, context.keeper.save_topics)
     return None
 
 
@@ -50,18 +50,25 @@ def get_topic_config(context: BrokerContext, request: Request) -> Reply:
 def delete_topic(context: BrokerContext, request: Request) -> Reply | None:
     """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
     name = decode_header(DeleteTopicRequest, request.command.header).topic
+    context.topics.check_deletable(name)
+    forget_topic(context, name)
+    reply_when_saved(context, request, EMPTY_REPLY, context.keeper.save_topics)
+    return None
+
+
+def forget_topic(context: BrokerContext, name: str) -> None:
+    """Forgets a topic that is there, its messages and all offsets in it, but does not save it."""
     # What was sent before goes first, or it would be stored into a topic that is not there.
     finish_sends(context)
-    context.topics.check_deletable(name)
     context.store.delete_topic(name)
     context.topics.delete(name, context.clock.wall_ms())
     context.locks.remove_topic(name)
     context.groups.claims.remove_topic(name)
     if context.offsets.remove_topic(name):
-        context.keeper.save_offsets()
+        context.keeper.save_offsets(None)
+    context.pulls.forget_topic(name)
+    context.resets.forget_topic(name)
     fail_pulls_of(context, name)
-    _reply_when_saved(context, request, EMPTY_REPLY)
-    return None
 
 
 def get_topic_stats(context: BrokerContext, request: Request) -> Reply:
@@ -109,18 +116,6 @@ def view_message(context: BrokerContext, request: Request) -> Reply:
     """The stored batch at a log offset."""
     query = decode_header(ViewMessageRequest, request.command.header)
     return Reply(body=(context.store.read_at(CommitLogOffset(query.commitlog_offset)),))
-
-
-def _reply_when_saved(context: BrokerContext, request: Request, reply: Reply) -> None:
-    asked = without_frame(request)
-
-    def on_saved(error: StorageError | None) -> None:
-        if error is None:
-            context.wire.reply(asked, reply)
-        else:
-            context.wire.fail(asked, error)
-
-    context.keeper.save_topics(on_saved)
 
 
 def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) -> TimestampMs:

@@ -25,9 +25,18 @@ def heart_beat(context: BrokerContext, request: Request) -> Reply:
     """A client says that it is there, and what it belongs to."""
     heartbeat = decode_header(HeartbeatRequest, request.command.header)
     check_heartbeat(heartbeat)
+    made = [
+        context.group_table.note_used(data.group, context.clock.wall_ms())
+        for data in heartbeat.consumers
+    ]
+    if any(made):
+        context.keeper.save_groups(None)
     context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
+    groups, client_id = context.groups, heartbeat.client_id
     return reply_with(
-        HeartbeatResponse(context.instance_id, context.groups.memberships(heartbeat.client_id))
+        HeartbeatResponse(
+            context.instance_id, groups.memberships(client_id), groups.warnings(client_id)
+        )
     )
 
 
@@ -54,5 +63,8 @@ def get_consumer_list(context: BrokerContext, request: Request) -> Reply:
 def send_notices(context: BrokerContext) -> None:
     """Tells members of changed groups; the end of each tick."""
     for notice in context.groups.take_notices():
+        config = context.group_table.get(notice.group)
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            continue
         header = encode_header(ConsumerIdsChanged(notice.group, notice.generation))
         context.wire.notify(notice.peer, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)

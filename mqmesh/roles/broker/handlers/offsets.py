@@ -59,13 +59,15 @@ def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
     """
     update = decode_header(UpdateConsumerOffsetRequest, request.command.header)
     check_client_group(update.group)
+    if context.group_table.note_used(update.group, context.clock.wall_ms()):
+        context.keeper.save_groups(None)
     is_member = update.generation != NO_GENERATION
     if is_member:
         context.groups.require_member(update.group, update.client_id, update.generation)
     refusal: MQMeshError | None = None
     for one in update.queues:
         try:
-            _check_commit(context, one)
+            _check_commit(context, update.group, one)
             if is_member:
                 context.groups.claims.check_commit(
                     update.group, one.topic, one.queue_id, update.client_id
@@ -106,11 +108,16 @@ def _check_queue(context: BrokerContext, name: str, queue_id: int) -> None:
         raise MessageIllegal(f"topic {name!r} has {queue_count} queues, there is no {queue_id}")
 
 
-def _check_commit(context: BrokerContext, one: QueueOffsetEntry) -> None:
+def _check_commit(context: BrokerContext, group: str, one: QueueOffsetEntry) -> None:
     _check_queue(context, one.topic, one.queue_id)
     end = context.store.queue_bounds(one.topic, one.queue_id)[1]
     if not 0 <= one.queue_offset <= end:
         raise OffsetIllegal(
             f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "
             f"within 0 and the queue's end, {end}"
+        )
+    if context.resets.holds_commit(group, one.topic, one.queue_id):
+        raise OffsetIllegal(
+            f"the offset of group {group!r} in queue {one.queue_id} of topic {one.topic!r} was "
+            "moved by an administrator; this commit is from before"
         )

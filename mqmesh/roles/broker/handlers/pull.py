@@ -12,6 +12,7 @@ _FOUND = int(PullStatus.FOUND)
 _NO_NEW_MSG = int(PullStatus.NO_NEW_MSG)
 _NO_MATCHED_MSG = int(PullStatus.NO_MATCHED_MSG)
 _OFFSET_ILLEGAL = int(PullStatus.OFFSET_ILLEGAL)
+_OFFSET_RESET = int(PullStatus.OFFSET_RESET)
 
 
 def pull_message(context: BrokerContext, request: Request) -> Reply | None:
@@ -19,6 +20,10 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
     context.stats.total.pull_requests += 1
     pull = decode_header(PullRequest, request.command.header)
     context.groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
+    context.group_table.check_pull(pull.group, context.groups.model_of)
+    moved = _moved(context, pull, pull.queue_offset)
+    if moved is not None:
+        return moved
     result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
     if not wait_ms or not _is_waiting(result):
@@ -38,6 +43,10 @@ def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
     """Messages came into a queue: answers those who wait at it, as far as they want them."""
     for held in context.holds.release(topic, queue_id):
         try:
+            moved = _moved(context, held.pull, held.queue_offset)
+            if moved is not None:
+                context.wire.reply(held.request, moved)
+                continue
             result = _get(context, held.pull, held.queue_offset)
             if _is_waiting(result):
                 held.queue_offset = result.next_queue_offset
@@ -72,6 +81,15 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     result = context.store.get(
         pull.topic, pull.queue_id, queue_offset, max_bytes=pull.max_bytes, tag_hashes=hashes
     )
+    if result.next_queue_offset > queue_offset:
+        context.pulls.note(
+            pull.group,
+            pull.topic,
+            pull.queue_id,
+            result.next_queue_offset,
+            result.message_count,
+            context.clock.monotonic_ms(),
+        )
     if result.status is GetStatus.FOUND:
         size = sum(map(len, result.data))
         topic.get_messages += result.message_count
@@ -80,6 +98,15 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
         total.get_messages += result.message_count
         total.get_bytes += size
     return result
+
+
+def _moved(context: BrokerContext, pull: PullRequest, queue_offset: int) -> Reply | None:
+    """The answer to a pull whose group was sent elsewhere in the queue; None for others."""
+    target = context.resets.on_pull(pull.group, pull.topic, pull.queue_id, queue_offset)
+    if target is None:
+        return None
+    bounds = context.store.queue_bounds(pull.topic, pull.queue_id)
+    return Reply(encode_header(PullResponse(_OFFSET_RESET, target, *bounds)))
 
 
 def _is_waiting(result: GetResult) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -26,6 +27,7 @@ from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.meta_cache import MetaCache
@@ -101,11 +103,16 @@ class Stage:
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
-            keeper=Keeper(self._save_topics, lambda: self.saved.append("offsets")),
+            keeper=Keeper(
+                partial(self._save, "topics"),
+                partial(self._save, "offsets"),
+                partial(self._save, "groups"),
+            ),
             admission=SendAdmission(
                 wait_limit_ms=self.config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
             ),
+            group_table=GroupTable(auto_create=self.config.auto_create_subscription_group),
             process_figures=lambda: {"rss_bytes": "1"},
         )
         self.handlers = bind_handlers(self.context)
@@ -192,8 +199,8 @@ class Stage:
         assert not request.command.flags & ONEWAY, "a oneway request was answered"
         self.answers[opaque] = reply
 
-    def _save_topics(self, on_saved) -> None:
-        self.saved.append("topics")
+    def _save(self, table, on_saved) -> None:
+        self.saved.append(table)
         if on_saved is not None:
             on_saved(None)
 

@@ -156,7 +156,7 @@ def test_a_member_that_subscribes_differently_is_reported(caplog):
         beat(groups, "d", "g")
         assert not caplog.records
         beat(groups, "e", "g", topic="other")
-    assert "e subscribes differently from c" in caplog.text
+    assert "member e subscribes differently from the group" in caplog.text
 
 
 def test_connected_members_of_a_producer_group_are_found():

@@ -1,0 +1,350 @@
+"""Words of administration about consumer groups: settings, members, progress, offsets."""
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.protocol.membership import ConsumerData
+from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
+from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Name
+
+MAX_GROUPS_PER_ANSWER: Final = 256
+MAX_QUEUES_PER_RESET: Final = 256
+MAX_QUEUES_PER_STATS: Final = 128
+"""Queues in one answer about a group's progress: each may cost a read from the log."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Settings of a consumer group; RocketMQ's ``SubscriptionGroupConfig``.
+
+    Attributes:
+        group: Name.
+        consume_enable: Members may pull.
+        consume_broadcast_enable: Members may pull with BROADCASTING.
+        retry_queue_nums: Queues of its retry topic, 1 to 65,536.
+        retry_max_times: Tries of a message before it goes to the dead letters, where a
+            consumer does not say.
+        notify_consumer_ids_changed_enable: Members are told at once when others come and go.
+    """
+
+    group: Name
+    consume_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 1
+    retry_max_times: _Count = 16
+    notify_consumer_ids_changed_enable: bool = True
+
+
+class UpdateGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; answered with the ``GroupConfig`` now in force.
+
+    Attributes:
+        config: Wanted.
+        must_exist: Refuse to create.
+        must_be_new: Refuse to change.
+    """
+
+    config: GroupConfig
+    must_exist: bool = False
+    must_be_new: bool = False
+
+
+class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: one group, or all; answered with ``GroupSummaries``.
+
+    Attributes:
+        group: Only this one; empty for all.
+        after: For all: those whose names come after this one.
+    """
+
+    group: Name = ""
+    after: Name = ""
+
+
+class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A group on one broker, in a line.
+
+    Attributes:
+        config: Settings; defaults if nobody made any.
+        is_configured: The broker has settings of it.
+        members: Connected consumers.
+        message_model: ``MessageModel`` of its members, "" if there are none.
+        topics: Topics that it has offsets in or that members subscribe to, without those of
+            its own retries and dead letters.
+        lag: Messages between its offsets and the ends of the queues.
+        consume_tps: Messages handed out a second of late.
+        retrying: Messages that wait in its retry topic.
+        dead: Messages in its dead letter topic.
+        differing: Members that subscribe differently from the group.
+    """
+
+    config: GroupConfig
+    is_configured: bool = True
+    members: int = 0
+    message_model: str = ""
+    topics: list[str] = []
+    lag: int = 0
+    consume_tps: float = 0.0
+    retrying: int = 0
+    dead: int = 0
+    differing: int = 0
+
+
+class GroupSummaries(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Groups by name.
+
+    Attributes:
+        groups: At most 256.
+        more: Ask again with the last one's name as ``after``.
+    """
+
+    groups: Annotated[list[GroupSummary], msgspec.Meta(max_length=MAX_GROUPS_PER_ANSWER)]
+    more: bool = False
+
+
+class DeleteGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """DELETE_SUBSCRIPTIONGROUP: forget a group and its offsets; answered with no header.
+
+    Attributes:
+        group: Consumer group.
+        remove_topics: Delete its retry and its dead letter topic, too, with what is in them.
+    """
+
+    group: Name
+    remove_topics: bool = False
+
+
+class ConsumerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_CONSUMER_CONNECTION_LIST, answered with ``ConsumerConnections``."""
+
+    group: Name
+
+
+class ConsumerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One member of a consumer group.
+
+    Attributes:
+        client_id: Member.
+        language: As its client says.
+        version: mqmesh version of its client.
+        connected: False while its connection is broken and its time of grace not over.
+        silent_ms: Since its last heartbeat.
+        data: What it said of the group.
+        difference: How it subscribes differently from the group; empty if it does not.
+    """
+
+    client_id: str
+    language: str
+    version: str
+    connected: bool
+    silent_ms: int
+    data: ConsumerData
+    difference: str = ""
+
+
+class ConsumerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Members of a consumer group, by client id.
+
+    Attributes:
+        members: Those that this broker knows.
+        generation: Of the group.
+    """
+
+    members: list[ConsumerConnection]
+    generation: int = 0
+
+
+class ProducerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_PRODUCER_CONNECTION_LIST, answered with ``ProducerConnections``."""
+
+    group: Name
+
+
+class ProducerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One member of a producer group.
+
+    Attributes:
+        client_id: Member.
+        language: As its client says.
+        version: mqmesh version of its client.
+        connected: As for ``ConsumerConnection``.
+        silent_ms: As for ``ConsumerConnection``.
+    """
+
+    client_id: str
+    language: str
+    version: str
+    connected: bool
+    silent_ms: int
+
+
+class ProducerConnections(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Members of a producer group, by client id."""
+
+    members: list[ProducerConnection]
+
+
+class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_CONSUME_STATS: how far a group is in each queue; answered with ``ConsumeStats``.
+
+    Attributes:
+        group: Consumer group.
+        topic: Only this one; empty for all topics of the group.
+        after_topic: Go on behind this topic and queue: the last ones of the former answer.
+        after_queue_id: Within ``after_topic``.
+    """
+
+    group: Name
+    topic: Name = ""
+    after_topic: Name = ""
+    after_queue_id: QueueId = 0
+
+
+class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How far a group is in a queue.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        min_queue_offset: First message of the queue.
+        max_queue_offset: Behind the last one.
+        consumer_offset: The next one to be done, as committed; -1 for never.
+        pull_offset: Behind the last one handed out since the broker was started, -1 for none.
+        oldest_timestamp: Store time of the message at ``consumer_offset``, 0 if none waits.
+    """
+
+    topic: str
+    queue_id: int
+    min_queue_offset: int
+    max_queue_offset: int
+    consumer_offset: int
+    pull_offset: int = -1
+    oldest_timestamp: int = 0
+
+
+class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Progress of a group, by topic and queue.
+
+    Attributes:
+        queues: At most 128.
+        more: Ask again behind the last one.
+        consume_tps: Messages handed out to the group a second of late, all topics together.
+        now_ms: The broker's wall clock, which ``oldest_timestamp`` is to be compared with.
+    """
+
+    queues: Annotated[list[QueueProgress], msgspec.Meta(max_length=MAX_QUEUES_PER_STATS)]
+    more: bool
+    consume_tps: float
+    now_ms: int
+
+
+class TopicConsumersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_TOPIC_CONSUME_BY_WHO, answered with ``GroupNames``."""
+
+    topic: Name
+
+
+class GroupNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Consumer groups, sorted."""
+
+    groups: list[str]
+
+
+class ResetWhere(enum.StrEnum):
+    """Where a reset leads to."""
+
+    TIMESTAMP = "TIMESTAMP"
+    """To the first message stored at or after a time."""
+    OFFSET = "OFFSET"
+    FIRST = "FIRST"
+    LAST = "LAST"
+    """Behind the last message: what is there now is skipped."""
+
+
+class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """INVOKE_BROKER_TO_RESET_OFFSET, answered with ``OffsetChanges``.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        where: ``ResetWhere``.
+        queue_id: Only this queue; -1 for all.
+        timestamp_ms: For ``TIMESTAMP``.
+        queue_offset: For ``OFFSET``, which needs a ``queue_id``.
+        dry_run: Only tell what would change.
+        after_queue_id: Go on behind this queue: the last one of the former answer.
+    """
+
+    group: Name
+    topic: Name
+    where: Annotated[str, msgspec.Meta(max_length=16)]
+    queue_id: Annotated[int, msgspec.Meta(ge=-1, le=2**32 - 1)] = -1
+    timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    queue_offset: Offset = -1
+    dry_run: bool = False
+    after_queue_id: Annotated[int, msgspec.Meta(ge=-1, le=2**32 - 1)] = -1
+
+
+class CloneOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CLONE_GROUP_OFFSET: a group goes on where another one is; answered with ``OffsetChanges``.
+
+    Attributes:
+        source: Group to copy from.
+        target: Group to copy to.
+        topic: Only this one; empty for all but the source's own retries and dead letters.
+        dry_run: Only tell what would change.
+    """
+
+    source: Name
+    target: Name
+    topic: Name = ""
+    dry_run: bool = False
+
+
+class OffsetChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a reset does in a queue.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        old_offset: Committed before, -1 for never.
+        new_offset: From now on.
+        min_queue_offset: First message of the queue.
+        max_queue_offset: Behind the last one.
+    """
+
+    topic: str
+    queue_id: int
+    old_offset: int
+    new_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+
+
+class OffsetChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a reset does.
+
+    Attributes:
+        queues: All that it concerns, also those whose offset stays.
+        members_told: Connected members that were told.
+        more: Ask again behind the last queue: the rest of the topic has not changed yet.
+    """
+
+    queues: Annotated[list[OffsetChange], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+    members_told: int = 0
+    more: bool = False
+
+
+class ConsumerOffsetReset(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """RESET_CONSUMER_CLIENT_OFFSET, from the broker to each member, oneway.
+
+    Attributes:
+        group: Consumer group.
+        queues: Where to go on.
+    """
+
+    group: Name
+    queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]

@@ -1,0 +1,129 @@
+"""The documents of a broker: topics, consumer offsets, consumer groups; on disk and kept so."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import StorageError
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.groups_table import GroupTable
+from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.roles.document_saver import DocumentSaver, OnSaved
+from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.interface import MessageStore
+
+CONFIG_DIRECTORY: Final = "config"
+TOPICS_FILE: Final = "topics.json"
+OFFSETS_FILE: Final = "consumer_offsets.json"
+GROUPS_FILE: Final = "subscription_groups.json"
+
+CallSoon = Callable[[Callable[[], None]], None]
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerTables:
+    """What a broker keeps beside its messages. Saving happens in a helper thread.
+
+    Args:
+        config: Settings.
+        clock: Source of time.
+        call_soon: The event loop's way to be called, from any thread.
+
+    Attributes:
+        topics: Topic table.
+        offsets: Consumer offsets.
+        groups: Settings of consumer groups.
+    """
+
+    def __init__(self, config: BrokerConfig, clock: Clock, call_soon: CallSoon) -> None:
+        retry_after_ms = config.busy_retry_after_ms
+        self.topics = TopicTable(config.max_topics, retry_after_ms)
+        self.offsets = ConsumerOffsets(config.max_consumer_offsets, retry_after_ms)
+        self.groups = GroupTable(
+            config.max_subscription_groups,
+            auto_create=config.auto_create_subscription_group,
+            busy_retry_after_ms=retry_after_ms,
+        )
+        self._config = config
+        self._clock = clock
+        self._call_soon = call_soon
+        self._executor: ThreadPoolExecutor | None = None
+        self._savers: dict[str, DocumentSaver] = {}
+        self._saved_changes = 0
+
+    def load(self, root: Path, store: MessageStore) -> None:
+        """Takes over what is on disk, and keeps it up to date from now on.
+
+        Raises:
+            StorageError: A document cannot be read. It is never begun anew in silence.
+            OSError: The directory cannot be used.
+        """
+        directory = root / CONFIG_DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        self._executor = ThreadPoolExecutor(1, "save")
+        for name, table in (
+            (TOPICS_FILE, self.topics),
+            (OFFSETS_FILE, self.offsets),
+            (GROUPS_FILE, self.groups),
+        ):
+            document = load_document(directory / name)
+            if document is not None:
+                table.load(document)
+            self._savers[name] = DocumentSaver(
+                directory / name, table.dump, self._executor, self._call_soon
+            )
+        self._adopt(store)
+
+    def _adopt(self, store: MessageStore) -> None:
+        # A crash may come between a topic's first message and the saving of the table.
+        found = [(name, max(store.queues(name), default=0)) for name in store.topics()]
+        now_ms = self._clock.wall_ms()
+        adopted = self.topics.adopt(found, self._config.default_topic_queue_nums, now_ms)
+        if adopted:
+            _log.warning("%d topics of the store were missing in the topic table", adopted)
+            self.save_topics(None)
+
+    def save_topics(self, on_saved: OnSaved | None) -> None:
+        """Saves the topic table, then calls back in the loop's thread."""
+        self._save(TOPICS_FILE, on_saved)
+
+    def save_offsets(self, on_saved: OnSaved | None = None) -> None:
+        """Saves the consumer offsets without waiting for their turn, then calls back."""
+        self._saved_changes = self.offsets.changes
+        self._save(OFFSETS_FILE, on_saved)
+
+    def save_groups(self, on_saved: OnSaved | None = None) -> None:
+        """Saves the settings of the groups, then calls back."""
+        self._save(GROUPS_FILE, on_saved)
+
+    def tick(self) -> None:
+        """Saves offsets that changed, and tries again what could not be saved."""
+        for saver in self._savers.values():
+            saver.save_if_failed()
+        if self._savers and self.offsets.changes != self._saved_changes:
+            self.save_offsets()
+
+    def close(self) -> None:
+        """Saves what is not saved yet, waiting for the disk."""
+        for saver in self._savers.values():
+            try:
+                saver.close()
+            except StorageError as error:
+                _log.error("what changed last is lost: %s", error)
+        self._savers.clear()
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+    def _save(self, name: str, on_saved: OnSaved | None) -> None:
+        saver = self._savers.get(name)
+        if saver is not None:
+            saver.save(on_saved)
+        elif on_saved is not None:
+            # Tables of a store in memory are not kept at all.
+            self._call_soon(lambda: on_saved(None))
