@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -37,8 +38,9 @@ from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
-from mqmesh.roles.document_saver import OnSaved
+from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
+from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.transport.client import CommandClient
@@ -53,6 +55,7 @@ CHORES_REST: Final = 4
 PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
+CONFIG_DIRECTORY: Final = "config"
 INDEX_DIRECTORY: Final = "index"
 
 _log = logging.getLogger(__name__)
@@ -94,6 +97,7 @@ class BrokerServer:
         self._links: NamesrvLinks | None = None
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
+        self._executor: ThreadPoolExecutor | None = None
         self._timers: list[Timer] = []
         self._chores: Timer | None = None
         self._requests_seen = 0
@@ -196,6 +200,9 @@ class BrokerServer:
         if self._tables is not None:
             self._tables.close()
             self._tables = None
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
         if self._index is not None:
             self._index.close()
             self._index = None
@@ -216,7 +223,7 @@ class BrokerServer:
         self._tables = tables
         # A store that forgets everything must not meet offsets that remember it.
         if config.storage.backend != "memory":
-            tables.load(self._root, store)
+            self._load(tables, store)
         return BrokerContext(
             config=config,
             clock=self._clock,
@@ -258,6 +265,17 @@ class BrokerServer:
             first_token=self._clock.wall_ms() * 1_000,
             settled_ms=self._clock.monotonic_ms() + wait_ms,
             busy_retry_after_ms=config.busy_retry_after_ms,
+        )
+
+    def _load(self, tables: BrokerTables, store: MessageStore) -> None:
+        directory = self._root / CONFIG_DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        executor = self._executor = ThreadPoolExecutor(1, "save")
+        call_soon = self._loop.call_soon_threadsafe
+        tables.load(
+            store,
+            lambda name: load_document(directory / name),
+            lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
 
     def _make_index(self) -> IndexerLink | None:

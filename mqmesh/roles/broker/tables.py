@@ -1,9 +1,7 @@
-"""The documents of a broker: topics, consumer offsets, consumer groups; on disk and kept so."""
+"""The tables of a broker: topics, consumer offsets, consumer groups; loaded, and kept on disk."""
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from mqmesh.clock import Clock
@@ -13,26 +11,26 @@ from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
-from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.interface import MessageStore
 
-CONFIG_DIRECTORY: Final = "config"
 TOPICS_FILE: Final = "topics.json"
 OFFSETS_FILE: Final = "consumer_offsets.json"
 GROUPS_FILE: Final = "subscription_groups.json"
 
 CallSoon = Callable[[Callable[[], None]], None]
+Read = Callable[[str], bytes | None]
+MakeSaver = Callable[[str, Callable[[], bytes]], DocumentSaver]
 
 _log = logging.getLogger(__name__)
 
 
 class BrokerTables:
-    """What a broker keeps beside its messages. Saving happens in a helper thread.
+    """What a broker keeps beside its messages.
 
     Args:
         config: Settings.
         clock: Source of time.
-        call_soon: The event loop's way to be called, from any thread.
+        call_soon: The event loop's way to call something soon.
 
     Attributes:
         topics: Topic table.
@@ -52,31 +50,29 @@ class BrokerTables:
         self._config = config
         self._clock = clock
         self._call_soon = call_soon
-        self._executor: ThreadPoolExecutor | None = None
         self._savers: dict[str, DocumentSaver] = {}
         self._saved_changes = 0
 
-    def load(self, root: Path, store: MessageStore) -> None:
+    def load(self, store: MessageStore, read: Read, make_saver: MakeSaver) -> None:
         """Takes over what is on disk, and keeps it up to date from now on.
+
+        Args:
+            store: Messages; what it has of topics and the topic table has not, is taken in.
+            read: Reads a document by its name, None if there is none.
+            make_saver: Makes what saves a document: of its name, and what makes its text.
 
         Raises:
             StorageError: A document cannot be read. It is never begun anew in silence.
-            OSError: The directory cannot be used.
         """
-        directory = root / CONFIG_DIRECTORY
-        directory.mkdir(parents=True, exist_ok=True)
-        self._executor = ThreadPoolExecutor(1, "save")
         for name, table in (
             (TOPICS_FILE, self.topics),
             (OFFSETS_FILE, self.offsets),
             (GROUPS_FILE, self.groups),
         ):
-            document = load_document(directory / name)
+            document = read(name)
             if document is not None:
                 table.load(document)
-            self._savers[name] = DocumentSaver(
-                directory / name, table.dump, self._executor, self._call_soon
-            )
+            self._savers[name] = make_saver(name, table.dump)
         self._adopt(store)
 
     def _adopt(self, store: MessageStore) -> None:
@@ -116,9 +112,6 @@ class BrokerTables:
             except StorageError as error:
                 _log.error("what changed last is lost: %s", error)
         self._savers.clear()
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
 
     def _save(self, name: str, on_saved: OnSaved | None) -> None:
         saver = self._savers.get(name)

@@ -75,6 +75,7 @@ def test_the_numbers_on_the_wire_never_change():
         "NO_NEW_MSG": 1,
         "NO_MATCHED_MSG": 2,
         "OFFSET_ILLEGAL": 3,
+        "OFFSET_RESET": 4,
     }
     assert (Perm.NONE, Perm.WRITE, Perm.READ, Perm.READ_WRITE) == (0, 2, 4, 6)
     assert len({code.value for code in RequestCode}) == len(RequestCode)

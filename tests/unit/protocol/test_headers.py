@@ -60,6 +60,8 @@ def values(kind: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any
         return st.text(st.characters(codec="utf-8"), min_size=least, max_size=min(most, 20))
     if kind is bool:
         return st.booleans()
+    if kind is float:
+        return st.floats(allow_nan=False)
     if kind is type(None):
         return st.none()
     assert issubclass(kind, msgspec.Struct), kind
