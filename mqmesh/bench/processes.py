@@ -18,7 +18,7 @@ from mqmesh.bench.workload import GO, READY, Report, Task
 from mqmesh.roles.process import parse_ready
 
 READY_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 10.0
 TAIL_CHARACTERS: Final = 2_000
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -124,6 +124,11 @@ class Child:
         """The end of its standard error, for error messages."""
         text = self._log.read_text(errors="replace").strip()
         return f":\n{text[-TAIL_CHARACTERS:]}" if text else ""
+
+    def kill(self) -> None:
+        """Ends the process as a crash would: it gets no chance to save anything."""
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         """Ends the process, by force if need be."""

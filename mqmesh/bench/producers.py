@@ -18,6 +18,7 @@ from mqmesh.bench.workload import (
     Task,
     hand_in,
     make_bodies,
+    make_keys,
     read_task,
     say_ready,
     stamp_body,
@@ -37,15 +38,22 @@ OUTCOME_TIMEOUT_S: Final = 60.0
 def produce_batches(task: Task) -> Report:
     """Explicit batches, a window of them without an outcome."""
     bodies = make_bodies(task.batch_messages, task.body_bytes)
+    # Made before, like the bodies: what is measured is not the making of strings.
+    pool = [make_keys(number, task.key_count) for number in range(task.key_pool)]
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
     with _producer(task) as producer:
         wait_go()
         watch = Stopwatch()
-        for _ in range(task.message_count // task.batch_messages):
+        for first in range(0, task.message_count, task.batch_messages):
             if len(waiting) >= task.window:
                 acknowledged += _stored(waiting.popleft())
-            messages = [Message(TOPIC, body) for body in bodies]
+            if task.key_count:
+                keys = _keys(task, pool, first)
+                pairs = zip(bodies, keys, strict=True)
+                messages = [Message(TOPIC, body, None, own) for body, own in pairs]
+            else:
+                messages = [Message(TOPIC, body) for body in bodies]
             waiting.append(producer.send_batch_async(messages))
         acknowledged += sum(map(_stored, waiting))
         return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
@@ -121,9 +129,10 @@ def send_sync(task: Task) -> Report:
         wait_go()
         watch = Stopwatch()
         acknowledged = 0
-        for _ in range(task.message_count):
+        for number in range(task.message_count):
+            keys = make_keys(number, task.key_count)
             begin_ns = time.perf_counter_ns()
-            result = producer.send(Message(TOPIC, body))
+            result = producer.send(Message(TOPIC, body, None, keys))
             latencies_us.append((time.perf_counter_ns() - begin_ns) / 1_000)
             acknowledged += result.status is SendStatus.SEND_OK
         faults = _missing(acknowledged, task.message_count)
@@ -141,7 +150,8 @@ def produce_paced(task: Task) -> Report:
             wait_s = watch.begin_s + number / task.rate - time.monotonic()
             if wait_s > 0:
                 time.sleep(wait_s)
-            waiting.append(producer.send_async(Message(TOPIC, stamp_body(filler))))
+            keys = make_keys(number, task.key_count)
+            waiting.append(producer.send_async(Message(TOPIC, stamp_body(filler), None, keys)))
         acknowledged = sum(map(_stored, waiting))
         return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
 
@@ -163,6 +173,13 @@ def _producer(task: Task) -> Iterator[Producer]:
     with Producer("bench-producer", namesrv_addr=task.address, client=client) as producer:
         producer.fetch_publish_queues(TOPIC, timeout_ms=10_000)
         yield producer
+
+
+def _keys(task: Task, pool: list[tuple[str, ...]], first: int) -> list[tuple[str, ...]]:
+    if not pool:
+        return [make_keys(first + number, task.key_count) for number in range(task.batch_messages)]
+    begin = first % (len(pool) - task.batch_messages + 1)
+    return pool[begin : begin + task.batch_messages]
 
 
 def _stored(future: SendFuture) -> int:

@@ -20,6 +20,7 @@ from mqmesh.bench.sides import (
     product_idle,
     product_produce,
 )
+from mqmesh.bench.store_sides import product_indexed, product_lookup, product_restart
 
 IN_FLIGHT: Final = 64
 """Of the rows with single sends."""
@@ -174,6 +175,82 @@ def _other_rows() -> list[Row]:
     ]
 
 
+def _store_rows() -> list[Row]:
+    plain = Load(messages=2_000_000, window=32)
+    keyed = msgspec.structs.replace(plain, keys=2, key_pool=200_000)
+    singles = Load(messages=3_000, batch_messages=1, keys=2)
+    not_indexed = msgspec.structs.replace(singles, index=False)
+    flushed = Load(messages=20_000, batch_messages=1, window=IN_FLIGHT, sync_flush=True)
+    one_at_a_time = msgspec.structs.replace(flushed, messages=2_000, window=1)
+    wide = Load(messages=2_000_000, batch_messages=100, window=32, queues=10_000)
+    return [
+        Row(
+            name="keys_128",
+            unit="msg/s",
+            what="explicit batches with two keys on each message, against none",
+            product=partial(product_indexed, keyed),
+            limit=partial(product_produce, "produce_batches", plain),
+            least_ratio=0.6,
+        ),
+        Row(
+            name="keys_latency",
+            unit="us p99",
+            what="one synchronous send after the other with two keys, against no index",
+            product=partial(latency, partial(product_produce, "send_sync", singles), 99.0),
+            limit=partial(latency, partial(product_produce, "send_sync", not_indexed), 99.0),
+            most_ratio=2.0,
+        ),
+        Row(
+            name="sync_flush_64",
+            unit="msg/s",
+            what="64 single sends in flight, each on disk before its answer, against one",
+            product=partial(product_produce, "produce_singles", flushed),
+            limit=partial(product_produce, "produce_singles", one_at_a_time),
+            least_ratio=20.0,
+        ),
+        Row(
+            name="clean_start_10000",
+            unit="ms",
+            what="start of a broker that was stopped with 10,000 queues, until it serves",
+            product=partial(product_restart, wide, kill=False),
+            most=2_000.0,
+        ),
+        Row(
+            name="backlog_20m",
+            unit="msg/s",
+            what="producing to 10,000 queues that hold 20 million messages, against empty ones",
+            product=partial(
+                product_produce,
+                "produce_batches",
+                msgspec.structs.replace(wide, backlog=20_000_000),
+            ),
+            limit=partial(product_produce, "produce_batches", wide),
+            least_ratio=0.9,
+            optional=True,
+        ),
+        Row(
+            name="recovery_10g",
+            unit="ms",
+            what="start of a broker that was killed with a log of 10 GB, until it serves",
+            product=partial(
+                product_restart,
+                Load(messages=9_000_000, body_bytes=1_024, window=32),
+                kill=True,
+            ),
+            most=5_000.0,
+            optional=True,
+        ),
+        Row(
+            name="lookup_10m",
+            unit="us p99",
+            what="one message by its key among 10 million with two keys each",
+            product=partial(product_lookup, Load(messages=10_000_000, keys=2, window=32)),
+            most=5_000.0,
+            optional=True,
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     return [
         Row(
@@ -201,6 +278,7 @@ ROWS: Final = {
         *_throughput_rows(1024, 400_000),
         *_latency_rows(),
         *_other_rows(),
+        *_store_rows(),
         *_memory_rows(),
     ]
 }

@@ -65,6 +65,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         window: Requests, batches or messages in flight.
         queues: Of the topic.
         sync_flush: Answers wait for the disk.
+        keys: Business keys on each message.
+        key_pool: After so many messages the same keys come again; 0 for never.
+        index: The broker indexes keys and ids.
+        backlog: Messages that the store holds already when the measurement begins.
     """
 
     messages: int
@@ -73,6 +77,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 8
     queues: int = 4
     sync_flush: bool = False
+    keys: int = 0
+    key_pool: int = 0
+    index: bool = True
+    backlog: int = 0
 
     def task(self, kind: str, address: str, conditions: Conditions) -> Task:
         """The task of a client process."""
@@ -85,6 +93,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             window=self.window,
             queue_count=self.queues,
             use_ipc=conditions.transport == "ipc",
+            key_count=self.keys,
+            key_pool=self.key_pool,
         )
 
 
@@ -111,24 +121,24 @@ class BareBroker:
 
 def limit_alone(kind: str, load: Load, conditions: Conditions) -> Sample:
     """One bare client and the bare broker."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         broker = BareBroker(crew, load, conditions)
         client = crew.limit(load.task(kind, broker.address, conditions))
-        return _measure_alone("producer", client, broker.child)
+        return measure_alone("producer", client, broker.child)
 
 
 def limit_drain(load: Load, conditions: Conditions) -> Sample:
     """The bare consumer reads what the bare producer stored before."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         broker = BareBroker(crew, load, conditions)
         _fill(crew.limit(load.task("produce", broker.address, conditions)))
         client = crew.limit(load.task("drain", broker.address, conditions))
-        return _measure_alone("consumer", client, broker.child)
+        return measure_alone("consumer", client, broker.child)
 
 
 def limit_both(suffix: str, load: Load, conditions: Conditions, rate: int = 0) -> Sample:
     """Bare producer and bare consumer at once."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         broker = BareBroker(crew, load, conditions)
         tasks = [load.task(kind + suffix, broker.address, conditions) for kind in _BOTH]
         for task in tasks:
@@ -146,19 +156,27 @@ class Cluster:
     """A name server and a broker, started as users start them."""
 
     def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
+        self._crew = crew
         _, self.namesrv = crew.role("namesrv", ["listen_port=0"])
         ipc = conditions.transport == "ipc"
-        settings = [
+        self._settings = [
             f'namesrv_addr=["{self.namesrv}"]',
             "listen_port=0",
             f"store_path_root_dir={crew.folder}/broker",
             f"enable_ipc={str(ipc).lower()}",
+            f"index.enable={str(load.index).lower()}",
         ]
         if load.sync_flush:
-            settings.append("storage.flush_disk_type=SYNC_FLUSH")
-        self.child, _ = crew.role("broker", settings)
+            self._settings.append("storage.flush_disk_type=SYNC_FLUSH")
+        self.child, _ = crew.role("broker", self._settings)
         self._create_topic(load.queues)
         self.idle = self.child.usage()
+
+    def restart(self) -> float:
+        """Starts the broker again, which has ended; returns the seconds until it serves."""
+        begin_s = time.monotonic()
+        self.child, _ = self._crew.role("broker", self._settings)
+        return time.monotonic() - begin_s
 
     def check_stored(self, expected_count: int) -> None:
         """Asks the broker how much its queues hold.
@@ -200,21 +218,24 @@ class Cluster:
 
 def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
     """A producer alone."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
+        before = WARM_UP_SENDS if kind == "send_sync" else 0
+        if load.backlog:
+            before += fill(crew, cluster, load, conditions, load.backlog)
         task = load.task(kind, cluster.namesrv, conditions)
-        sample = _measure_alone("producer", crew.client(task), cluster.child)
-        cluster.check_stored(sample.message_count + (WARM_UP_SENDS if kind == "send_sync" else 0))
+        sample = measure_alone("producer", crew.client(task), cluster.child)
+        cluster.check_stored(sample.message_count + before)
         return cluster.memory(sample)
 
 
 def product_drain(load: Load, conditions: Conditions) -> Sample:
     """A push consumer reads what was stored before."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         _fill(crew.client(load.task("produce_batches", cluster.namesrv, conditions)))
         client = crew.client(load.task("drain", cluster.namesrv, conditions))
-        return cluster.memory(_measure_alone("consumer", client, cluster.child))
+        return cluster.memory(measure_alone("consumer", client, cluster.child))
 
 
 def product_both(
@@ -225,7 +246,7 @@ def product_both(
     rate: int = 0,
 ) -> Sample:
     """Producer and push consumer at once."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         warm_up = crew.client(load.task("warm_up", cluster.namesrv, conditions))
         warm_up.wait_ready()
@@ -243,7 +264,7 @@ def product_both(
 
 def product_idle(seconds: float, conditions: Conditions) -> Sample:
     """A broker that has nothing to do; the value is its memory in MiB."""
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         broker = Cluster(crew, Load(messages=1), conditions).child
         time.sleep(1.0)  # what a start leaves to be done is no idling
         before = broker.usage()
@@ -260,7 +281,7 @@ def product_endurance(load: Load, conditions: Conditions) -> Sample:
     The value is by how many MiB the broker's memory has grown in between; a consumer that
     goes on where another one stopped gets each message once.
     """
-    with _crew(conditions) as crew:
+    with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         rss = []
         for part in (0.1, 0.9):
@@ -287,10 +308,19 @@ _BOTH: Final = ("produce", "drain")
 
 
 @contextmanager
-def _crew(conditions: Conditions) -> Iterator[Crew]:
+def new_crew(conditions: Conditions) -> Iterator[Crew]:
+    """A crew in an empty directory, which is gone afterwards."""
     folder = TemporaryDirectory(prefix="mqmesh-bench-", dir=conditions.folder)
     with folder as name, Crew(Path(name)) as crew:
         yield crew
+
+
+def fill(crew: Crew, cluster: Cluster, load: Load, conditions: Conditions, messages: int) -> int:
+    """Stores messages before a measurement begins; returns how many."""
+    earlier = msgspec.structs.replace(load, messages=messages)
+    task = earlier.task("produce_batches", cluster.namesrv, conditions)
+    _fill(crew.client(task))
+    return task.message_count
 
 
 def _fill(client: Child) -> None:
@@ -300,7 +330,8 @@ def _fill(client: Child) -> None:
     client.stop()
 
 
-def _measure_alone(name: str, client: Child, broker: Child) -> Sample:
+def measure_alone(name: str, client: Child, broker: Child) -> Sample:
+    """Runs one client; the value is its rate."""
     client.wait_ready()
     before = broker.usage()
     client.go()

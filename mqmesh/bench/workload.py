@@ -45,6 +45,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         rate: Messages a second where a row prescribes it.
         sync_flush: The bare broker waits for the disk.
         use_ipc: False keeps mqmesh's clients off the Unix socket.
+        key_count: Business keys on each message.
+        key_pool: After so many messages the same keys come again; 0 for never.
     """
 
     kind: str
@@ -60,6 +62,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rate: int = 0
     sync_flush: bool = False
     use_ipc: bool = True
+    key_count: int = 0
+    key_pool: int = 0
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -204,6 +208,16 @@ def make_bodies(count: int, size: int) -> list[bytes]:
     """
     chance = random.Random(count * 1_000_003 + size)
     return [chance.randbytes(size) for _ in range(count)]
+
+
+def make_keys(number: int, count: int) -> tuple[str, ...]:
+    """The business keys of a message: as long as order numbers are, and all different.
+
+    Args:
+        number: Of the message.
+        count: How many keys.
+    """
+    return tuple([f"key-{kind}-{number:010d}" for kind in range(count)])
 
 
 def stamp_body(filler: bytes) -> bytes:

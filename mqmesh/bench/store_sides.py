@@ -1,0 +1,91 @@
+"""Sides of the rows about the store: index, look-ups, restarts."""
+
+import random
+import time
+from typing import Final
+
+from mqmesh.bench.processes import BenchError
+from mqmesh.bench.sides import Cluster, Conditions, Load, Sample, fill, measure_alone, new_crew
+from mqmesh.bench.workload import TOPIC, make_keys, percentile
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.queries import QueryClient
+from mqmesh.units import MIB
+
+LOOKUPS: Final = 500
+INDEX_TIMEOUT_S: Final = 300.0
+"""How long an index may take to have everything."""
+_LOOK_S: Final = 0.02
+
+
+def product_indexed(load: Load, conditions: Conditions) -> Sample:
+    """A producer alone, and how far the index is behind when the last message is stored."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        task = load.task("produce_batches", cluster.namesrv, conditions)
+        sample = measure_alone("producer", crew.client(task), cluster.child)
+        begin_s = time.monotonic()
+        figures = _figures(cluster)
+        sample.extra["index_lag_ms"] = float(figures["index_lag_ms"])
+        sample.extra["index_lag_mib"] = int(figures["index_lag_bytes"]) / MIB
+        wait_indexed(cluster)
+        sample.extra["index_catch_up_ms"] = (time.monotonic() - begin_s) * 1_000
+        return cluster.memory(sample)
+
+
+def product_lookup(load: Load, conditions: Conditions) -> Sample:
+    """Looks up messages by key, anywhere in the log; the value is the 99th percentile in us."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        count = fill(crew, cluster, load, conditions, load.messages)
+        wait_indexed(cluster)
+        chance = random.Random(count)
+        latencies_us = []
+        with QueryClient(cluster.namesrv) as queries:
+            for _ in range(LOOKUPS):
+                key = make_keys(chance.randrange(count), load.keys)[-1]
+                begin_ns = time.perf_counter_ns()
+                found = queries.by_key(TOPIC, key)
+                latencies_us.append((time.perf_counter_ns() - begin_ns) / 1_000)
+                if [key in message.keys for message in found.messages] != [True] or found.notes:
+                    raise BenchError(f"key {key}: {len(found.messages)} messages, {found.notes}")
+        sample = Sample(value=percentile(latencies_us, 99.0), message_count=count)
+        for percent in (50.0, 99.0, 100.0):
+            sample.extra[f"p{percent:g}_us"] = percentile(latencies_us, percent)
+        sample.extra["index_disk_mib"] = int(_figures(cluster)["index_disk_bytes"]) / MIB
+        return cluster.memory(sample)
+
+
+def product_restart(load: Load, conditions: Conditions, *, kill: bool) -> Sample:
+    """Fills a store, ends the broker, and starts it again; the value is the start in ms."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        count = fill(crew, cluster, load, conditions, load.messages)
+        begin_s = time.monotonic()
+        if kill:
+            cluster.child.kill()
+        else:
+            cluster.child.stop()
+        stop_ms = (time.monotonic() - begin_s) * 1_000
+        start_ms = cluster.restart() * 1_000
+        cluster.check_stored(count)
+        sample = Sample(value=start_ms, message_count=count, extra={"stop_ms": stop_ms})
+        return cluster.memory(sample)
+
+
+def wait_indexed(cluster: Cluster) -> None:
+    """Waits until the index has everything.
+
+    Raises:
+        BenchError: That took longer than ``INDEX_TIMEOUT_S``.
+    """
+    deadline_s = time.monotonic() + INDEX_TIMEOUT_S
+    while int(_figures(cluster)["index_lag_bytes"]):
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"the index is not complete after {INDEX_TIMEOUT_S:.0f} s")
+        time.sleep(_LOOK_S)
+
+
+def _figures(cluster: Cluster) -> dict[str, str]:
+    with AdminClient(cluster.namesrv) as admin:
+        (figures,) = admin.runtime_info().values()
+    return figures
