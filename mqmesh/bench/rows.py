@@ -243,7 +243,7 @@ def _store_rows() -> list[Row]:
         Row(
             name="lookup_10m",
             unit="us p99",
-            what="one message by its key among 10 million with two keys each",
+            what="one message by its key among 10 million with two keys each, index at rest",
             product=partial(product_lookup, Load(messages=10_000_000, keys=2, window=32)),
             most=5_000.0,
             optional=True,

@@ -37,7 +37,7 @@ def product_lookup(load: Load, conditions: Conditions) -> Sample:
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         count = fill(crew, cluster, load, conditions, load.messages)
-        wait_indexed(cluster)
+        wait_indexed(cluster, at_rest=True)
         chance = random.Random(count)
         latencies_us = []
         with QueryClient(cluster.namesrv) as queries:
@@ -72,17 +72,28 @@ def product_restart(load: Load, conditions: Conditions, *, kill: bool) -> Sample
         return cluster.memory(sample)
 
 
-def wait_indexed(cluster: Cluster) -> None:
+def wait_indexed(cluster: Cluster, *, at_rest: bool = False) -> None:
     """Waits until the index has everything.
+
+    Args:
+        cluster: Its broker's index.
+        at_rest: Also until it is sorted, and the parts of full segments are sealed.
 
     Raises:
         BenchError: That took longer than ``INDEX_TIMEOUT_S``.
     """
     deadline_s = time.monotonic() + INDEX_TIMEOUT_S
-    while int(_figures(cluster)["index_lag_bytes"]):
+    while not _is_indexed(_figures(cluster), at_rest=at_rest):
         if time.monotonic() > deadline_s:
             raise BenchError(f"the index is not complete after {INDEX_TIMEOUT_S:.0f} s")
         time.sleep(_LOOK_S)
+
+
+def _is_indexed(figures: dict[str, str], *, at_rest: bool) -> bool:
+    if int(figures["index_lag_bytes"]):
+        return False
+    unsealed = int(figures["index_segments"]) - int(figures["index_sealed_segments"])
+    return not at_rest or (unsealed <= 1 and not int(figures["index_unsorted_texts"]))
 
 
 def _figures(cluster: Cluster) -> dict[str, str]:

@@ -112,6 +112,7 @@ class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         skipped_bytes: Damaged bytes of the log that were passed over.
         queries: Queries answered.
         mismatches: Places where the log had nothing of what the index said.
+        texts: Stretches of keys not sorted yet; each makes a look-up slower.
     """
 
     indexed_through: int = 0
@@ -125,6 +126,7 @@ class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     skipped_bytes: int = 0
     queries: int = 0
     mismatches: int = 0
+    texts: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -57,6 +57,7 @@ class DispatcherStats(msgspec.Struct, frozen=True):
         batches: Batches indexed since the start.
         discarded: Parts removed because they could not be trusted.
         skipped_bytes: Damaged log bytes that were passed over.
+        texts: Stretches of keys that are not sorted yet.
     """
 
     indexed_through: int = 0
@@ -68,6 +69,7 @@ class DispatcherStats(msgspec.Struct, frozen=True):
     batches: int = 0
     discarded: int = 0
     skipped_bytes: int = 0
+    texts: int = 0
 
 
 class Dispatcher:
@@ -439,6 +441,7 @@ class Dispatcher:
             batches=self._batches,
             discarded=self._index.discarded,
             skipped_bytes=self._skipped_bytes,
+            texts=sum(len(part.head.texts) for part in self._index.open_parts),
         )
 
     def close(self) -> None:

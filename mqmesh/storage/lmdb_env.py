@@ -13,9 +13,10 @@ keeps no checksums of its pages; what must be noticed, the values have to tell.
 import errno
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import lmdb
 
@@ -66,6 +67,7 @@ class LmdbEnv:
             StorageError: It cannot be opened.
         """
         self._directory = directory
+        self._cursor: lmdb.Cursor | None = None
         self.grown = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -123,15 +125,41 @@ class LmdbEnv:
         Raises:
             CorruptRecord, StorageError: It cannot be read.
         """
+        cursor = self._cursor
+        if cursor is None:
+            with self.reading():
+                return self.at_or_before(key)
         try:
-            with self._env.begin() as transaction, transaction.cursor() as cursor:
-                if cursor.set_range(key):
-                    found = cursor.key() == key or cursor.prev()
-                else:
-                    found = cursor.last()
-                return cursor.item() if found else None
+            if cursor.set_range(key):
+                found = cursor.key() == key or cursor.prev()
+            else:
+                found = cursor.last()
+            return cast(Pair, cursor.item()) if found else None
         except lmdb.Error as error:
             raise self._error(error, "cannot be read") from error
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Has the calls of ``at_or_before`` inside of it share one transaction.
+
+        A search asks for hundreds of blocks, and a transaction costs as much as a look into
+        one. Nothing may be written meanwhile.
+
+        Raises:
+            CorruptRecord, StorageError: It cannot be read.
+        """
+        if self._cursor is not None:
+            yield
+            return
+        try:
+            transaction = self._env.begin()
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+        with transaction, transaction.cursor() as self._cursor:
+            try:
+                yield
+            finally:
+                self._cursor = None
 
     def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
         """Pairs whose keys lie at or behind ``start`` and before ``stop``.

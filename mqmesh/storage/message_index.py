@@ -115,6 +115,11 @@ class MessageIndex:
                 continue
         return total
 
+    @property
+    def open_parts(self) -> list[IndexPart]:
+        """The parts that are open just now; those that are written are among them."""
+        return list(self._open.values())
+
     def is_sealed(self, start: int) -> bool:
         """True when the part of a segment is sealed."""
         slot = self._slots.get(start)

@@ -333,7 +333,9 @@ class IndexPart:
         return Run(head.next_run, level, len(entries), start, stop, kinds), entries
 
     def tidy(self) -> bool:
-        """Makes a run of the oldest text, in one transaction.
+        """Makes a run of the oldest texts, in one transaction.
+
+        As many as make a run that is not merged again: the fewer runs, the quicker a search.
 
         Returns:
             True if there are more texts.
@@ -346,14 +348,23 @@ class IndexPart:
         head = self.head
         if not head.texts:
             return False
-        text, *others = head.texts
-        entries = sorted(self._text(text).entries())
-        run = Run(head.next_run, _LARGE, len(entries), text.start, text.stop, KEYS)
+        entries: list[bytes] = []
+        done: list[Text] = []
+        for text in head.texts:
+            more = self._text(text).entries()
+            if done and len(entries) + len(more) > MOST_MERGED_ENTRIES:
+                break
+            entries += more
+            done.append(text)
+        entries.sort()
+        start, stop = min(text.start for text in done), max(text.stop for text in done)
+        run = Run(head.next_run, _LARGE, len(entries), start, stop, KEYS)
+        others = head.texts[len(done) :]
         head = msgspec.structs.replace(
             head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
         )
-        puts = encode_run(run.number, entries)
-        self.env.write([*puts, (HEAD_KEY, encode_head(head))], [text_key(text.number)])
+        puts = [*encode_run(run.number, entries), (HEAD_KEY, encode_head(head))]
+        self.env.write(puts, [text_key(text.number) for text in done])
         self.head = head
         return bool(others)
 
@@ -417,7 +428,8 @@ class IndexPart:
         def in_run(run: Run) -> list[int]:
             return self.reader.places(run.number, wanted, below=below, most=most)
 
-        return _newest(runs, in_run, below, most)
+        with self.env.reading():
+            return _newest(runs, in_run, below, most)
 
     def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
         """The places where batches of a time may stand, as ranges, last first.

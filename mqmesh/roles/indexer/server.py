@@ -133,6 +133,7 @@ class IndexerServer:
                 stats.skipped_bytes,
                 self._queries.answered,
                 self._queries.mismatches,
+                stats.texts,
             )
         )
 

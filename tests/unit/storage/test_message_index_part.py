@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord
+from mqmesh.storage import message_index_part
 from mqmesh.storage.message_index_entries import id_entries, id_hash, key_entries, key_hash
 from mqmesh.storage.message_index_part import (
     MOST_MERGED_ENTRIES,
@@ -140,14 +141,24 @@ def test_texts_and_runs_are_searched_together_last_first(part):
     assert found(part, "a") == places
     assert found(part, "a", below=300) == places[1:]
     assert part.key_places("t", "a", below=1000, most=2) == (places[:2], places[1])
-    assert part.tidy()
-    assert found(part, "a") == places
-    assert part.tidy()
+    runs = len(part.head.runs)
     assert not part.tidy()
     assert not part.tidy()
     assert part.head.texts == []
+    assert len(part.head.runs) == runs + 1
     assert found(part, "a") == places
     assert found(part, "b") == [expected[4]]
+
+
+def test_texts_become_runs_of_a_bounded_size(part, monkeypatch):
+    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 2)
+    places = [add_text(part, "a") for _ in range(5)]
+    assert part.tidy()
+    assert part.tidy()
+    assert not part.tidy()
+    assert [run.count for run in part.head.runs] == [2, 2, 1]
+    assert [(run.start, run.stop) for run in part.head.runs] == [(0, 200), (200, 400), (400, 500)]
+    assert found(part, "a") == places[::-1]
 
 
 @pytest.mark.parametrize("seed", range(5))
