@@ -11,8 +11,9 @@ import msgspec
 
 from mqmesh.config import dump_toml, load_config, parse_config
 from mqmesh.errors import ConfigError
-from mqmesh.hosts import bindable
+from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.supervisor import RoleSpec, python_argv
 
@@ -43,6 +44,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         namesrv: Name servers, each with the settings of a name server. Where they do not say
             it, they are named ``namesrv-1``, ``namesrv-2``, … and keep their data in a
             folder of that name below ``data_dir``.
+        filter_server: Filters in Python, with the settings of a filter server. Where they are
+            enabled, each broker allows them, and gets a filter server named after it.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``.
@@ -50,6 +53,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR
     namesrv: Annotated[list[NamesrvConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
+    filter_server: FiltersrvConfig = msgspec.field(default_factory=FiltersrvConfig)
     broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
 
     @property
@@ -75,7 +79,7 @@ def load_cluster(path: Path | None, overrides: Sequence[str] = ()) -> ClusterCon
         config = parse_config(ClusterConfig, DEFAULT_CLUSTER, source, overrides, fill=_fill)
     else:
         config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
-    names = [one.name for one in config.namesrv] + [one.broker_name for one in config.broker]
+    names = [name for _, name, *_ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{source}: two roles are named {twice!r}; give each its own name")
@@ -144,6 +148,8 @@ def _fill(data: dict[str, Any]) -> None:
         one.setdefault("store_path_root_dir", str(folder / quote(name, safe="")))
         if addresses:
             one.setdefault("namesrv_addr", addresses)
+        if data.get("filter_server", {}).get("enable"):
+            one.setdefault("filter_server_enable", True)
 
 
 def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
@@ -154,6 +160,24 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     for broker in config.broker:
         endpoint = f"tcp://{broker.listen_host}:{broker.listen_port}"
         yield "broker", broker.broker_name, endpoint, BROKER_STAGE, broker
+    for filtersrv in _filter_servers(config):
+        yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
+
+
+def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
+    """One beside each broker that allows it; they take free ports."""
+    if not config.filter_server.enable:
+        return
+    for broker in config.broker:
+        if broker.filter_server_enable:
+            host = "127.0.0.1" if broker.listen_host in WILDCARDS else broker.listen_host
+            yield msgspec.structs.replace(
+                config.filter_server,
+                name=f"{broker.broker_name}-filter",
+                broker_name=broker.broker_name,
+                broker_addr=f"{host}:{broker.listen_port}",
+                listen_port=0,
+            )
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:

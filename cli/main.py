@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "store": ("store", "store"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),
+    "filtersrv": ("serve", "filtersrv"),
     "bench": ("bench", "bench"),
 }
 

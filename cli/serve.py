@@ -1,4 +1,4 @@
-"""`mqmesh namesrv` and `mqmesh broker`: the one door to a role's process."""
+"""`mqmesh namesrv`, `mqmesh broker` and others: the one door to a role's process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from mqmesh.config import load_config
 from mqmesh.logs import LEVELS, configure_logging
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import Role, run_role, tell_failure
 from mqmesh.transport import sockets
@@ -95,6 +96,35 @@ def broker(
 
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("broker", config.broker_name, make, supervised=supervised)
+
+
+@click.command()
+@process_options
+def filtersrv(
+    config_path: Path | None,
+    table: str | None,
+    overrides: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    supervised: bool,
+) -> int:
+    """Run a filter server beside a broker; it must be allowed, see docs/filters.md.
+
+    \b
+    Examples:
+      mqmesh filtersrv -c conf/filtersrv.toml --set enable=true
+      mqmesh filtersrv --set enable=true --set broker_addr=127.0.0.1:10921 \\
+                       --set broker_name=broker-b
+    """
+    config = load_config(FiltersrvConfig, config_path, table, overrides)
+
+    def make(context: sockets.Context, loop: EventLoop) -> Role:
+        from mqmesh.roles.filtersrv.server import FilterServer
+
+        return FilterServer(config, context, loop)
+
+    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
+    return serve_role("filtersrv", config.name, make, supervised=supervised)
 
 
 def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:

@@ -22,7 +22,7 @@ The tree, by what the reader should do::
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline,
-    │   └── StaleGeneration
+    │   └── StaleGeneration, FilterFailed, FilterUnknown
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         └── ClientClosed             used after close
@@ -172,6 +172,18 @@ class BrokerNotAvailable(BrokerError):
 
 class ClientNotOnline(BrokerError):
     """Raised when a client that should get a reply is not connected to the broker, now."""
+
+    retriable = True
+
+
+class FilterFailed(BrokerError):
+    """Raised when a Python filter raised, or was ended; its subscription waits, nothing is lost."""
+
+    retriable = True
+
+
+class FilterUnknown(BrokerError):
+    """Raised when a filter server does not have a filter (any more); upload it."""
 
     retriable = True
 

@@ -57,6 +57,15 @@ class RequestCode(enum.IntEnum):
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     CLONE_GROUP_OFFSET = 314
 
+    # Broker: its filter servers.
+    REGISTER_FILTER_SERVER = 301
+    """From a filter server, again and again while it is there."""
+    GET_FILTER_SERVER = 1_020
+    """From a consumer: where the filters of this broker run."""
+
+    # Filter server; it answers PULL_MESSAGE as well.
+    REGISTER_MESSAGE_FILTER_CLASS = 302
+
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17
     GET_TOPIC_CONFIG = 21
@@ -101,11 +110,13 @@ class ResponseCode(enum.IntEnum):
     PULL_RETRY_IMMEDIATELY = 20
     PULL_OFFSET_MOVED = 21
     QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_NOT_EXIST = 24
     CONSUMER_GROUP_NOT_EXIST = 26
     OFFSET_ILLEGAL = 27
     DISK_FULL = 28
     STALE_GENERATION = 29
     CLIENT_NOT_ONLINE = 206
+    FILTER_FAILED = 1_020
 
 
 _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
@@ -121,6 +132,8 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
     ResponseCode.STALE_GENERATION: errors.StaleGeneration,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
+    ResponseCode.FILTER_FAILED: errors.FilterFailed,
+    ResponseCode.SUBSCRIPTION_NOT_EXIST: errors.FilterUnknown,
 }
 
 # The first class of the table that fits wins, so special classes stand before general ones.
@@ -132,6 +145,8 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.UnsupportedCommand, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
     (errors.OffsetIllegal, ResponseCode.OFFSET_ILLEGAL),
     (errors.StaleGeneration, ResponseCode.STALE_GENERATION),
+    (errors.FilterFailed, ResponseCode.FILTER_FAILED),
+    (errors.FilterUnknown, ResponseCode.SUBSCRIPTION_NOT_EXIST),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),

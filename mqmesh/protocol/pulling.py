@@ -20,6 +20,8 @@ class ExpressionType(enum.StrEnum):
 
     TAG = "TAG"
     SQL92 = "SQL92"
+    PYTHON = "PYTHON"
+    """The expression is the id of a filter that was uploaded to the filter servers."""
 
 
 class PullStatus(enum.IntEnum):

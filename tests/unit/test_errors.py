@@ -56,6 +56,8 @@ def test_retriable_is_decided_by_class() -> None:
         "SystemBusy",
         "BrokerNotAvailable",
         "ClientNotOnline",
+        "FilterFailed",
+        "FilterUnknown",
         "NoRoute",
     }
 

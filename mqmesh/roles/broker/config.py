@@ -51,6 +51,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default_topic_queue_nums: Queues of a topic created that way, 1 to 65,536.
         message_delay_level: What the delay levels mean, level 1 first: 1 to 64 numbers with
             their units s, m, h or d. Messages that wait already keep their times.
+        filter_server_enable: Allow filters in Python, which consumers upload and which run in
+            confined processes of filter servers beside this broker. Whoever may subscribe
+            may then run code on those machines.
         long_polling_max_ms: Longest time that a pull may wait for a message, 0 to 30,000 ms.
         register_broker_interval_ms: Heartbeat to the name servers, 100 to 60,000 ms; they
             drop a broker that was silent for 120 s.
@@ -109,6 +112,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_create_subscription_group: bool = True
     default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4
     message_delay_level: str = DEFAULT_DELAY_LEVELS
+    filter_server_enable: bool = False
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
     register_broker_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 30_000
     client_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000

@@ -17,6 +17,7 @@ from mqmesh.errors import (
     SystemBusy,
     UnsupportedCommand,
 )
+from mqmesh.filtering.python_filter import check_filter_id
 from mqmesh.filtering.tags import expression_hashes
 from mqmesh.message import check_group, check_topic, is_system_topic
 from mqmesh.protocol.membership import (
@@ -390,7 +391,10 @@ def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
             )
         for subscription in data.subscriptions:
             check_topic(subscription.topic)
-            check_expression(subscription.expression, subscription.expression_type)
+            if subscription.expression_type == ExpressionType.PYTHON:
+                check_filter_id(subscription.expression)
+            else:
+                check_expression(subscription.expression, subscription.expression_type)
     if len({data.group for data in heartbeat.consumers}) != len(heartbeat.consumers):
         raise InvalidArgument("a heartbeat names a consumer group twice")
 
@@ -421,6 +425,8 @@ def check_expression(expression: str, expression_type: str) -> frozenset[int] | 
         return expression_hashes(expression)
     if expression_type == ExpressionType.SQL92:
         raise UnsupportedCommand("this broker does not filter by SQL92 expressions; use tags")
+    if expression_type == ExpressionType.PYTHON:
+        raise UnsupportedCommand("filters in Python are pulled through a filter server")
     raise UnsupportedCommand(
         f"expression type {expression_type!r} is none of {', '.join(ExpressionType)}"
     )

@@ -13,6 +13,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks
+from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.group_pulls import GroupPulls
 from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.indexer_link import IndexerLink
@@ -100,6 +101,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         group_table: Settings of consumer groups.
         pulls: What groups were handed out.
         resets: Offsets that were moved under running consumers.
+        filter_servers: Where filters in Python run.
     """
 
     config: BrokerConfig
@@ -124,6 +126,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     group_table: GroupTable = msgspec.field(default_factory=GroupTable)
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
+    filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
 
 
 def without_frame(request: Request) -> Request:

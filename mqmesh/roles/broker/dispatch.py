@@ -18,6 +18,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers import (
     admin,
     dead_letters,
+    filter_server,
     groups,
     locks,
     membership,
@@ -63,6 +64,8 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
     RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
     RequestCode.GET_BROKER_RUNTIME_INFO: admin.get_broker_runtime_info,
     RequestCode.VIEW_MESSAGE: admin.view_message,
+    RequestCode.REGISTER_FILTER_SERVER: filter_server.register_filter_server,
+    RequestCode.GET_FILTER_SERVER: filter_server.get_filter_server,
     RequestCode.QUERY_MESSAGE: query.query_message,
     RequestCode.QUERY_MESSAGE_BY_ID: query.query_message_by_id,
 }

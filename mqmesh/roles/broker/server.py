@@ -24,6 +24,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
+from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
@@ -252,6 +253,7 @@ class BrokerServer:
             ),
             process_figures=self._figures,
             index=self._make_index(),
+            filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
         )
 
     def _make_locks(self, store: MessageStore) -> QueueLocks:
@@ -360,6 +362,7 @@ class BrokerServer:
             on_requester_lost(self._broker, peer)
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
             self._broker.locks.on_disconnect(peer, self._clock.monotonic_ms())
+            self._broker.filter_servers.on_disconnect(peer)
 
     def _on_tick_end(self) -> None:
         broker, server = self._broker, self._server

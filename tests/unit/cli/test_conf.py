@@ -10,9 +10,14 @@ import pytest
 from mqmesh.cli.layout import load_cluster
 from mqmesh.config import key_names, load_config, read_toml
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 
-ROLES = [("broker.toml", BrokerConfig), ("namesrv.toml", NamesrvConfig)]
+ROLES = [
+    ("broker.toml", BrokerConfig),
+    ("filtersrv.toml", FiltersrvConfig),
+    ("namesrv.toml", NamesrvConfig),
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), ROLES)

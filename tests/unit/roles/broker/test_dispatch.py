@@ -37,9 +37,9 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
     }
     by_the_server = {RequestCode.PING}
-    by_the_index = {RequestCode.ADVANCE_INDEX}
+    by_others = {RequestCode.ADVANCE_INDEX, RequestCode.REGISTER_MESSAGE_FILTER_CLASS}
     assert set(HANDLERS) == (
-        set(RequestCode) - name_server - to_clients - by_the_server - by_the_index
+        set(RequestCode) - name_server - to_clients - by_the_server - by_others
     )
     assert set(bind_handlers(stage.context)) == set(map(int, HANDLERS))
 

@@ -1,0 +1,1 @@
+"""The filter server: runs filters in Python beside a broker, and passes on what matches."""

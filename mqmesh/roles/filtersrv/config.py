@@ -1,0 +1,98 @@
+"""Settings of a filter server; the defaults stand here only."""
+
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.hosts import check_listen
+from mqmesh.message import check_group
+from mqmesh.units import GIB, MIB
+
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a filter server.
+
+    Attributes:
+        enable: Run code that consumers upload. Without it a filter server does not start.
+            The broker must allow it too (``filter_server_enable``).
+        name: Name of the instance, shown in logs and to administrators.
+        broker_name: Broker group that it filters for.
+        broker_addr: That broker as ``host:port``; it pulls and registers there.
+        listen_host: Address to listen at. The default serves this machine only.
+        listen_port: TCP port, 0 to 65,535; 0 takes a free one, since consumers are told which.
+        advertised_host: Host that consumers are told to connect to; empty for ``listen_host``.
+        allow_insecure_bind: Listen beyond this machine without encryption and without
+            asking who a client is. Only for networks in which everybody may do everything.
+        enable_ipc: Also listen at a Unix socket, which consumers on the same host prefer.
+        require_seccomp: Refuse filters where the platform has no filter of system calls
+            (Linux on x86-64 and aarch64 has). Without it, limits and namespaces alone hold.
+
+        worker_memory_bytes: Address space of a filter's process, 64 MiB to 16 GiB. It must
+            hold the messages of one batch, decoded.
+        worker_cpu_s: Processor time of such a process in seconds, 2 to 86,400; at half of it
+            it is renewed.
+        match_timeout_ms: For up to 16,384 messages, or one batch, 10 to 600,000 ms. A filter
+            that is not done by then is ended.
+        load_timeout_ms: For the start of a process and of the filter, 100 to 600,000 ms.
+        failures_to_park: A filter whose process died so often in a row is parked, 1 to 100.
+        park_ms: A parked filter refuses its consumers for so long, then it is tried once
+            more, 100 to 86,400,000 ms.
+
+        max_filters: Filters at a time, a process each, 1 to 10,000.
+        max_filters_per_group: Of them in one consumer group, 1 to 1,000.
+        max_pulls_per_filter: Pulls that wait at a time, 1 to 100,000; more are refused with
+            SYSTEM_BUSY.
+        max_pending_bytes: Messages of one filter that wait for it, 16 MiB to 4 GiB; with
+            more, pulls are refused with SYSTEM_BUSY.
+        filter_idle_ms: A filter that nobody pulls through for so long is forgotten, 100 to
+            86,400,000 ms; its consumers upload it again.
+    """
+
+    enable: bool = False
+    name: _Name = "filtersrv"
+    broker_name: _Name = "broker-a"
+    broker_addr: _Name = "127.0.0.1:10911"
+    listen_host: _Name = "127.0.0.1"
+    listen_port: _Port = 0
+    advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    allow_insecure_bind: bool = False
+    enable_ipc: bool = True
+    require_seccomp: bool = True
+
+    worker_memory_bytes: Annotated[int, msgspec.Meta(ge=64 * MIB, le=16 * GIB)] = 512 * MIB
+    worker_cpu_s: Annotated[int, msgspec.Meta(ge=2, le=86_400)] = 600
+    match_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=600_000)] = 3_000
+    load_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 10_000
+    failures_to_park: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    park_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 60_000
+
+    max_filters: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+    max_filters_per_group: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
+    max_pulls_per_filter: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_024
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=16 * MIB, le=4 * GIB)] = 64 * MIB
+    filter_idle_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
+
+    def __post_init__(self) -> None:
+        """Checks what concerns several fields, or needs more than a bound.
+
+        Raises:
+            ConfigError: Names the field and what to write instead.
+        """
+        for field in ("name", "broker_name"):
+            try:
+                check_group(getattr(self, field))
+            except ConfigError as error:
+                raise ConfigError(f"{field} is no legal name: {error}") from None
+        host, _, port = self.broker_addr.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"broker_addr = {self.broker_addr!r} is not of the form host:port")
+        check_listen(
+            "filter server",
+            self.listen_host,
+            self.advertised_host,
+            allow_insecure_bind=self.allow_insecure_bind,
+        )

@@ -1,0 +1,118 @@
+"""The filters of a filter server, and how many there may be. Pure."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.errors import FilterUnknown, InvalidArgument, MessageIllegal, SystemBusy
+from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, filter_id
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.filtersrv.filter_runner import FilterRunner, OnLoaded, State
+
+MakeRunner = Callable[[str, str, str], FilterRunner]
+"""Makes a runner for a group, a filter id and a source."""
+
+EVICT_IDLE_MS: Final = 10_000
+"""When all places are taken, a filter idle for so long gives its own up."""
+RETRY_AFTER_MS: Final = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class FilterTable:
+    """Filters by consumer group and id; no group sees another's.
+
+    Args:
+        config: Settings.
+        make_runner: Makes a runner.
+    """
+
+    def __init__(self, config: FiltersrvConfig, make_runner: MakeRunner) -> None:
+        self._config = config
+        self._make_runner = make_runner
+        self._runners: dict[tuple[str, str], FilterRunner] = {}
+
+    def __len__(self) -> int:
+        return len(self._runners)
+
+    def upload(self, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded) -> None:
+        """A consumer uploads a filter; one that is there already is loaded if need be.
+
+        Args:
+            group: Consumer group, checked.
+            wanted_id: What the consumer calls it.
+            data: Source, UTF-8.
+            on_loaded: Told how it went.
+
+        Raises:
+            MessageIllegal: Too long, no text, or not what its id says.
+            SystemBusy: There are too many filters.
+            FilterFailed: It is resting after a failure.
+        """
+        source = _check_source(wanted_id, data)
+        runner = self._runners.get((group, wanted_id))
+        if runner is not None and runner.state is State.REFUSED:
+            # Uploading it again is the way to try again.
+            self._drop(runner)
+            runner = None
+        if runner is None:
+            self._make_room(group)
+            runner = self._make_runner(group, wanted_id, source)
+            self._runners[group, wanted_id] = runner
+        runner.load(on_loaded)
+
+    def get(self, group: str, wanted_id: str) -> FilterRunner:
+        """A filter.
+
+        Raises:
+            FilterUnknown: The group has not uploaded it.
+        """
+        runner = self._runners.get((group, wanted_id))
+        if runner is None:
+            raise FilterUnknown(f"group {group!r} has not uploaded filter {wanted_id[:64]!r} here")
+        return runner
+
+    def tick(self) -> None:
+        """Forgets filters that nobody uses."""
+        for runner in list(self._runners.values()):
+            if runner.idle_ms() >= self._config.filter_idle_ms:
+                _log.info("%s is not used any more", runner.name)
+                self._drop(runner)
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for runner in list(self._runners.values()):
+            self._drop(runner)
+
+    def _make_room(self, group: str) -> None:
+        own = [runner for key, runner in self._runners.items() if key[0] == group]
+        if len(own) >= self._config.max_filters_per_group:
+            self._evict(own, f"group {group!r} has {len(own)} filters (max_filters_per_group)")
+        elif len(self._runners) >= self._config.max_filters:
+            everybody = list(self._runners.values())
+            self._evict(everybody, f"{len(everybody)} filters are here (max_filters)")
+
+    def _evict(self, runners: list[FilterRunner], reason: str) -> None:
+        oldest = max(runners, key=FilterRunner.idle_ms)
+        if oldest.idle_ms() < EVICT_IDLE_MS and oldest.state is not State.REFUSED:
+            raise SystemBusy(f"{reason}, no more may be", retry_after_ms=RETRY_AFTER_MS)
+        self._drop(oldest)
+
+    def _drop(self, runner: FilterRunner) -> None:
+        del self._runners[runner.group, runner.filter_id]
+        runner.close()
+
+
+def _check_source(wanted_id: str, data: bytes) -> str:
+    try:
+        check_filter_id(wanted_id)
+    except InvalidArgument as error:
+        raise MessageIllegal(str(error)) from None
+    if not 0 < len(data) <= MAX_SOURCE_BYTES:
+        raise MessageIllegal(f"a filter of {len(data)} bytes; 1 to {MAX_SOURCE_BYTES} are allowed")
+    if filter_id(data) != wanted_id:
+        raise MessageIllegal("the source of the filter is not the one that its id was made of")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MessageIllegal(f"the source of the filter is no UTF-8: {error.reason}") from None

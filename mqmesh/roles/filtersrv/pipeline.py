@@ -1,0 +1,130 @@
+"""One pull on its way through a filter: pulled batches in, what matches out. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.protocol.command import Reply, encode_header
+from mqmesh.protocol.pulling import PullResponse, PullStatus
+from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
+    BatchHeader,
+    check_batch,
+    check_stored,
+    decode_messages,
+    encode_batch,
+    read_meta,
+    stamp,
+)
+
+QUESTION_MESSAGES: Final = 16_384
+"""A filter is asked about so many messages at once, or about one batch if that has more."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What a filter is asked at once.
+
+    Attributes:
+        parts: Whole batches.
+        messages: How many they hold.
+    """
+
+    parts: list[bytes | memoryview]
+    messages: int
+
+
+class Passage:
+    """The answer of a broker to one pull, being filtered.
+
+    Args:
+        answer: Its header; it found messages.
+        body: Whole batches.
+        queue_offset: The first message that was asked for; what stands before is left out.
+
+    Raises:
+        CorruptBatch: Damage; nothing of it may be passed over.
+    """
+
+    def __init__(self, answer: PullResponse, body: memoryview, queue_offset: int) -> None:
+        self._answer = answer
+        self._body = body
+        self._queue_offset = queue_offset
+        self._batches: list[tuple[int, BatchHeader]] = []
+        position = 0
+        while position < len(body):
+            header = check_stored(body, position)
+            self._batches.append((position, header))
+            position += header.total_size
+        self._found = bytearray()
+
+    def questions(self) -> list[Question]:
+        """What to ask the filter, one after the other."""
+        questions: list[Question] = []
+        parts: list[bytes | memoryview] = []
+        messages = 0
+        for position, header in self._batches:
+            if parts and messages + header.message_count > QUESTION_MESSAGES:
+                questions.append(Question(parts, messages))
+                parts, messages = [], 0
+            parts.append(self._body[position : position + header.total_size])
+            messages += header.message_count
+        if parts:
+            questions.append(Question(parts, messages))
+        return questions
+
+    def take(self, found: bytes) -> None:
+        """The answer to the next question."""
+        self._found += found
+
+    def reply(self) -> Reply:
+        """What the consumer gets."""
+        parts: list[bytes | memoryview] = []
+        start = 0
+        for position, header in self._batches:
+            found = self._found[start : start + header.message_count]
+            start += header.message_count
+            before = self._queue_offset - header.base_queue_offset
+            if before > 0:
+                found[:before] = bytes(min(before, len(found)))
+            if 1 not in found:
+                continue
+            if 0 not in found:
+                parts.append(self._body[position : position + header.total_size])
+            else:
+                parts.append(cut(self._body, position, header, found))
+        status = PullStatus.FOUND if parts else PullStatus.NO_MATCHED_MSG
+        return Reply(
+            encode_header(msgspec.structs.replace(self._answer, status=int(status))), parts
+        )
+
+
+def cut(body: memoryview, position: int, header: BatchHeader, found: bytearray) -> bytes:
+    """The messages of a batch that matched: a batch for each run of neighbours."""
+    meta = read_meta(body, header, position)
+    messages = decode_messages(body, header, position=position)
+    cut_down = []
+    start = found.find(1)
+    while start >= 0:
+        end = found.find(0, start)
+        end = len(found) if end < 0 else end
+        batch = encode_batch(
+            [one.to_message() for one in messages[start:end]],
+            topic=meta.topic,
+            queue_id=header.queue_id,
+            producer_id=header.producer_id,
+            first_sequence=header.first_sequence + start,
+            born_timestamp=header.born_timestamp,
+            born_host=meta.born_host,
+            attributes=header.attributes,
+        )
+        front = stamp(
+            check_batch(batch),
+            commitlog_offset=header.commitlog_offset,
+            base_queue_offset=header.base_queue_offset + start,
+            store_timestamp=header.store_timestamp,
+            epoch=header.epoch,
+            store_id=header.store_id,
+        )
+        cut_down += [front, batch[BROKER_PART_SIZE:]]
+        start = found.find(1, end)
+    return b"".join(cut_down)

@@ -1,0 +1,330 @@
+"""The filter server's process: sockets, timers and workers around its table."""
+
+import importlib.metadata
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    ConfigError,
+    CorruptBatch,
+    MQMeshError,
+    TransportError,
+    UnsupportedCommand,
+)
+from mqmesh.host import host_id, socket_path
+from mqmesh.hosts import bindable
+from mqmesh.message import check_group
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    Command,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.filters import (
+    RegisterFilterServerRequest,
+    UploadFilterRequest,
+    UploadFilterResponse,
+)
+from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
+from mqmesh.roles.filtersrv.filter_table import FilterTable
+from mqmesh.roles.filtersrv.pipeline import Passage, Question
+from mqmesh.sandbox.frames import Answer, Setup
+from mqmesh.sandbox.worker_process import WorkerProcess
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.server import CommandServer
+from mqmesh.transport.sockets import Context, zmq_endpoint
+
+REGISTER_MS: Final = 1_000
+PULL_MARGIN_MS: Final = 5_000
+"""What the way to the broker and back may add to the time that a pull waits there."""
+
+_NOTHING: Final = memoryview(b"")
+_FOUND: Final = int(PullStatus.FOUND)
+
+_log = logging.getLogger(__name__)
+
+
+class FilterServer:
+    """Filters for one broker group.
+
+    Args:
+        config: Settings.
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self,
+        config: FiltersrvConfig,
+        context: Context,
+        loop: EventLoop,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._zmq = context
+        self._loop = loop
+        self._clock = clock or loop.clock
+        self._table = FilterTable(config, self._make_runner)
+        self._started_ms = 0
+        self._server: CommandServer | None = None
+        self._broker: CommandClient | None = None
+        self._address = BrokerAddress("")
+        self._timers: list[Timer] = []
+        self._refusal = ""
+        self._version = importlib.metadata.version("mqmesh")
+
+    def start(self) -> str:
+        """Listens, and registers with the broker, which need not be there yet.
+
+        Returns:
+            The TCP endpoint.
+
+        Raises:
+            ConfigError: Filters are not allowed, or a setting cannot be used.
+            OSError: The port is taken.
+        """
+        config = self._config
+        if not config.enable:
+            raise ConfigError(
+                "a filter server runs code that consumers upload; allow it by enable = true "
+                "(filter_server.enable = true in a cluster file)"
+            )
+        handlers = {
+            int(RequestCode.PING): self._ping,
+            int(RequestCode.REGISTER_MESSAGE_FILTER_CLASS): self._upload,
+            int(RequestCode.PULL_MESSAGE): self._pull,
+        }
+        self._server = CommandServer(self._zmq, self._loop, handlers)
+        endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
+        host = config.advertised_host or bindable(config.listen_host)
+        port = endpoint.rpartition(":")[2]
+        self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(port), host_id())
+        self._broker = CommandClient(
+            self._zmq,
+            self._loop,
+            zmq_endpoint(config.broker_addr),
+            on_connection=self._on_connection,
+        )
+        self._timers = [
+            self._loop.call_every(REGISTER_MS, self._register),
+            self._loop.call_every(REGISTER_MS, self._table.tick),
+        ]
+        self._started_ms = self._clock.monotonic_ms()
+        _log.warning("this process runs code of consumers, each filter in a confined worker")
+        return endpoint
+
+    def stop(self) -> None:
+        """Ends all workers and closes everything; also what a failed ``start`` left open."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._table.close()
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _bind_ipc(self, port: str) -> str:
+        if not self._config.enable_ipc:
+            return ""
+        assert self._server is not None
+        try:
+            path = socket_path(Path(f"filtersrv-{self._config.listen_host}-{port}"))
+            if path is None:
+                return ""
+            self._server.bind(f"ipc://{path}")
+        except (ConfigError, OSError) as error:
+            _log.warning("no local socket, clients use TCP: %s", error)
+            return ""
+        return str(path)
+
+    # ---- Its broker --------------------------------------------------------------------
+
+    def _on_connection(self, up: bool) -> None:
+        if up:
+            self._register()
+        else:
+            _log.warning("the connection to broker %s broke", self._config.broker_addr)
+
+    def _register(self) -> None:
+        broker = self._broker
+        if broker is None or not broker.connected:
+            return
+        request = RegisterFilterServerRequest(self._config.name, self._address)
+        broker.request(
+            RequestCode.REGISTER_FILTER_SERVER,
+            self._registered,
+            header=encode_header(request),
+            timeout_ms=REGISTER_MS,
+        )
+
+    def _registered(self, answer: Command | MQMeshError) -> None:
+        refusal = str(answer) if isinstance(answer, BrokerError) else ""
+        if refusal and refusal != self._refusal:
+            _log.error("broker %s does not take us: %s", self._config.broker_addr, refusal)
+        self._refusal = refusal
+
+    # ---- Requests ----------------------------------------------------------------------
+
+    def _ping(self, request: Request) -> Reply:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms
+        name = self._config.name
+        return reply_with(
+            RoleInfo("filtersrv", name, self._version, os.getpid(), "running", uptime_ms)
+        )
+
+    def _upload(self, request: Request) -> None:
+        asked = decode_header(UploadFilterRequest, request.command.header)
+        check_group(asked.group)
+        source = bytes(request.command.body)
+        later = _without_frame(request)
+
+        def loaded(outcome: list[str] | BrokerError) -> None:
+            if isinstance(outcome, BrokerError):
+                self._fail(later, outcome)
+            else:
+                self._reply(later, reply_with(UploadFilterResponse(outcome)))
+
+        self._table.upload(asked.group, asked.filter_id, source, loaded)
+
+    def _pull(self, request: Request) -> None:
+        pull = decode_header(PullRequest, request.command.header)
+        if pull.expression_type != ExpressionType.PYTHON:
+            raise UnsupportedCommand("this is a filter server; pull without a filter at the broker")
+        runner = self._table.get(pull.group, pull.expression)
+        broker = self._broker
+        assert broker is not None
+        runner.begin_pull()
+        later = _without_frame(request)
+
+        def answered(answer: Command | MQMeshError) -> None:
+            self._take_pulled(later, pull, runner, answer)
+
+        plain = msgspec.structs.replace(
+            pull, expression="*", expression_type=ExpressionType.TAG.value
+        )
+        try:
+            broker.request(
+                RequestCode.PULL_MESSAGE,
+                answered,
+                header=encode_header(plain),
+                timeout_ms=pull.suspend_timeout_ms + PULL_MARGIN_MS,
+            )
+        except MQMeshError:
+            runner.end_pull()
+            raise
+
+    def _take_pulled(
+        self,
+        request: Request,
+        pull: PullRequest,
+        runner: FilterRunner,
+        answer: Command | MQMeshError,
+    ) -> None:
+        def done(outcome: Reply | MQMeshError) -> None:
+            runner.end_pull()
+            if isinstance(outcome, MQMeshError):
+                self._fail(request, outcome)
+            else:
+                self._reply(request, outcome)
+
+        try:
+            if isinstance(answer, TransportError):
+                raise BrokerNotAvailable(f"the broker cannot be reached: {answer}")
+            if isinstance(answer, MQMeshError):
+                raise answer
+            header = decode_header(PullResponse, answer.header)
+            if header.status != _FOUND:
+                done(Reply(bytes(answer.header)))
+                return
+            passage = Passage(header, answer.body, pull.queue_offset)
+        except CorruptBatch as error:
+            _log.error("the broker sent a damaged batch: %s", error)
+            done(BrokerNotAvailable(f"the broker sent a damaged batch: {error}"))
+        except MQMeshError as error:
+            done(error)
+        else:
+            _ask_next(runner, passage, passage.questions(), done)
+
+    def _make_runner(self, group: str, filter_id: str, source: str) -> FilterRunner:
+        return FilterRunner(group, filter_id, source, self._config, self._start_worker, self._clock)
+
+    def _start_worker(
+        self, source: str, on_answer: Callable[[Answer], None], on_death: Callable[[str], None]
+    ) -> Worker:
+        config = self._config
+        setup = Setup(
+            source,
+            config.worker_memory_bytes,
+            config.worker_cpu_s,
+            config.require_seccomp,
+            config.broker_name,
+        )
+        return WorkerProcess(
+            self._loop,
+            setup,
+            deadline_ms=config.load_timeout_ms,
+            on_answer=on_answer,
+            on_death=on_death,
+        )
+
+    def _reply(self, request: Request, reply: Reply) -> None:
+        if self._server is not None:
+            self._server.reply(request, reply)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if self._server is not None:
+            self._server.fail(request, error)
+
+
+def _ask_next(
+    runner: FilterRunner,
+    passage: Passage,
+    questions: list[Question],
+    done: Callable[[Reply | MQMeshError], None],
+) -> None:
+    if not questions:
+        try:
+            reply = passage.reply()
+        except MQMeshError as error:
+            done(error)
+        else:
+            done(reply)
+        return
+    first, *rest = questions
+
+    def judged(outcome: bytes | BrokerError) -> None:
+        if isinstance(outcome, BrokerError):
+            done(outcome)
+            return
+        passage.take(outcome)
+        _ask_next(runner, passage, rest, done)
+
+    runner.match(first.parts, first.messages, judged)
+
+
+def _without_frame(request: Request) -> Request:
+    """The request for a later answer: it does not keep the frame's memory alive."""
+    command = request.command
+    return Request(
+        request.peer, Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
+    )

@@ -1,0 +1,124 @@
+"""Which filters there are, and how many there may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import FilterFailed, FilterUnknown, MessageIllegal, SystemBusy
+from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, filter_id
+from mqmesh.roles.filtersrv.filter_table import EVICT_IDLE_MS, FilterTable
+from mqmesh.sandbox.frames import Status
+
+
+@pytest.fixture
+def make_table(stage):
+    def make(**settings):
+        def runner(group, name, source):
+            return stage.runner(group, name, source, **settings)
+
+        return FilterTable(stage.config(**settings), runner)
+
+    return make
+
+
+def upload(table, group, source):
+    told = []
+    data = source.encode()
+    table.upload(group, filter_id(data), data, told.append)
+    return filter_id(data), told
+
+
+def test_a_filter_belongs_to_its_group_alone(make_table):
+    table = make_table()
+    name, _ = upload(table, "a", "x")
+    assert table.get("a", name).group == "a"
+    with pytest.raises(FilterUnknown, match="has not uploaded"):
+        table.get("b", name)
+
+
+def test_each_group_has_a_process_of_its_own_for_the_same_filter(make_table, stage):
+    table = make_table()
+    for group in ("a", "b", "a"):
+        upload(table, group, "x")
+    assert len(stage.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("zz", b"x", "no filter id"),
+        (filter_id(b"x").upper(), b"x", "no filter id"),
+        (filter_id(b"y"), b"x", "not the one"),
+        (filter_id(b""), b"", "0 bytes"),
+        (filter_id(bytes(MAX_SOURCE_BYTES + 1)), bytes(MAX_SOURCE_BYTES + 1), "65537 bytes"),
+        (filter_id(b"\xff"), b"\xff", "no UTF-8"),
+    ],
+)
+def test_an_illegal_upload_is_refused(make_table, stage, name, data, words):
+    with pytest.raises(MessageIllegal, match=words):
+        make_table().upload("g", name, data, [].append)
+    assert stage.workers == []
+
+
+def test_a_refused_filter_may_be_uploaded_again(make_table, stage):
+    table = make_table()
+    name, told = upload(table, "g", "bad")
+    stage.workers[0].says(Status.FAILED, b"SyntaxError")
+    assert isinstance(told[0], FilterFailed)
+    with pytest.raises(FilterFailed):
+        table.get("g", name).begin_pull()
+    _, told = upload(table, "g", "bad")
+    stage.workers[1].ready()
+    assert told == [["rlimits", "seccomp"]]
+
+
+def test_a_group_cannot_take_all_places(make_table, stage):
+    table = make_table(max_filters=4, max_filters_per_group=2)
+    upload(table, "a", "1")
+    upload(table, "a", "2")
+    with pytest.raises(SystemBusy, match="max_filters_per_group"):
+        upload(table, "a", "3")
+    upload(table, "b", "1")
+    upload(table, "b", "2")
+    with pytest.raises(SystemBusy, match=r"\(max_filters\)"):
+        upload(table, "c", "1")
+    assert len(table) == 4
+
+
+def test_the_filter_that_was_idle_for_longest_gives_up_its_place(make_table, stage):
+    table = make_table(max_filters_per_group=2)
+    first, _ = upload(table, "a", "1")
+    stage.clock.advance(5)
+    second, _ = upload(table, "a", "2")
+    for worker in stage.workers:
+        worker.ready()
+    stage.clock.advance(EVICT_IDLE_MS)
+    upload(table, "a", "3")
+    assert stage.workers[0].closed
+    table.get("a", second)
+    with pytest.raises(FilterUnknown):
+        table.get("a", first)
+
+
+def test_a_filter_that_nobody_uses_is_forgotten(make_table, stage):
+    table = make_table(filter_idle_ms=1_000)
+    name, _ = upload(table, "a", "1")
+    used, _ = upload(table, "a", "2")
+    for worker in stage.workers:
+        worker.ready()
+    table.get("a", used).begin_pull()
+    stage.clock.advance(1_000)
+    table.tick()
+    assert stage.workers[0].closed
+    with pytest.raises(FilterUnknown):
+        table.get("a", name)
+    table.get("a", used)
+
+
+def test_closing_ends_every_process(make_table, stage):
+    table = make_table()
+    upload(table, "a", "1")
+    upload(table, "b", "1")
+    table.close()
+    assert all(worker.closed for worker in stage.workers)
+    assert len(table) == 0
