@@ -14,7 +14,7 @@ from mqmesh.errors import (
     SystemBusy,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import (
     MAX_REMARK_CHARACTERS,
     ONEWAY,
@@ -27,6 +27,7 @@ from mqmesh.protocol.command import (
     encode_header,
     peek_opaque,
 )
+from mqmesh.refusals import Refusals
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.peers import PeerTable, is_automatic
@@ -49,11 +50,24 @@ LARGE_BYTES_PER_PEER: Final = 64 * MIB
 frames only, so without it a peer that does not read could take ``HIGH_WATER_MARK`` of them."""
 MAX_PEERS: Final = 65_536
 """Connections that are served; requests of more are refused with SYSTEM_BUSY."""
+LOG_REFUSALS_MS: Final = 1_000
+"""While requests are refused, the log gets so often a line for each code."""
 LOG_MALFORMED_MS: Final = 1_000
 """Malformed frames are logged no more often, so that they cannot fill the disk."""
 
+_ANSWERS: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.QUERY_NOT_FOUND,
+        ResponseCode.CONSUMER_GROUP_NOT_EXIST,
+        ResponseCode.CLIENT_NOT_ONLINE,
+    }
+)
+"""That something is not there is an answer rather than a refusal."""
+
 Handler = Callable[[Request], Reply | None]
 
+_CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
 
 
@@ -75,6 +89,7 @@ class CommandServer:
         malformed_frames: Frames that were no requests.
         dropped_replies: Answers that nobody was there for any more, or had no room.
         requests: Requests taken.
+        refusals: What was refused, by code.
         readable_ms: When there was something to take last, by the monotonic clock.
         drained_ms: When nothing was left then; None if frames were.
     """
@@ -103,6 +118,8 @@ class CommandServer:
         self.malformed_frames = 0
         self.dropped_replies = 0
         self.requests = 0
+        self.refusals = Refusals()
+        self._refusals_timer: Timer | None = None
         self.readable_ms = 0
         self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)
@@ -149,11 +166,26 @@ class CommandServer:
         """Sends a peer a oneway command of the server's own; ``parts`` is the body in pieces."""
         self._send(peer, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
+    def note_refusal(self, code: int, remark: str) -> None:
+        """Counts and logs a refusal; for those that an answer's body tells, this is to be called.
+
+        Args:
+            code: Response code.
+            remark: What the client is told.
+        """
+        name = ResponseCode(code).name if code in _CODES else str(code)
+        self.refusals.note(name, remark)
+        if self._refusals_timer is None and not self._closed:
+            self._refusals_timer = self._loop.call_later(0, self._log_refusals)
+
     def close(self) -> None:
         """Stops listening; closing twice does no harm."""
         if self._closed:
             return
         self._closed = True
+        if self._refusals_timer is not None:
+            self._refusals_timer.cancel()
+            self._log_refusals()
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove(self._socket)
@@ -258,20 +290,28 @@ class CommandServer:
             self._fail(peer, opaque, 0, RemoteProtocolError(remark))
 
     def _fail(self, peer: bytes, opaque: int, flags: int, error: Exception) -> None:
-        if flags & (ONEWAY | RESPONSE):
-            return
         if isinstance(error, MQMeshError):
             remark = str(error)
         else:
             # The text of a bug may hold anything; it belongs into our log only.
             remark = f"internal error ({type(error).__name__}); see the server's log"
-        header = ErrorHeader(
-            remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
-            getattr(error, "retry_after_ms", 0),
-        )
+        remark = remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode()
         code = vars(error).get("code") or code_of(error)
+        if code not in _ANSWERS:
+            self.note_refusal(code, remark)
+        if flags & (ONEWAY | RESPONSE):
+            return
+        header = ErrorHeader(remark, getattr(error, "retry_after_ms", 0))
         frame = encode_frame(code, opaque, header=encode_header(header), flags=RESPONSE)
         self._send(peer, frame)
+
+    def _log_refusals(self) -> None:
+        lines = self.refusals.take_lines()
+        for line in lines:
+            _log.warning("%s", line)
+        self._refusals_timer = None
+        if lines and not self._closed:
+            self._refusals_timer = self._loop.call_later(LOG_REFUSALS_MS, self._log_refusals)
 
     def _send(self, peer: bytes, frame: bytes) -> None:
         if peer in self._backlog or not self._try_send(peer, frame):

@@ -40,6 +40,8 @@ class Wire(msgspec.Struct, frozen=True):
     Attributes:
         reply: Answers a request.
         fail: Answers a request with an error.
+        note_refusal: Counts and logs a refusal that the answer to a request only contains: response
+            code and remark.
         notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
             pieces.
     """
@@ -47,6 +49,7 @@ class Wire(msgspec.Struct, frozen=True):
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
     notify: Callable[..., None]
+    note_refusal: Callable[[int, str], None] = lambda code, remark: None
 
 
 class Keeper(msgspec.Struct, frozen=True):

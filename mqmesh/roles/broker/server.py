@@ -245,7 +245,7 @@ class BrokerServer:
             stage=SendStage(),
             metas=MetaCache(),
             stats=BrokerStats(),
-            wire=Wire(server.reply, server.fail, server.notify),
+            wire=Wire(server.reply, server.fail, server.notify, server.note_refusal),
             keeper=Keeper(self._save_topics, tables.save_offsets, tables.save_groups),
             admission=SendAdmission(
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
@@ -455,6 +455,8 @@ class BrokerServer:
             "requests_total": str(server.requests),
             "malformed_frames_total": str(server.malformed_frames),
             "dropped_replies_total": str(server.dropped_replies),
+            "refusals_total": str(sum(server.refusals.counts.values())),
+            **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
             "callback_failures_total": str(self._loop.callback_failures),
             "namesrvs_registered": str(links.registered_count),
             "wiped_write_perm": str(links.wiped_write_perm).lower(),

@@ -28,7 +28,7 @@ from mqmesh.message import (
     MAX_TAG_LENGTH,
     MAX_TOPIC_LENGTH,
 )
-from mqmesh.protocol.codes import code_of
+from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
 from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header
@@ -153,6 +153,9 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
     """Answers sends that waited too long for the disk with FLUSH_DISK_TIMEOUT."""
     for send in context.stage.expire(now_ms):
         context.stats.total.flush_disk_timeouts += 1
+        limit_ms = context.config.sync_flush_timeout_ms
+        remark = f"the disk took over {limit_ms} ms (sync_flush_timeout_ms)"
+        context.wire.note_refusal(ResponseCode.FLUSH_DISK_TIMEOUT, remark)
         _answer(context, send)
 
 
@@ -286,16 +289,25 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:
     request = send.request
-    if request is not None and request.command.flags & ONEWAY:
-        return
     outcomes = [outcome for outcome in send.outcomes if outcome is not None]
+    if request is not None and request.command.flags & ONEWAY:
+        _note_refusals(context, outcomes)  # nobody else is told
+        return
     assert len(outcomes) == len(send.outcomes)
     if request is None:
         assert send.on_stored is not None
         send.on_stored(outcomes)
         return
     header, remarks = encode_outcomes(outcomes)
+    if remarks:
+        _note_refusals(context, outcomes)
     context.wire.reply(request, Reply(header, (remarks,) if remarks else ()))
+
+
+def _note_refusals(context: BrokerContext, outcomes: list[BatchOutcome]) -> None:
+    for outcome in outcomes:
+        if outcome.code:
+            context.wire.note_refusal(outcome.code, outcome.remark)
 
 
 def _refusal(context: BrokerContext, error: MQMeshError) -> BatchOutcome:
