@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from mqmesh.sdk.requests import is_request as is_request
     from mqmesh.sdk.send_result import SendFuture as SendFuture
     from mqmesh.sdk.send_result import SendResult as SendResult
+    from mqmesh.sdk.transaction_producer import TransactionProducer as TransactionProducer
+    from mqmesh.sdk.transactions import LocalTransactionState as LocalTransactionState
+    from mqmesh.sdk.transactions import TransactionListener as TransactionListener
 
 _MODULE_OF = {
     "ConsumeFromWhere": "mqmesh.protocol.membership",
     "ConsumeResult": "mqmesh.sdk.push_consumer",
+    "LocalTransactionState": "mqmesh.sdk.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
     "MessageModel": "mqmesh.protocol.membership",
@@ -40,12 +44,15 @@ _MODULE_OF = {
     "SendResult": "mqmesh.sdk.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
     "StoredMessage": "mqmesh.message",
+    "TransactionListener": "mqmesh.sdk.transactions",
+    "TransactionProducer": "mqmesh.sdk.transaction_producer",
     "is_request": "mqmesh.sdk.requests",
 }
 
 __all__ = [
     "ConsumeFromWhere",
     "ConsumeResult",
+    "LocalTransactionState",
     "MQMeshError",
     "Message",
     "MessageModel",
@@ -57,6 +64,8 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredMessage",
+    "TransactionListener",
+    "TransactionProducer",
     "__version__",
     "is_request",
 ]

@@ -25,6 +25,7 @@ The tree, by what the reader should do::
     │   └── StaleGeneration, FilterFailed, FilterUnknown
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
+        ├── TransactionConflict      a transaction had ended the other way before
         └── ClientClosed             used after close
 
 A ``retriable`` error may go away when the same call is made again.
@@ -196,6 +197,10 @@ class NoRoute(ClientError):
     """Raised when no name server knows a usable queue of the topic."""
 
     retriable = True
+
+
+class TransactionConflict(ClientError):
+    """Raised when a transaction cannot end as it should, because it has ended otherwise before."""
 
 
 class ClientClosed(ClientError):

@@ -55,6 +55,8 @@ RESERVED_TOPICS: Final = frozenset(
         AUTO_CREATE_TOPIC,
     }
 )
+HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
+"""No consumer may read them, and no query finds what is in them."""
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _NO_KEYS: Final[tuple[str, ...]] = ()
@@ -260,6 +262,8 @@ PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Why the message was sent back last: type and text of an exception, or what was answered."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Of a dead letter that was resent: its offset message id in the dead-letter queue."""
+PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+"""Of a message in a transaction: how long its sender has before the broker asks back."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -39,6 +39,15 @@ class RequestCode(enum.IntEnum):
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42
 
+    # Transactions; see ``protocol/transactions.py``.
+    END_TRANSACTION = 37
+    CHECK_TRANSACTION_STATE = 39
+    """From the broker to one member of a producer group."""
+    LIST_HALF_MESSAGES = 1_040
+    VIEW_HALF_MESSAGE = 1_041
+    END_HALF_MESSAGE = 1_042
+    """An administrator decides."""
+
     # Replies to requests; see ``protocol/replies.py``.
     SEND_REPLY_MESSAGE = 324
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326

@@ -34,7 +34,7 @@ from mqmesh.sdk.direct_path import DirectPath
 from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
-from mqmesh.sdk.producer_options import producer_options
+from mqmesh.sdk.producer_options import ProducerOptions, producer_options
 from mqmesh.sdk.producer_requests import ProducerRequests
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
@@ -93,6 +93,8 @@ class Producer(ProducerRequests):
         InvalidArgument: A name or an option is out of bounds.
     """
 
+    _options_type: type[ProducerOptions] = ProducerOptions
+
     def __init__(
         self,
         group: str,
@@ -102,7 +104,7 @@ class Producer(ProducerRequests):
         **options: Any,
     ) -> None:
         self.group = check_group(group)
-        self.options = producer_options(options)
+        self.options = producer_options(options, self._options_type)
         client = msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr)
         self._engine = ClientEngine(
             client,

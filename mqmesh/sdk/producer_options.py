@@ -1,12 +1,14 @@
 """How a producer sends."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.units import MIB
+
+_T = TypeVar("_T", bound="ProducerOptions")
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,13 +46,34 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_pending_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
 
-def producer_options(values: dict[str, Any]) -> ProducerOptions:
+class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a transaction producer works.
+
+    Attributes:
+        execute_thread_count: Most threads that run local transactions of
+            ``send_message_in_transaction_async``, started as needed.
+        check_thread_pool_max_size: Most threads that answer check-backs. One that hangs keeps
+            its thread, so this is also how many may hang before the others wait.
+        max_transactions_in_flight: Asynchronous transactions without an outcome; beyond it the
+            next one waits for up to the send's timeout.
+    """
+
+    execute_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
+    check_thread_pool_max_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 64
+    max_transactions_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
+
+
+def producer_options(values: dict[str, Any], kind: type[_T]) -> _T:
     """Makes options of keyword arguments.
+
+    Args:
+        values: Fields by name.
+        kind: Which options.
 
     Raises:
         InvalidArgument: An unknown name, or a value out of bounds.
     """
     try:
-        return msgspec.convert(values, ProducerOptions)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"producer option: {error}") from error

@@ -189,6 +189,16 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     _batch: PendingBatch
     _index: int
 
+    @property
+    def batch(self) -> PendingBatch:
+        """The batch that the message travels in; for the SDK's own parts."""
+        return self._batch
+
+    @property
+    def index(self) -> int:
+        """Position of the message in that batch."""
+        return self._index
+
     def done(self) -> bool:
         """True once ``result`` returns or raises at once."""
         batch = self._batch

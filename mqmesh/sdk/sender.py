@@ -106,6 +106,13 @@ class BatchCodec:
             with self._lock:
                 batch.first_sequence = self._next_sequence
                 self._next_sequence += payload.message_count
+        try:
+            batch.encoded = self._parts(batch, payload, now_ms)
+        except LocalProtocolError as error:
+            raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
+        return batch.encoded
+
+    def _parts(self, batch: PendingBatch, payload: Payload, now_ms: int) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
         meta = None
         if batch.delay:
@@ -117,21 +124,17 @@ class BatchCodec:
                 0 if batch.delay == AT_TIMES else batch.delay,
                 batch.due_times,
             )
-        try:
-            batch.encoded = batch_parts(
-                payload,
-                topic=batch.queue.topic,
-                queue_id=batch.queue.queue_id,
-                producer_id=batch.producer_id,
-                first_sequence=batch.first_sequence,
-                born_timestamp=now_ms,
-                born_host=self._born_host,
-                attributes=attributes,
-                meta=meta,
-            )
-        except LocalProtocolError as error:
-            raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
-        return batch.encoded
+        return batch_parts(
+            payload,
+            topic=batch.queue.topic,
+            queue_id=batch.queue.queue_id,
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+            born_timestamp=now_ms,
+            born_host=self._born_host,
+            attributes=attributes,
+            meta=meta,
+        )
 
 
 class Sender:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
+from mqmesh.half_batch import is_half
 from mqmesh.record_batch import (
     HEADER_SIZE,
     MAGIC,
@@ -271,6 +272,8 @@ class LogReader:
         stored = header.store_timestamp
         learned.oldest_ms = min(learned.oldest_ms, stored)
         learned.newest_ms = max(learned.newest_ms, stored)
+        if is_half(header):
+            return  # nobody finds what may never be visible
         place = offset - segment.start
         learned.entries += id_entries(header, place)
         if not has_keys(header):

@@ -54,6 +54,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         filter_server_enable: Allow filters in Python, which consumers upload and which run in
             confined processes of filter servers beside this broker. Whoever may subscribe
             may then run code on those machines.
+        transaction_timeout_ms: How long a half message may wait for its decision before a member
+            of its producer group is asked about it, 0 to 86,400,000 ms; its sender may say
+            otherwise (CHECK_IMMUNITY_TIME_IN_SECONDS). Longer than local transactions take.
+        transaction_check_interval_ms: How long until one is asked again, 10 to 86,400,000 ms.
+        transaction_check_max: How often in all, 1 to 1,000; then the half message is parked,
+            and copied to TRANS_CHECK_MAX_TIME_TOPIC.
         long_polling_max_ms: Longest time that a pull may wait for a message, 0 to 30,000 ms.
         register_broker_interval_ms: Heartbeat to the name servers, 100 to 60,000 ms; they
             drop a broker that was silent for 120 s.
@@ -87,6 +93,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         os_page_cache_busy_timeout_mills: That happens only when waits have stayed so long for
             more than this, 0 to 60,000 ms: a disk that is slow for a moment refuses nobody.
         busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
+        transaction_pending_max: Half messages that may wait for their decisions; more are
+            refused. 0.1 to 0.6 KiB of memory each. 1 to 100,000,000.
+        transaction_parked_max: Half messages that stay parked, 1 to 1,000,000; the oldest go.
         max_topics: Topics that this broker will carry, 1 to 100,000.
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
@@ -113,6 +122,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     filter_server_enable: bool = False
+    transaction_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 6_000
+    transaction_check_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=86_400_000)] = 30_000
+    transaction_check_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 15
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
     register_broker_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 30_000
     client_lost_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
@@ -135,6 +147,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wait_time_mills_in_send_queue: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 200
     os_page_cache_busy_timeout_mills: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
     busy_retry_after_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 100
+    transaction_pending_max: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 200_000
+    transaction_parked_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536

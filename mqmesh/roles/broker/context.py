@@ -26,6 +26,7 @@ from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.storage.interface import MessageStore
 
 OnSaved = Callable[[StorageError | None], None]
@@ -105,6 +106,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         pulls: What groups were handed out.
         resets: Offsets that were moved under running consumers.
         filter_servers: Where filters in Python run.
+        transactions: Half messages.
     """
 
     config: BrokerConfig
@@ -130,6 +132,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
     filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
+    transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
 
 
 def without_frame(request: Request) -> Request:

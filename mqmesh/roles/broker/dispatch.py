@@ -29,6 +29,7 @@ from mqmesh.roles.broker.handlers import (
     resets,
     send,
     send_back,
+    transactions,
 )
 
 Handler = Callable[[Request], Reply | None]
@@ -58,6 +59,10 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups.query_topic_consumers,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset_offset,
     RequestCode.CLONE_GROUP_OFFSET: resets.clone_offset,
+    RequestCode.END_TRANSACTION: transactions.end_transaction,
+    RequestCode.LIST_HALF_MESSAGES: transactions.list_half_messages,
+    RequestCode.VIEW_HALF_MESSAGE: transactions.view_half_message,
+    RequestCode.END_HALF_MESSAGE: transactions.end_half_message,
     RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,
     RequestCode.GET_TOPIC_CONFIG: admin.get_topic_config,
     RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,

@@ -29,6 +29,11 @@ from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.handlers.transactions import (
+    check_transactions,
+    finish_transactions,
+    has_queue,
+)
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.meta_cache import MetaCache
@@ -39,6 +44,9 @@ from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.broker.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.transaction_note import TransactionNote
+from mqmesh.roles.broker.transactions import TransactionSettings
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.storage.atomic_file import load_document
@@ -99,6 +107,7 @@ class BrokerServer:
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._transactions_note: TransactionNote | None = None
         self._timers: list[Timer] = []
         self._chores: Timer | None = None
         self._requests_seen = 0
@@ -134,6 +143,7 @@ class BrokerServer:
             on_progress=self._on_progress,
         )
         broker = self._broker = self._build(self._store)
+        self._recover_transactions(broker, self._store)
         address = self._address(endpoint.rpartition(":")[2])
         self._links = NamesrvLinks(
             config,
@@ -177,8 +187,9 @@ class BrokerServer:
             self._close()
 
     def _say_goodbye(self, broker: BrokerContext) -> None:
-        self._on_save()
+        finish_transactions(broker)
         finish_sends(broker)
+        self._on_save()
         leaving = BrokerNotAvailable(f"broker {self._config.broker_name} is stopping")
         for held in broker.holds.release_all():
             broker.wire.fail(held.request, leaving)
@@ -201,6 +212,9 @@ class BrokerServer:
         if self._tables is not None:
             self._tables.close()
             self._tables = None
+        if self._transactions_note is not None:
+            self._transactions_note.close()
+            self._transactions_note = None
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -254,6 +268,16 @@ class BrokerServer:
             process_figures=self._figures,
             index=self._make_index(),
             filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
+            transactions=TransactionDesk(
+                TransactionSettings(
+                    timeout_ms=config.transaction_timeout_ms,
+                    check_interval_ms=config.transaction_check_interval_ms,
+                    check_max=config.transaction_check_max,
+                    pending_max=config.transaction_pending_max,
+                    parked_max=config.transaction_parked_max,
+                    busy_retry_after_ms=retry_after_ms,
+                )
+            ),
         )
 
     def _make_locks(self, store: MessageStore) -> QueueLocks:
@@ -313,6 +337,25 @@ class BrokerServer:
         visible = stats.durable_offset if sync else stats.max_commitlog_offset
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
+    def _recover_transactions(self, broker: BrokerContext, store: MessageStore) -> None:
+        document = None
+        if self._executor is not None:
+            self._transactions_note = TransactionNote(
+                broker.transactions,
+                self._root / CONFIG_DIRECTORY,
+                self._executor,
+                self._loop.call_soon_threadsafe,
+            )
+            document = self._transactions_note.load()
+        broker.transactions.recover(
+            store,
+            document,
+            partial(has_queue, broker.topics),
+            wall_ms=self._clock.wall_ms(),
+            now_ms=self._clock.monotonic_ms(),
+            segment_bytes=self._config.storage.mapped_file_size_commit_log,
+        )
+
     def _address(self, port: str) -> BrokerAddress:
         host = self._config.advertised_host or bindable(self._config.listen_host)
         return BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
@@ -367,6 +410,7 @@ class BrokerServer:
     def _on_tick_end(self) -> None:
         broker, server = self._broker, self._server
         if broker is not None and server is not None:
+            finish_transactions(broker)
             if broker.stage.sends:
                 broker.admission.frames_taken(server.readable_ms)
                 finish_sends(broker)
@@ -385,6 +429,7 @@ class BrokerServer:
         answer_expired_replies(broker, now_ms)
         broker.groups.tick(now_ms)
         broker.locks.tick(now_ms)
+        check_transactions(broker, now_ms)
         if self._links is not None:
             self._links.tick()
         if self._chores is None:
@@ -421,6 +466,8 @@ class BrokerServer:
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:
             self._tables.tick()
+        if self._broker is not None and self._transactions_note is not None:
+            self._transactions_note.save()
 
     def _wake(self) -> None:
         # Comes from the store's thread, after each sync.

@@ -17,7 +17,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.message import check_topic, is_system_topic
+from mqmesh.message import HIDDEN_TOPICS, check_topic, is_system_topic
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.units import TimestampMs
 
@@ -132,6 +132,8 @@ class TopicTable:
         topic = self.require(name)
         if queue_id < topic.readable_queues:
             return topic
+        if name in HIDDEN_TOPICS:
+            raise NoPermission(f"topic {name!r} is the broker's own; nobody may read it")
         if not topic.config.perm & _READ:
             raise NoPermission(f"topic {name!r} does not permit reading")
         raise MessageIllegal(
@@ -300,4 +302,5 @@ def _prepare(topic: Topic, config: TopicConfig) -> None:
     topic.config = config
     may_write = config.perm & _WRITE and not is_system_topic(config.topic)
     topic.writable_queues = config.write_queue_nums if may_write else 0
-    topic.readable_queues = config.read_queue_nums if config.perm & _READ else 0
+    may_read = config.perm & _READ and config.topic not in HIDDEN_TOPICS
+    topic.readable_queues = config.read_queue_nums if may_read else 0

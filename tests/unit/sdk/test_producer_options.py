@@ -8,7 +8,7 @@ from mqmesh.units import MIB
 
 
 def test_defaults_are_those_of_the_specification() -> None:
-    options = producer_options({})
+    options = producer_options({}, ProducerOptions)
     assert options == ProducerOptions()
     assert options.send_msg_timeout_ms == 3_000
     assert options.retry_times_when_send_failed == 2
@@ -38,4 +38,4 @@ def test_defaults_are_those_of_the_specification() -> None:
 )
 def test_what_is_out_of_bounds_or_unknown_is_named(values) -> None:
     with pytest.raises(InvalidArgument, match="producer option"):
-        producer_options(values)
+        producer_options(values, ProducerOptions)

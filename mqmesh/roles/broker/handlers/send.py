@@ -20,6 +20,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
 from mqmesh.message import (
     MAX_KEY_LENGTH,
     MAX_KEYS,
@@ -27,13 +28,21 @@ from mqmesh.message import (
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     MAX_TOPIC_LENGTH,
+    TRANS_HALF_TOPIC,
 )
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
-from mqmesh.record_batch import Attributes, BatchHeader, check_batch, read_header
+from mqmesh.record_batch import (
+    Attributes,
+    BatchHeader,
+    BatchMeta,
+    check_batch,
+    read_header,
+)
 from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
 from mqmesh.roles.broker.delays import to_schedule
+from mqmesh.roles.broker.half_admission import admit_half, note_half
 from mqmesh.roles.broker.handlers.pull import wake_pulls
 from mqmesh.roles.broker.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
 from mqmesh.roles.broker.topics import Topic
@@ -53,6 +62,8 @@ _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
     | Attributes.NO_WAIT_STORE
 )
 _HAS_DELAY: Final = int(Attributes.HAS_DELAY)
+_SPECIAL: Final = _HAS_DELAY | TRANSACTION_TYPE
+_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY) & ~int(Attributes.TRANSACTION_HALF)
 
 _ANY_TOPIC: Final = ""
 """Stands for the topic of a batch that could not be read."""
@@ -90,6 +101,7 @@ def finish_sends(context: BrokerContext) -> None:
     if not context.stage.sends:
         return
     batches, sends = context.stage.take()
+    context.transactions.table.staged_halves = 0
     late = context.admission.count_refused(len(sends), context.clock.monotonic_ms())
     if late:
         batches, sends = _refuse_late(context, batches, sends, late)
@@ -192,8 +204,7 @@ def _admit(
     """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
     name = _ANY_TOPIC
     try:
-        delayed = header.attributes & _HAS_DELAY
-        meta = read_delayed_meta(data, header) if delayed else context.metas.read(data, header)
+        meta = _read_meta(context, header, data)
         name = meta.topic
         if refused and not refused.isdisjoint(
             ((name, header.queue_id), (_ANY_TOPIC, header.queue_id))
@@ -202,13 +213,16 @@ def _admit(
             raise BrokerNotAvailable(
                 f"an earlier batch for queue {header.queue_id} of the same request was refused"
             )
-        topic = context.topics.get(name) or _create(context, name, header.queue_id)
-        if header.queue_id >= topic.writable_queues:
-            context.topics.require_writable(name, header.queue_id)
-        if header.attributes & _REFUSED_ATTRIBUTES:
+        goal, queue_id, is_half = name, header.queue_id, False
+        if isinstance(meta, HalfMeta):
+            goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
+        topic = context.topics.get(goal) or _create(context, goal, queue_id)
+        if queue_id >= topic.writable_queues:
+            context.topics.require_writable(goal, queue_id)
+        if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
             raise MessageIllegal(
-                f"attributes {header.attributes:#x}: this broker takes no half or filtered "
-                "batches from clients"
+                f"attributes {header.attributes:#x}: this broker takes no committed, delayed half "
+                "or filtered batches from clients"
             )
         limit = context.config.max_message_size
         if header.raw_size > header.message_count * (limit + MESSAGE_OVERHEAD_BYTES):
@@ -216,6 +230,10 @@ def _admit(
                 f"{header.message_count} messages of {header.raw_size} bytes together; a body "
                 f"may have {limit} (max_message_size)"
             )
+        if is_half:
+            twin = admit_half(context, header)
+            if twin is not None:
+                return twin
         if isinstance(meta, DelayedMeta):
             batch = to_schedule(context, header, data, meta)
         else:
@@ -225,6 +243,14 @@ def _admit(
         return _refusal(context, error)
     context.stage.batches.append(batch)
     return None
+
+
+def _read_meta(context: BrokerContext, header: BatchHeader, data: memoryview) -> BatchMeta:
+    if header.attributes & _SPECIAL:
+        if header.attributes & _HAS_DELAY:
+            return read_delayed_meta(data, header)
+        return read_half_meta(data, header)
+    return context.metas.read(data, header)
 
 
 def _create(context: BrokerContext, name: str, queue_id: int) -> Topic:
@@ -271,6 +297,8 @@ def _account(
             topic.put_messages += count
             topic.put_bytes += size
             topic.last_update[queue_id] = result.store_timestamp
+        if name == TRANS_HALF_TOPIC:
+            note_half(context, batch, result)
         if result.end_offset > durable_offset:
             context.stage.note_arrival((name, queue_id), result.end_offset)
         elif waited_for and (name, queue_id) in waited_for:

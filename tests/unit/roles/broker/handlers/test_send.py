@@ -57,7 +57,11 @@ def test_an_unknown_topic_is_refused_where_that_is_wanted(make_stage):
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "reserved"),
         ({"topic": "full", "queue_id": 4}, ResponseCode.MESSAGE_ILLEGAL, "default_topic_queue"),
         ({"topic": "read-only"}, ResponseCode.NO_PERMISSION, "does not permit writing"),
-        ({"attributes": Attributes.TRANSACTION_HALF}, ResponseCode.MESSAGE_ILLEGAL, "0x4"),
+        (
+            {"attributes": Attributes.TRANSACTION_HALF},
+            ResponseCode.MESSAGE_ILLEGAL,
+            "half messages",
+        ),
         ({"attributes": Attributes.SPARSE}, ResponseCode.MESSAGE_ILLEGAL, "0x10"),
         ({"attributes": Attributes.HAS_DELAY}, ResponseCode.MESSAGE_ILLEGAL, "need a level"),
         ({"attributes": 1 << 15}, ResponseCode.MESSAGE_ILLEGAL, "0x8000"),

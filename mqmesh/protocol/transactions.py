@@ -1,0 +1,251 @@
+"""END_TRANSACTION, CHECK_TRANSACTION_STATE, and the words about half messages that wait.
+
+The body of END_TRANSACTION is 1 to 65,536 entries of 40 bytes, ``<qQQIIB7x``: queue offset of
+the half batch i64, its producer id u64, its first sequence u64, ordinal of the first message
+u32, number of messages u32, decision u8. The body of the answer is one byte an entry, an
+``EndOutcome``.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import RemoteProtocolError
+from mqmesh.protocol.pulling import Offset
+from mqmesh.protocol.route import Name
+
+MAX_ENDS_PER_REQUEST: Final = 65_536
+MAX_LISTED: Final = 10_000
+
+_ENTRY = struct.Struct("<qQQIIB7x")
+
+
+class Decision(enum.IntEnum):
+    """How a transaction ends. On the wire and on disk."""
+
+    COMMIT = 1
+    ROLLBACK = 2
+
+
+class EndOutcome(enum.IntEnum):
+    """What became of an end. On the wire."""
+
+    ENDED = 0
+    """It is so now."""
+    ENDED_BEFORE = 1
+    """It was so already."""
+    DECIDED_OTHERWISE = 2
+    """Some messages had ended the other way before."""
+    NOT_PENDING = 3
+    """No such half messages wait: they ended so long ago that nobody knows how, or never were."""
+    TOPIC_GONE = 4
+    """The topic does not exist any more, so that they cannot be committed."""
+    AGAIN = 5
+    """The same is being written just now; ask again in a moment."""
+
+
+class HalfState(enum.IntEnum):
+    """Where a half message stands. On the wire."""
+
+    PENDING = 0
+    """Nobody has decided yet."""
+    PARKED = 1
+    """Asked about as often as allowed, in vain; nobody is asked any more."""
+
+
+class End(msgspec.Struct, frozen=True, gc=False):
+    """The end of a run of half messages of one batch.
+
+    Attributes:
+        base_queue_offset: Queue offset of the half batch.
+        producer_id: Its producer's instance id.
+        first_sequence: Sequence of its first message.
+        first: Ordinal of the run's first message.
+        count: Messages in the run.
+        decision: ``Decision`` as a number.
+    """
+
+    base_queue_offset: int
+    producer_id: int
+    first_sequence: int
+    first: int
+    count: int
+    decision: int
+
+
+class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Header of END_TRANSACTION.
+
+    Attributes:
+        group: Producer group.
+        from_check: It answers CHECK_TRANSACTION_STATE.
+    """
+
+    group: Name
+    from_check: bool = False
+
+
+class EndTransactionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Header of the answer to END_TRANSACTION and END_HALF_MESSAGE.
+
+    Attributes:
+        status: ``SendStatus`` as a number: what the stored decisions may still be missing.
+    """
+
+    status: int = 0
+
+
+class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CHECK_TRANSACTION_STATE, from the broker to one member of a producer group, oneway.
+
+    The body is the half batch, or the part of it that matters. Layout: record batch.
+
+    Attributes:
+        group: Producer group.
+        base_queue_offset: Queue offset of the half batch.
+        ordinals: Messages of it that wait for a decision.
+        check_times: How often they were asked about, this time included.
+        first_ordinal: Ordinal of the first message in the body.
+    """
+
+    group: Name
+    base_queue_offset: Offset
+    ordinals: Annotated[list[int], msgspec.Meta(max_length=65_536)]
+    check_times: int
+    first_ordinal: int
+
+
+class ListHalfMessagesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """LIST_HALF_MESSAGES: what waits for its decision, oldest first; answered with ``HalfList``.
+
+    Attributes:
+        group: Only of this producer group; empty for all.
+        topic: Only for this topic; empty for all.
+        min_age_ms: Only what is at least so old.
+        parked: Only what was parked.
+        max_count: Messages to list.
+    """
+
+    group: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    topic: Annotated[str, msgspec.Meta(max_length=127)] = ""
+    min_age_ms: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    parked: bool = False
+    max_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
+
+
+class HalfInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A half message that waits.
+
+    Attributes:
+        message_id: 32 hex digits.
+        group: Producer group.
+        topic: Where it goes when it is committed.
+        queue_id: Queue of that topic.
+        store_timestamp: When the broker stored it, ms.
+        age_ms: How long ago that was.
+        check_times: How often a member of the group was asked about it.
+        next_check_ms: In how many ms that happens again; -1 if never.
+        state: ``HalfState`` as a number.
+        queue_offset: Position in the half topic.
+        live_members: Members of the group that could be asked now.
+    """
+
+    message_id: str
+    group: str
+    topic: str
+    queue_id: int
+    store_timestamp: int
+    age_ms: int
+    check_times: int
+    next_check_ms: int
+    state: int
+    queue_offset: int
+    live_members: int = 0
+
+
+class HalfList(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to LIST_HALF_MESSAGES.
+
+    Attributes:
+        messages: Oldest first.
+        pending_count: All that wait at this broker and are not parked.
+        parked_count: All that are.
+    """
+
+    messages: Annotated[list[HalfInfo], msgspec.Meta(max_length=MAX_LISTED)]
+    pending_count: int = 0
+    parked_count: int = 0
+
+
+class ViewHalfMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """VIEW_HALF_MESSAGE: one that waits; answered with ``HalfInfo``, the body is its batch."""
+
+    message_id: Annotated[str, msgspec.Meta(max_length=32)]
+
+
+class EndHalfMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """END_HALF_MESSAGE: an administrator decides; answered as END_TRANSACTION of one entry.
+
+    Attributes:
+        message_id: 32 hex digits.
+        decision: ``Decision`` as a number.
+    """
+
+    message_id: Annotated[str, msgspec.Meta(max_length=32)]
+    decision: Annotated[int, msgspec.Meta(ge=1, le=2)]
+
+
+def encode_ends(ends: Sequence[End]) -> bytes:
+    """Encodes the body of END_TRANSACTION."""
+    return b"".join(
+        [
+            _ENTRY.pack(
+                one.base_queue_offset,
+                one.producer_id,
+                one.first_sequence,
+                one.first,
+                one.count,
+                one.decision,
+            )
+            for one in ends
+        ]
+    )
+
+
+def decode_ends(body: bytes | memoryview) -> list[End]:
+    """Decodes the body of END_TRANSACTION.
+
+    Raises:
+        RemoteProtocolError: A wrong size, no message, or an unknown decision.
+    """
+    if not len(body) or len(body) % _ENTRY.size or len(body) > _ENTRY.size * MAX_ENDS_PER_REQUEST:
+        raise RemoteProtocolError(
+            f"{len(body)} bytes are no array of 1 to {MAX_ENDS_PER_REQUEST} ends of {_ENTRY.size}"
+        )
+    ends = [End(*entry) for entry in _ENTRY.iter_unpack(body)]
+    for one in ends:
+        if one.decision not in (1, 2) or not 0 < one.count <= 65_536 or one.base_queue_offset < 0:
+            raise RemoteProtocolError(f"an end that cannot be: {one}")
+    return ends
+
+
+def encode_end_outcomes(outcomes: Sequence[EndOutcome]) -> bytes:
+    """Encodes the body of the answer to END_TRANSACTION."""
+    return bytes(outcomes)
+
+
+def decode_end_outcomes(body: bytes | memoryview, count: int) -> list[EndOutcome]:
+    """Decodes the body of the answer to END_TRANSACTION.
+
+    Raises:
+        RemoteProtocolError: Another number of outcomes, or an unknown one.
+    """
+    if len(body) != count:
+        raise RemoteProtocolError(f"{len(body)} outcomes of {count} ends")
+    try:
+        return [EndOutcome(one) for one in bytes(body)]
+    except ValueError as error:
+        raise RemoteProtocolError(f"an unknown outcome of an end: {error}") from error

@@ -1,0 +1,108 @@
+"""Threads that call users' code, of which some may never come back."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+GROW_MS: Final = 20
+"""When nothing was begun for so long although something waits, another thread is started."""
+
+_log = logging.getLogger(__name__)
+
+
+class ListenerPool:
+    """Runs tasks in a few threads; more are started when those that there are hang.
+
+    Threads are daemons: what hangs does not keep a program from ending.
+
+    Args:
+        name: Of the threads.
+        most: Most threads.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._ready = threading.Condition()
+        self._threads = 0
+        self._idle = 0
+        self._begun = 0
+        self._begun_before = -1
+        self._closed = False
+        self._told_ms = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that no thread has begun."""
+        return len(self._tasks)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Runs something soon, in some thread; from any thread. Nothing happens after ``close``."""
+        with self._ready:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if self._idle:
+                self._ready.notify()
+            elif not self._threads:
+                self._start()
+
+    def tick(self) -> None:
+        """Starts another thread if the others do not come to what waits; each ``GROW_MS``."""
+        with self._ready:
+            stuck = bool(self._tasks) and not self._idle and self._begun == self._begun_before
+            self._begun_before = self._begun
+            if not stuck or self._closed:
+                return
+            if self._threads < self._most:
+                self._start()
+                return
+            now_ms = time.monotonic_ns() // 1_000_000
+            if now_ms - self._told_ms > 10_000:
+                self._told_ms = now_ms
+                _log.error(
+                    "all %d threads %s are busy or hang, %d tasks wait",
+                    self._threads,
+                    self._name,
+                    len(self._tasks),
+                )
+
+    def close(self) -> None:
+        """Ends the threads as they come back; what waits is dropped."""
+        with self._ready:
+            self._closed = True
+            self._tasks.clear()
+            self._ready.notify_all()
+
+    def _start(self) -> None:
+        self._threads += 1
+        name = f"{self._name}-{self._threads}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        tasks = self._tasks
+        while True:
+            try:
+                task = tasks.popleft()
+            except IndexError:
+                if not self._wait():
+                    return
+                continue
+            self._begun += 1
+            try:
+                task()
+            except BaseException:
+                # Whatever it is, SystemExit too, the others must be done.
+                _log.exception("a task of %s failed", self._name)
+
+    def _wait(self) -> bool:
+        with self._ready:
+            self._idle += 1
+            while not self._tasks and not self._closed:
+                self._ready.wait()
+            self._idle -= 1
+            return not self._closed
