@@ -43,7 +43,7 @@ from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
-from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.broker.tables import BrokerTables, MakeSaver, Read
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.broker.transactions import TransactionSettings
@@ -107,6 +107,7 @@ class BrokerServer:
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
         self._executor: ThreadPoolExecutor | None = None
+        self._files: tuple[Read, MakeSaver] | None = None
         self._transactions_note: TransactionNote | None = None
         self._timers: list[Timer] = []
         self._chores: Timer | None = None
@@ -298,11 +299,11 @@ class BrokerServer:
         directory.mkdir(parents=True, exist_ok=True)
         executor = self._executor = ThreadPoolExecutor(1, "save")
         call_soon = self._loop.call_soon_threadsafe
-        tables.load(
-            store,
+        self._files = (
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
+        tables.load(store, *self._files)
 
     def _make_index(self) -> IndexerLink | None:
         config = self._config
@@ -339,13 +340,8 @@ class BrokerServer:
 
     def _recover_transactions(self, broker: BrokerContext, store: MessageStore) -> None:
         document = None
-        if self._executor is not None:
-            self._transactions_note = TransactionNote(
-                broker.transactions,
-                self._root / CONFIG_DIRECTORY,
-                self._executor,
-                self._loop.call_soon_threadsafe,
-            )
+        if self._files is not None:
+            self._transactions_note = TransactionNote(broker.transactions, *self._files)
             document = self._transactions_note.load()
         broker.transactions.recover(
             store,

@@ -1,15 +1,11 @@
 """Keeps the note about half messages on disk; see ``transaction_snapshot``."""
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import Executor
-from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import StorageError
+from mqmesh.roles.broker.tables import MakeSaver, Read
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
-from mqmesh.roles.document_saver import DocumentSaver
-from mqmesh.storage.atomic_file import load_document
 
 TRANSACTIONS_FILE: Final = "transactions.json"
 
@@ -21,26 +17,19 @@ class TransactionNote:
 
     Args:
         desk: Its half messages.
-        directory: Where the note is kept.
-        executor: Where it is written.
-        call_soon: The loop's way to be called from another thread.
+        read: Reads a document by its name, None if there is none.
+        make_saver: Makes what saves a document: of its name, and what makes its text.
     """
 
-    def __init__(
-        self,
-        desk: TransactionDesk,
-        directory: Path,
-        executor: Executor,
-        call_soon: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, desk: TransactionDesk, read: Read, make_saver: MakeSaver) -> None:
         self._desk = desk
-        self._path = directory / TRANSACTIONS_FILE
-        self._saver = DocumentSaver(self._path, desk.dump, executor, call_soon)
+        self._read = read
+        self._saver = make_saver(TRANSACTIONS_FILE, desk.dump)
 
     def load(self) -> bytes | None:
         """The note; None if there is none, or none that can be read."""
         try:
-            return load_document(self._path)
+            return self._read(TRANSACTIONS_FILE)
         except StorageError as error:
             # The half topic and the op topic say the same, in more words.
             _log.error("%s", error)

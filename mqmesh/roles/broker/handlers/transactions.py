@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final
 
 from mqmesh.errors import (
+    BrokerError,
     BrokerNotAvailable,
-    InvalidArgument,
     MQMeshError,
     StorageError,
 )
@@ -408,5 +408,7 @@ def _info(
 def _find(context: BrokerContext, message_id: str) -> tuple[HalfBatch, int]:
     found = context.transactions.table.find(*parse_message_id(message_id))
     if found is None:
-        raise InvalidArgument(f"no half message {message_id} waits at this broker")
+        raise BrokerError(
+            f"no half message {message_id} waits at this broker", code=ResponseCode.QUERY_NOT_FOUND
+        )
     return found

@@ -34,6 +34,7 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
     to_clients = {
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+        RequestCode.CHECK_TRANSACTION_STATE,
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
     }
     by_the_server = {RequestCode.PING}
