@@ -9,6 +9,7 @@ from typing import Any, Self
 from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
+from mqmesh.sdk.aio_orderly_service import AioOrderlyService
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork, Workers
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
@@ -228,10 +229,19 @@ class _InnerPushConsumer(BlockingPushConsumer):
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Says where the listeners run."""
-        assert isinstance(self._service, AioConsumeService)
+        assert isinstance(self._service, AioConsumeService | AioOrderlyService)
         self._service.attach(loop)
 
     def _make_service(self) -> Workers:
+        if self.options.consume_orderly:
+            return AioOrderlyService(
+                self.options.consume_thread_count,
+                _async_listener,
+                self.options.suspend_current_queue_time_ms,
+                self._call_later,
+                self._to_dead_letters,
+                lambda: self.closer,
+            )
         return AioConsumeService(
             self.options.consume_thread_count,
             _async_listener,

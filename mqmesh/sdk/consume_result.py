@@ -13,6 +13,8 @@ class ConsumeResult(enum.Enum):
     """They are done and need not come again."""
     RECONSUME_LATER = "RECONSUME_LATER"
     """They shall come again after a while. Raising an exception means the same."""
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = RECONSUME_LATER
+    """The same, by the name that RocketMQ has for it in ordered consumption."""
 
 
 Listener = Callable[[list[StoredMessage]], ConsumeResult]

@@ -44,12 +44,13 @@ class QueueWork:
         batch_size: How many a call gets at most.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; its messages stay open.
+        in_order: What stands behind such a batch must not be called either.
 
     Attributes:
         revoked: The queue was given away; what was not begun will not be.
     """
 
-    __slots__ = ("batch_size", "listener", "on_broken", "on_progress", "revoked")
+    __slots__ = ("batch_size", "in_order", "listener", "on_broken", "on_progress", "revoked")
 
     def __init__(
         self,
@@ -57,8 +58,11 @@ class QueueWork:
         batch_size: int,
         on_progress: Callable[[], None],
         on_broken: Callable[[CorruptBatch], None],
+        *,
+        in_order: bool = False,
     ) -> None:
         self.listener = listener
+        self.in_order = in_order
         self.batch_size = batch_size
         self.on_progress = on_progress
         self.on_broken = on_broken
@@ -126,6 +130,8 @@ class Portion:
                 found = item.decode()
             except CorruptBatch as error:
                 self.work.on_broken(error)
+                if self.work.in_order:
+                    break
                 continue
             if len(found) < item.end - item.first:
                 self._mark_unwanted(item, found)
@@ -202,6 +208,18 @@ class Workers(Protocol):
 
     def revoke(self, work: QueueWork) -> None:
         """Hands out nothing more of a queue; in the client's own thread."""
+
+    def is_idle(self, work: QueueWork) -> bool:
+        """True when nobody else need wait for what is being done with a queue."""
+        return True
+
+    def when_idle(self, work: QueueWork, callback: Callable[[], None]) -> None:
+        """Calls back in the client's own thread when ``is_idle`` of a revoked queue is true."""
+        callback()
+
+    def follow(self, work: QueueWork, before: QueueWork) -> None:
+        """One work of a queue takes the place of another that was revoked."""
+        return
 
     def close(self, timeout_s: float) -> bool:
         """Hands out nothing more, and waits for calls that run; also from within a listener.

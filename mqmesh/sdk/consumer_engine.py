@@ -2,13 +2,10 @@
 
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
-
-import msgspec
+from typing import Final, Generic, TypeVar
 
 from mqmesh.errors import (
     CorruptBatch,
@@ -37,9 +34,13 @@ from mqmesh.sdk.local_offsets import LocalOffsets
 from mqmesh.sdk.memberships import Memberships, Standing
 from mqmesh.sdk.offset_store import BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.pull_loop import PullCounters, PullLoop, Sink
+from mqmesh.sdk.pull_loop import PullCounters, PullLoop
 from mqmesh.sdk.pulled_batch import PullSource
 from mqmesh.sdk.queue_division import QueueDivision
+from mqmesh.sdk.queue_leases import TICK_MS as LEASE_TICK_MS
+from mqmesh.sdk.queue_leases import QueueLeases
+from mqmesh.sdk.queue_sink import QueueSink as QueueSink
+from mqmesh.sdk.queue_starts import QueueStarts, Start
 from mqmesh.sdk.rebalance import AllocateStrategy
 from mqmesh.sdk.start_positions import Position, StartPositions
 from mqmesh.transport.client import OnDone
@@ -50,42 +51,24 @@ HANDOVER_MS: Final = 100
 SECOND_COMMIT_MS: Final = 50
 """What was with a listener when its queue was given away may still be committed then."""
 START_COMMIT_MS: Final = 5
-LOCATE_RETRY_MS: Final = 20
-RETRY_MAX_MS: Final = 1_000
 CLOSE_COMMIT_MS: Final = 500
 
 _log = logging.getLogger(__name__)
 
 
-class QueueSink(Sink, Protocol):
-    """Where the messages of an assigned queue go."""
-
-    def commit_offset(self) -> int:
-        """All before this queue offset need not come again."""
-
-    def drop(self) -> None:
-        """The queue was given away."""
-
-
 S = TypeVar("S", bound=QueueSink)
 
 
-class Assigned(msgspec.Struct, Generic[S], eq=False):
+class Assigned(Start, Generic[S], eq=False):
     """A queue that this consumer was given.
 
     Attributes:
-        queue: Which.
         sink: Where its messages go; None until it is known where to begin.
         loop: Its pulls.
-        tries: To find out where to begin.
-        reported: That they fail.
     """
 
-    queue: MessageQueue
     sink: S | None = None
     loop: PullLoop | None = None
-    tries: int = 0
-    reported: bool = False
 
 
 class ConsumerEngine(Generic[S]):
@@ -132,6 +115,7 @@ class ConsumerEngine(Generic[S]):
         )
         shared = options.message_model == MessageModel.CLUSTERING
         self.division = QueueDivision(group, self.client, strategy if shared else None, self)
+        self.starts = QueueStarts(self, self.offsets, self.positions, self.call_later)
         self._make_sink = make_sink
         self._subscriptions: dict[str, Subscription] = {}
         self._manual = False
@@ -188,6 +172,28 @@ class ConsumerEngine(Generic[S]):
     def _shares(self) -> bool:
         """True when queues are divided among the members of the group."""
         return self.options.message_model == MessageModel.CLUSTERING and not self._manual
+
+    def lock_queues(self, renew_ms: int, on_regained: Callable[[], None]) -> None:
+        """Takes only queues that brokers lock for this member; before ``start``.
+
+        Args:
+            renew_ms: Between renewals of the locks.
+            on_regained: Called when queues whose locks were in doubt may go on.
+        """
+        self.starts.leases = QueueLeases(
+            self.group,
+            self.client.client_id,
+            self,
+            self.client.loop.clock,
+            renew_ms=renew_ms,
+            on_lost=self._lock_lost,
+            on_regained=on_regained,
+        )
+
+    @property
+    def leases(self) -> QueueLeases | None:
+        """Locks of queues, if ``lock_queues`` was called."""
+        return self.starts.leases
 
     # ---- Network, for the parts below --------------------------------------------------
 
@@ -277,7 +283,11 @@ class ConsumerEngine(Generic[S]):
             _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
-        self.commit(self._reachable(), lambda error: on_done(True if error is None else error))
+        reachable = self._reachable()
+        self.commit(reachable, lambda error: on_done(True if error is None else error))
+        sinks = {queue: self.assigned[queue].sink for queue in reachable}
+        # A queue whose listener still runs stays locked until the lock's time is over.
+        self.offsets.release([q for q, s in sinks.items() if s is None or s.is_idle()])
 
     def _stop_pulling(self) -> None:
         self._closing = True
@@ -291,6 +301,8 @@ class ConsumerEngine(Generic[S]):
         loop, options = self.client.loop, self.options
         loop.call_every(options.rebalance_interval_ms, self.rebalance_soon)
         loop.call_every(options.persist_consumer_offset_interval_ms, self.commit_soon)
+        if self.leases is not None:
+            loop.call_every(LEASE_TICK_MS, self.leases.tick)
         if not self._unsettled:
             self._settle()
         for topic in list(self._subscriptions):
@@ -333,6 +345,8 @@ class ConsumerEngine(Generic[S]):
         self.rebalance_soon()
 
     def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if self.leases is not None:
+            self.leases.broker_changed(broker_name, up)
         if not up:
             return
         if broker_name in self._met_brokers:
@@ -365,13 +379,29 @@ class ConsumerEngine(Generic[S]):
     def _start_over(self, queues: list[MessageQueue]) -> None:
         """Others have these queues, so nothing of them is committed."""
         for queue in queues:
-            one = self.assigned.pop(queue)
-            if one.loop is not None:
-                one.loop.drop()
-            if one.sink is not None:
-                one.sink.drop()
+            self._let_go(queue)
             self.offsets.forget(queue)
+        if self.leases is not None:
+            self.leases.forget(queues)
         self.rebalance_soon()
+
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        if queue in self.assigned:
+            _log.warning("group %s: another member has %s; taken anew", self.group, queue)
+            self._start_over([queue])
+
+    def _let_go(self, queue: MessageQueue) -> S | None:
+        """A queue is not ours any more; returns where its messages went."""
+        one = self.assigned.pop(queue)
+        if one.loop is not None:
+            one.loop.drop()
+        if one.sink is not None:
+            one.sink.drop()
+            if not one.sink.is_idle():
+                # Whoever gets it next waits for what runs, and if that is us, we do too.
+                self.starts.leaving.add(queue)
+                one.sink.when_idle(lambda: self.starts.leaving.discard(queue))
+        return one.sink
 
     def _stale(self, state: Assigned[S], error: StaleGeneration) -> None:
         if self.assigned.get(state.queue) is state:
@@ -447,20 +477,24 @@ class ConsumerEngine(Generic[S]):
                 len(lost),
             )
         self._give_up(lost)
-        self._take(new, 0 if alone else HANDOVER_MS)
+        # Who has a lock waits for nobody: the former owner gave it back after its last commit.
+        self._take(new, 0 if alone or self.leases is not None else HANDOVER_MS)
         self._check_settled(topic)
 
     def _give_up(self, queues: list[MessageQueue]) -> None:
-        gone = {}
+        idle: dict[MessageQueue, S | None] = {}
         for queue in queues:
-            one = self.assigned.pop(queue)
-            if one.loop is not None:
-                one.loop.drop()
-            if one.sink is not None:
-                one.sink.drop()
-                gone[queue] = one.sink
-        if not gone:
-            return
+            sink = self._let_go(queue)
+            if sink is None or sink.is_idle():
+                idle[queue] = sink
+            else:
+                sink.when_idle(partial(self._hand_over, {queue: sink}))
+        if idle:
+            self._hand_over(idle)
+
+    def _hand_over(self, given: Mapping[MessageQueue, S | None]) -> None:
+        """Commits what was done in queues that were given up, and lets others have them."""
+        gone = {queue: sink for queue, sink in given.items() if sink is not None}
 
         def commit(on_done: Callable[[MQMeshError | None], None]) -> None:
             # Not those that came back meanwhile.
@@ -469,45 +503,40 @@ class ConsumerEngine(Generic[S]):
 
         def forget() -> None:
             commit(self._report_commit)
+            kept = self.assigned
             for queue in gone:
-                if queue not in self.assigned:
+                if queue not in kept:
                     self.offsets.forget(queue)
-            self.offsets.release([queue for queue in gone if queue not in self.assigned])
+            self.offsets.release([queue for queue in given if queue not in kept])
 
-        commit(self._report_commit)
-        self.call_later(SECOND_COMMIT_MS, forget)
+        if self.leases is None:
+            commit(self._report_commit)
+            self.call_later(SECOND_COMMIT_MS, forget)
+            return
+        # Nothing runs any more, so nothing is to be waited for. Even if we were given it again,
+        # we ask for it anew.
+        self.offsets.commit({q: s.commit_offset() for q, s in gone.items()}, self._report_commit)
+        for queue in given:
+            self.offsets.forget(queue)
+        self.leases.forget(given)
+        self.offsets.release(list(given))
 
     def _take(self, queues: list[MessageQueue], delay_ms: int) -> None:
-        by_broker: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
             self.assigned[queue] = Assigned(queue)
-            by_broker[queue.broker_name].append(queue)
-        for broker_name, some in by_broker.items():
-            self.call_later(delay_ms, self._locator(broker_name, some))
+        self.starts.plan([self.assigned[queue] for queue in queues], delay_ms)
 
-    def _locator(self, broker_name: str, queues: list[MessageQueue]) -> Callable[[], None]:
-        states = {queue: self.assigned[queue] for queue in queues}
+    def is_ours(self, queue: MessageQueue) -> bool:
+        """True while the queue is given to this consumer."""
+        return queue in self.assigned
 
-        def located(queue: MessageQueue, found: Position | MQMeshError) -> None:
-            state = states[queue]
-            if self.assigned.get(queue) is not state or self._closing:
-                return
-            if isinstance(found, Position):
-                self._begin_queue(state, found)
-                return
-            delay_ms = min(LOCATE_RETRY_MS << min(state.tries, 10), RETRY_MAX_MS)
-            if delay_ms == RETRY_MAX_MS and not state.reported:
-                state.reported = True
-                _log.warning("%s: where to begin is unknown; asking again: %s", queue, found)
-            state.tries += 1
-            self.call_later(delay_ms, self._locator(broker_name, [queue]))
+    def is_wanted(self, start: Start) -> bool:
+        """False when the queue was given up, or given up and given again, or all ends."""
+        return self.assigned.get(start.queue) is start and not self._closing
 
-        def locate() -> None:
-            wanted = [q for q, state in states.items() if self.assigned.get(q) is state]
-            if wanted and not self._closing:
-                self.positions.locate(broker_name, wanted, located)
-
-        return locate
+    def begin(self, start: Start, position: Position) -> None:
+        """Begins to read a queue."""
+        self._begin_queue(self.assigned[start.queue], position)
 
     def _begin_queue(self, state: Assigned[S], position: Position) -> None:
         queue = state.queue

@@ -69,6 +69,13 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
             handled and the last one held, before pulling pauses.
         consume_timeout_ms: A message that is with the listener for longer is reported.
         close_timeout_ms: How long ``close`` waits for listeners that run.
+        consume_orderly: Each queue is consumed by one member and one call at a time, in order;
+            a message that fails holds up its queue until it succeeds.
+        suspend_current_queue_time_ms: So long, with ``consume_orderly``.
+        max_reconsume_times: With ``consume_orderly``: a message that failed so often and fails
+            again goes to the dead letters, and its queue goes on; -1 for never.
+        rebalance_lock_interval_ms: Between renewals of the queues' locks, with
+            ``consume_orderly``; brokers keep them for 60 s.
     """
 
     consume_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
@@ -76,6 +83,10 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     consume_concurrently_max_span: Count = 2_000
     consume_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] = 900_000
     close_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
+    consume_orderly: bool = False
+    suspend_current_queue_time_ms: Annotated[int, msgspec.Meta(ge=10, le=30_000)] = 1_000
+    max_reconsume_times: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
+    rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
 
     def flow_limits(self) -> FlowLimits:
         """When a queue is not pulled any further."""

@@ -8,9 +8,10 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.queue_sink import QueueSink
 
 
-class FetchBuffer:
+class FetchBuffer(QueueSink):
     """What a pull consumer holds of one queue.
 
     The client's own thread fills it, the application's threads empty it, both under the lock

@@ -18,9 +18,12 @@ from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
+from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
 from mqmesh.sdk.process_queue import ProcessQueue, Span
 from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.queue_sink import QueueSink
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
 
 WATCH_INTERVAL_MS: Final = 1_000
@@ -28,7 +31,7 @@ WATCH_INTERVAL_MS: Final = 1_000
 _log = logging.getLogger(__name__)
 
 
-class PushSink:
+class PushSink(QueueSink):
     """The messages of one queue on their way through the listener.
 
     Args:
@@ -71,8 +74,9 @@ class PushSink:
 
     def move(self, offset: int) -> None:
         """Goes on at another offset; what was held is given up."""
-        self._service.revoke(self._work)
-        self._work = self._make_work()
+        before, self._work = self._work, self._make_work()
+        self._service.revoke(before)
+        self._service.follow(self._work, before)
         self._process = ProcessQueue(offset, self._options.flow_limits())
 
     def commit_offset(self) -> int:
@@ -86,6 +90,14 @@ class PushSink:
     def drop(self) -> None:
         """Hands out nothing more."""
         self._service.revoke(self._work)
+
+    def is_idle(self) -> bool:
+        """True when no listener is at work that others must wait for."""
+        return self._service.is_idle(self._work)
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Calls back when ``is_idle`` is true, after ``drop``."""
+        self._service.when_idle(self._work, callback)
 
     def is_stuck(self, now_ms: int) -> bool:
         """True once when the first message held has been there for ``consume_timeout_ms``."""
@@ -147,10 +159,12 @@ class PushConsumer:
         )
         self._retry: LocalRetry | NoRetry = (
             NoRetry()
-            if self.options.message_model == MessageModel.BROADCASTING
+            if not self._is_clustering
             else LocalRetry(self._call_later, self._submit_again)
         )
         self._service = self._make_service()
+        if isinstance(self._service, OrderlyWorkers) and self._is_clustering:
+            self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
         self._listeners: dict[str, Listener] = {}
         self._state = "new"
 
@@ -269,7 +283,8 @@ class PushConsumer:
     @property
     def failures(self) -> int:
         """Calls of a listener that failed so far."""
-        return self._retry.failures
+        service = self._service
+        return service.failures if isinstance(service, OrderlyWorkers) else self._retry.failures
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -281,9 +296,22 @@ class PushConsumer:
         else:
             self._engine.client.post(action)
 
+    @property
+    def _is_clustering(self) -> bool:
+        return self.options.message_model == MessageModel.CLUSTERING
+
     def _make_service(self) -> Workers:
+        name = f"mqmesh-{self.group}"
+        if self.options.consume_orderly:
+            return OrderlyService(
+                name,
+                self.options.consume_thread_count,
+                self.options.suspend_current_queue_time_ms,
+                self._call_later,
+                self._to_dead_letters,
+            )
         return ConsumeService(
-            f"mqmesh-{self.group}",
+            name,
             self.options.consume_thread_count,
             self._call_later,
             self._retry.on_failed,
@@ -301,17 +329,28 @@ class PushConsumer:
         def broken(error: CorruptBatch) -> None:
             self._call_soon(lambda: self._engine.stop_queue(queue, error))
 
-        return PushSink(
-            start,
-            self.options,
-            self._service,
-            lambda: QueueWork(listener, batch_size, progress, broken),
-        )
+        def work() -> QueueWork:
+            if not self.options.consume_orderly:
+                return QueueWork(listener, batch_size, progress, broken)
+            leases = self._engine.leases
+            lease = Always() if leases is None else leases.lease(queue)
+            limit = self.options.max_reconsume_times if self._is_clustering else NO_LIMIT
+            return OrderlyQueue(listener, batch_size, progress, broken, lease, limit)
+
+        return PushSink(start, self.options, self._service, work)
 
     def _submit_again(
         self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
     ) -> None:
         self._service.submit_again(work, messages, span, attempt)
+
+    def _to_dead_letters(
+        self,
+        messages: list[StoredMessage],
+        cause: BaseException | object,
+        on_done: Callable[[bool], None],
+    ) -> None:
+        self._call_later(0, lambda: on_done(False))
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         try:

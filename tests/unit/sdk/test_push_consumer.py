@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork
+from mqmesh.sdk.consume_service import QueueWork, Workers
 from mqmesh.sdk.consumer_options import (
     ConsumerOptions,
     PullConsumerOptions,
@@ -20,7 +20,7 @@ from mqmesh.sdk.push_consumer import PushSink
 from mqmesh.units import MIB
 
 
-class FakeWorkers:
+class FakeWorkers(Workers):
     """Keeps what it is given."""
 
     def __init__(self):
