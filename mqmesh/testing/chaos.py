@@ -23,11 +23,11 @@ from mqmesh.errors import MQMeshError
 from mqmesh.testing.chaos_scene import (
     BROKER,
     OFFSETS_SAVED_MS,
-    ChaosFailure,
     Scene,
     UpCluster,
 )
 from mqmesh.testing.checker import Report
+from mqmesh.testing.history import Outage
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.workload import now_ms
 from mqmesh.units import MIB
@@ -43,8 +43,12 @@ CLIENT_SHARE: Final = 0.3
 LOAD_S: Final = (0.3, 1.5)
 START_S: Final = (0.0, 0.6)
 PAUSE_S: Final = 3.0
-HEARTBEAT_S: Final = 30.0
-LOST_CONSUMER_S: Final = 10.0
+BACK_MS: Final = 20_000.0
+"""Until a killed broker serves again: the supervisor waits longer after each of several kills in
+a row, and recovery reads what was not synced."""
+HEARTBEAT_MS: Final = 30_000.0
+LOST_CONSUMER_MS: Final = 10_000.0
+AWAKE_MS: Final = 10_000.0
 _SEGMENT_BYTES: Final = 16 * MIB
 
 
@@ -88,6 +92,7 @@ def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
             cluster.wait_ready()
             scene.wait_progress()
             silences.append(time.monotonic() - began)
+            scene.outages.append(Outage("a killed broker", silences[-1] * 1_000, BACK_MS))
         figures = {
             "kills": len(scene.kills_ms),
             "clients killed": scene.clients_killed,
@@ -131,8 +136,7 @@ def kill_name_servers(folder: Path, seed: int, rounds: int) -> Outcome:
         scene.wait_progress()
         scene.wait_shares(3, 3, 2)
         back_s = time.monotonic() - began
-        if back_s > HEARTBEAT_S:
-            raise ChaosFailure(f"new clients were served after {back_s:.1f} s")
+        scene.outages.append(Outage("no name server", back_s * 1_000, HEARTBEAT_MS))
         return Outcome(scene.finish(), {"new clients served after s": back_s})
 
 
@@ -145,8 +149,7 @@ def kill_consumer(folder: Path, seed: int, rounds: int) -> Outcome:
         scene.run_for(scene.chance.uniform(*LOAD_S))
         scene.kill(scene.chance.choice(scene.consumers))
         taken_s = scene.wait_shares(4, 4)
-        if taken_s > LOST_CONSUMER_S:
-            raise ChaosFailure(f"its queues were taken after {taken_s:.1f} s")
+        scene.outages.append(Outage("a killed consumer", taken_s * 1_000, LOST_CONSUMER_MS))
         scene.wait_progress()
         return Outcome(scene.finish(), {"queues taken after s": taken_s})
 
@@ -162,6 +165,7 @@ def pause_broker(folder: Path, seed: int, rounds: int) -> Outcome:
         scene.run_for(PAUSE_S)
         broker.resume()
         silence_s = scene.wait_progress()
+        scene.outages.append(Outage("a broker that hung", silence_s * 1_000, AWAKE_MS))
         scene.run_for(1.0)
         return Outcome(scene.finish(), {"going on after s": silence_s})
 

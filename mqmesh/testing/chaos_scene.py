@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,16 @@ from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.run_file import read_record
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.queries import QueryClient
 from mqmesh.testing.checker import Commit, Delivery, History, Report, check
 from mqmesh.testing.commands import CommandProcess, free_ports, up_arguments
+from mqmesh.testing.history import Outage, Resources
+from mqmesh.testing.observations import (
+    came_back,
+    look_up,
+    recovery_degradations,
+    resources_of,
+)
 from mqmesh.testing.workload import (
     Plan,
     Worker,
@@ -45,6 +53,9 @@ PATIENT_MS: Final = 60_000
 POLL_S: Final = 0.02
 LOOK_INTERVAL_S: Final = 0.2
 LOOK_TIMEOUT_MS: Final = 500
+LOOKUPS: Final = 40
+"""Messages that are looked up by id and by key at the end."""
+QUERY_TIMEOUT_MS: Final = 10_000
 OFFSETS_SAVED_MS: Final = 1_000
 """How often the broker saves committed offsets in these scenes."""
 OFFSETS_SLACK_MS: Final = 1_500
@@ -163,6 +174,7 @@ class Scene:
     Attributes:
         chance: The scene's own source of chance.
         producers: Workers that send, dead ones too.
+        outages: Times without service, to be judged at the end.
         consumers: Workers that consume, dead ones too.
         kills_ms: When the broker was killed.
     """
@@ -172,12 +184,14 @@ class Scene:
         self.producers: list[Worker] = []
         self.consumers: list[Worker] = []
         self.kills_ms: list[float] = []
+        self.outages: list[Outage] = []
         self._cluster = cluster
         self._folder = folder
         self._dead: set[str] = set()
         self._looks = Looks(cluster.broker_endpoint)
         with AdminClient(cluster.namesrv_addr) as admin:
             wait_until("the broker to be known", partial(_has_topic, admin))
+            self._before = self._resources(_figures(admin))
         self._looks.start()
 
     # ---- Load ------------------------------------------------------------------------
@@ -277,6 +291,11 @@ class Scene:
         for consumer in self.living(self.consumers):
             consumer.stop()
         self._looks.stop()
+        stored = read_log(self._cluster.namesrv_addr)
+        with QueryClient(self._cluster.namesrv_addr, timeout_ms=QUERY_TIMEOUT_MS) as query:
+            lookups = look_up(query, TOPIC, stored, self.chance, LOOKUPS)
+            figures = _figures(query)
+        after = self._resources(figures)
         history = History(
             attempts=[
                 attempt
@@ -288,10 +307,14 @@ class Scene:
                 for one in self.consumers
                 for delivery in read_deliveries(one.plan.name, one.lines())
             ],
-            stored=read_log(self._cluster.namesrv_addr),
+            stored=stored,
             commits=self._looks.seen,
             kills_ms=self.kills_ms,
             offset_window_ms=OFFSETS_SAVED_MS + OFFSETS_SLACK_MS,
+            lookups=lookups,
+            returns=[came_back(self._before, after, int(figures["store_max_commitlog_offset"]))],
+            outages=self.outages,
+            degradations=recovery_degradations(figures, self._log()),
         )
         return check(history)
 
@@ -311,6 +334,14 @@ class Scene:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _resources(self, figures: Mapping[str, str]) -> Resources:
+        return resources_of(BROKER, int(figures["pid"]), self._folder)
+
+    def _log(self) -> str:
+        """What the broker has logged in all its lives."""
+        logs = sorted(self._folder.rglob(f"{BROKER}.log*"))
+        return "".join(one.read_text(encoding="utf-8", errors="replace") for one in logs)
 
     def _shares(self) -> list[int]:
         has: list[list[str]] = []
@@ -400,6 +431,10 @@ def _has_topic(admin: AdminClient) -> bool:
     except NoRoute:
         return False
     return True
+
+
+def _figures(admin: AdminClient) -> dict[str, str]:
+    return admin.runtime_info()[BROKER]
 
 
 def _is_beyond(workers: list[Worker], event: str, before: int) -> bool:

@@ -139,6 +139,7 @@ def check(history: History) -> Report:
             "stored": len(history.stored),
             "delivered": different,
             "delivered again": len(history.deliveries) - different,
+            **({"looked up": len(history.lookups)} if history.lookups else {}),
         },
     )
 

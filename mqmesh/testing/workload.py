@@ -250,7 +250,13 @@ def describe(message: StoredMessage, time_ms: float = 0.0) -> Delivery:
         message.queue_offset,
         message.message_id,
         time_ms,
+        keys=tuple(message.keys),
     )
+
+
+def make_keys(producer: str, number: int) -> tuple[str, ...]:
+    """Business keys of a message: none, or one of its own and one that it shares."""
+    return (f"{producer}-{number}", f"tens-{number // 10}") if number % 4 == 0 else ()
 
 
 def split_body(body: bytes) -> tuple[str, int]:
@@ -335,6 +341,7 @@ class _Producing:
             Message(
                 self._plan.topic,
                 make_body(self._plan.name, number, self._chance),
+                keys=make_keys(self._plan.name, number),
                 sharding_key=key,
             )
             for number in range(first, self._number)

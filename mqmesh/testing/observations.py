@@ -1,0 +1,158 @@
+"""Looks at a running cluster from outside, for the checker's C8, C10 and C12."""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.sdk.queries import QueryClient, QueryResult
+from mqmesh.testing.history import Degradation, Delivery, Lookup, Place, Resources, Return
+from mqmesh.units import KIB, MIB
+
+CUT_LINE: Final = "a torn tail of"
+"""What a broker's log says when it cuts the end of its log off."""
+DAMAGE_LINE: Final = "are damaged and passed over"
+"""What it says when it sets damaged bytes aside."""
+
+GROWTH: Final = Resources("growth", 64 * MIB, 48, 6, 0)
+"""What a broker may keep of a load that is over: caches, files that stay open, threads of its
+pools. Disk is judged against what was stored."""
+INDEX_PATIENCE_S: Final = 30.0
+POLL_S: Final = 0.05
+DISK_SLACK_BYTES: Final = 64 * MIB
+"""Room allocated ahead: the segment in use, the next one, and files of consume queues."""
+
+
+def resources_of(name: str, pid: int, folder: Path | None = None) -> Resources:
+    """What a process needs now.
+
+    Args:
+        name: For reports.
+        pid: Its process id.
+        folder: What it keeps on disk, if that counts.
+    """
+    process = Path("/proc") / str(pid)
+    status = (process / "status").read_text(encoding="ascii", errors="replace")
+    rss = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    threads = re.search(r"^Threads:\s+(\d+)$", status, re.MULTILINE)
+    return Resources(
+        name,
+        int(rss[1]) * KIB if rss else 0,
+        len(list((process / "fd").iterdir())),
+        int(threads[1]) if threads else 0,
+        disk_bytes(folder) if folder is not None else 0,
+    )
+
+
+def disk_bytes(folder: Path) -> int:
+    """What the files below a folder take on the disk."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:
+            continue  # gone meanwhile, so it takes nothing
+    return total
+
+
+def came_back(before: Resources, after: Resources, stored_bytes: int) -> Return:
+    """The bound that a broker must come back to after a load.
+
+    Args:
+        before: While nothing was stored yet.
+        after: When all clients are gone.
+        stored_bytes: Of all messages that are in the log.
+    """
+    growth = Resources(
+        "growth",
+        GROWTH.rss_bytes,
+        GROWTH.descriptors,
+        GROWTH.threads,
+        # A message has an entry in a consume queue and the index, and a share of a header.
+        4 * stored_bytes + DISK_SLACK_BYTES,
+    )
+    return Return(before, after, growth)
+
+
+def look_up(
+    query: QueryClient, topic: str, stored: Sequence[Delivery], chance: random.Random, count: int
+) -> list[Lookup]:
+    """Asks for messages that are there, and for some that are not.
+
+    Args:
+        query: Whom to ask.
+        topic: Their topic.
+        stored: The whole log.
+        chance: Chooses.
+        count: Messages to ask for, by id and by one of their keys.
+    """
+    chosen = chance.sample(list(stored), min(count, len(stored)))
+    ids = {one.message_id for one in chosen} | {f"{chance.getrandbits(128):032X}"}
+    keys = {key for one in chosen for key in one.keys[:1]} | {"a key that nobody has"}
+    limit = 1_024
+    found = []
+    for one in sorted(ids):
+        by_id = partial(query.by_id, one, max_count=limit)
+        found.append(Lookup("id", one, _places(topic, by_id), limit))
+    for one in sorted(keys):
+        by_key = partial(query.by_key, topic, one, max_count=limit)
+        found.append(Lookup("key", one, _places(topic, by_key), limit))
+    return found
+
+
+def recovery_degradations(figures: Mapping[str, str], log: str) -> list[Degradation]:
+    """What a broker cut off or set aside when it was started, and whether it said so.
+
+    Args:
+        figures: Its figures now.
+        log: Its log.
+    """
+    return [
+        Degradation("truncation of a torn tail", int(cut > 0), None, log.count(CUT_LINE), cut)
+        for cut in [int(figures.get("store_cut_bytes", "0"))]
+    ] + [
+        Degradation("quarantine", damaged, None, log.count(DAMAGE_LINE), damaged)
+        for damaged in [int(figures.get("store_damaged", "0"))]
+    ]
+
+
+def refusal_degradation(
+    code: str, happened: int, error_codes: int, figures: Mapping[str, str], log: str
+) -> Degradation:
+    """What a broker refused with a response code, and whether it said so.
+
+    Args:
+        code: Name of the response code.
+        happened: How often, by the asker's count.
+        error_codes: How many of these were answered with that code.
+        figures: The broker's figures now.
+        log: Its log.
+    """
+    lines = len(re.findall(rf"refused with {code}: ", log))
+    counted = int(figures.get(f"refused_{code.lower()}_total", "0"))
+    return Degradation(f"refusal with {code}", happened, error_codes, lines, counted)
+
+
+def _places(topic: str, ask: Callable[[], QueryResult]) -> tuple[Place, ...]:
+    """Where an answer that is whole says that messages of a topic are."""
+    deadline = time.monotonic() + INDEX_PATIENCE_S
+    pause = threading.Event()
+    while True:
+        try:
+            result = ask()
+        except BrokerNotAvailable:
+            if time.monotonic() > deadline:
+                raise
+            result = QueryResult([], notes={"": "no index process"})
+        if not result.notes or time.monotonic() > deadline:
+            return tuple(
+                (f"{one.broker_name}/{one.queue_id}", one.queue_offset)
+                for one in result.messages
+                if one.info.topic == topic
+            )
+        pause.wait(POLL_S)
