@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "send": ("send", "send"),
     "consume": ("consume", "consume"),
     "query": ("query", "query"),
+    "group": ("group", "group"),
     "store": ("store", "store"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),

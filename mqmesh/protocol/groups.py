@@ -7,14 +7,14 @@ import msgspec
 
 from mqmesh.protocol.membership import ConsumerData
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
-from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Name
+from mqmesh.protocol.route import Name
 
 MAX_GROUPS_PER_ANSWER: Final = 256
 MAX_QUEUES_PER_RESET: Final = 256
 MAX_QUEUES_PER_STATS: Final = 128
 """Queues in one answer about a group's progress: each may cost a read from the log."""
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+BY_CONSUMER: Final = -1
 
 
 class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -24,17 +24,15 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         group: Name.
         consume_enable: Members may pull.
         consume_broadcast_enable: Members may pull with BROADCASTING.
-        retry_queue_nums: Queues of its retry topic, 1 to 65,536.
-        retry_max_times: Tries of a message before it goes to the dead letters, where a
-            consumer does not say.
+        retry_max_times: A message that was sent back as often becomes a dead letter, whatever
+            the consumer says; -1 leaves it to the consumer.
         notify_consumer_ids_changed_enable: Members are told at once when others come and go.
     """
 
     group: Name
     consume_enable: bool = True
     consume_broadcast_enable: bool = True
-    retry_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 1
-    retry_max_times: _Count = 16
+    retry_max_times: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] = BY_CONSUMER
     notify_consumer_ids_changed_enable: bool = True
 
 
@@ -214,6 +212,7 @@ class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consumer_offset: The next one to be done, as committed; -1 for never.
         pull_offset: Behind the last one handed out since the broker was started, -1 for none.
         oldest_timestamp: Store time of the message at ``consumer_offset``, 0 if none waits.
+        client_id: Member that has the queue, as far as the broker knows; empty for none.
     """
 
     topic: str
@@ -223,6 +222,7 @@ class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     consumer_offset: int
     pull_offset: int = -1
     oldest_timestamp: int = 0
+    client_id: str = ""
 
 
 class ConsumeStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

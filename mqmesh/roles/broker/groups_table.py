@@ -16,7 +16,7 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
-from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.consumer_groups import check_client_group
@@ -30,8 +30,7 @@ TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
 class _SavedGroup(msgspec.Struct, frozen=True):
     consume_enable: bool = True
     consume_broadcast_enable: bool = True
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
+    retry_max_times: int = BY_CONSUMER
     notify_consumer_ids_changed_enable: bool = True
 
 
@@ -94,6 +93,13 @@ class GroupTable:
                 )
         elif not self._auto_create and group not in self._groups and group not in TOOL_GROUPS:
             raise _not_found(group)
+
+    def retry_limit(self, group: str, wanted: int) -> int:
+        """How often a message may be sent back: as the group's settings say, else as wanted."""
+        config = self._groups.get(group)
+        if config is None or config.retry_max_times == BY_CONSUMER:
+            return wanted
+        return config.retry_max_times
 
     def note_used(self, group: str, now_ms: TimestampMs) -> bool:
         """A group is used: gives it settings if it has none.

@@ -10,7 +10,17 @@ import pytest
 from mqmesh.cli import main
 
 DOCUMENTS = ["README.md", "docs/operations.md"]
-SOURCES = ["main", "cluster", "topic", "send", "consume", "serve", "bench"]
+SOURCES = [
+    "main",
+    "cluster",
+    "topic",
+    "send",
+    "consume",
+    "serve",
+    "bench",
+    "group",
+    "group_offsets",
+]
 
 
 def command_lines(text):

@@ -202,7 +202,9 @@ def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> Q
     done = context.offsets.query(name, topic, queue_id)
     pulled = context.pulls.pull_offset(name, topic, queue_id)
     oldest_ms = _store_time(context, topic, queue_id, max(done, low)) if done < high else 0
-    return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms)
+    claim = context.groups.claims.find(name, topic, queue_id)
+    owner = claim.client_id if claim is not None else ""
+    return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
 
 
 def _store_time(context: BrokerContext, topic: str, queue_id: int, queue_offset: int) -> int:

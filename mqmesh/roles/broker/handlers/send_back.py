@@ -127,7 +127,9 @@ def _send_back_entry(
             topic=entry.topic,
             first=ordinal_of(header, place),
             count=min(end, header.next_queue_offset) - place,
-            max_reconsume_times=back.max_reconsume_times,
+            max_reconsume_times=context.group_table.retry_limit(
+                back.group, back.max_reconsume_times
+            ),
             delay_level=entry.delay_level,
             reason=entry.reason,
         )

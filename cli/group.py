@@ -1,0 +1,472 @@
+"""`mqmesh group …`: consumer groups, their settings, their members and how far they are."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.text import Text
+
+from mqmesh.errors import ConfigError
+from mqmesh.logs import one_line
+from mqmesh.message import retry_topic
+from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
+from mqmesh.protocol.membership import ConsumerData
+from mqmesh.sdk.group_admin import GroupAdmin, GroupProgress, QueueLag
+
+from .group_offsets import clone_offset, reset_offset, skip
+from .options import json_option, namesrv_option
+from .render import duration, print_json, print_table
+
+TOPICS_SHOWN = 3
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@click.group()
+def group() -> None:
+    """Consumer groups: who is in them, how far they are, and where they go on.
+
+    \b
+    Examples:
+      mqmesh group list
+      mqmesh group progress billing
+      mqmesh group connections billing
+      mqmesh group reset-offset billing --topic orders --to-time 2h --dry-run
+    """
+
+
+group.add_command(reset_offset)
+group.add_command(clone_offset)
+group.add_command(skip)
+
+
+@group.command("list")
+@namesrv_option
+@json_option
+def list_groups(namesrv: str, as_json: bool) -> None:
+    """List all groups, with and without members.
+
+    LAG counts messages that are not done, RETRYING those that failed and are due again, DEAD
+    those in the dead letters. The numbers are sums over the brokers.
+    """
+    with GroupAdmin(namesrv) as admin:
+        rows = _merged(admin.groups())
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("GROUP", "MODEL", "MEMBERS", "LAG", "MSG/S", "RETRYING", "DEAD", "TOPICS", "REMARK"),
+        [
+            (
+                row["group"],
+                (row["message_model"] or "-").lower(),
+                row["members"],
+                row["lag"],
+                _rate(row["consume_tps"]),
+                row["retrying"],
+                row["dead"],
+                _topics(row["topics"]),
+                _remark(row),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _settings(function: _F) -> _F:
+    """Adds the options that settings have."""
+    for option in (
+        click.option(
+            "--notify/--no-notify",
+            default=None,
+            help="Members are told at once when others come and go. [default: yes]",
+        ),
+        click.option(
+            "--retry-max-times",
+            type=click.IntRange(BY_CONSUMER, 1_000_000),
+            help="Tries before a message becomes a dead letter; -1 as each consumer says. "
+            "[default: -1]",
+        ),
+        click.option(
+            "--broadcast/--no-broadcast", default=None, help="Members may broadcast. [default: yes]"
+        ),
+        click.option(
+            "--consume/--no-consume", default=None, help="Members may consume. [default: yes]"
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@group.command()
+@click.argument("name")
+@_settings
+@click.option("--if-missing", is_flag=True, help="A group that exists is left as it is.")
+@namesrv_option
+@json_option
+def create(
+    name: str,
+    consume: bool | None,
+    broadcast: bool | None,
+    retry_max_times: int | None,
+    notify: bool | None,
+    if_missing: bool,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Create a group on every broker.
+
+    Needed only where brokers do not do that by themselves
+    (auto_create_subscription_group = false), or for settings of its own.
+
+    \b
+    Examples:
+      mqmesh group create billing
+      mqmesh group create billing --retry-max-times 5 --if-missing
+    """
+    config = msgspec.structs.replace(
+        GroupConfig(name), **_changes(consume, broadcast, retry_max_times, notify)
+    )
+    with GroupAdmin(namesrv) as admin:
+        if if_missing:
+            known = _configs(admin, name)
+            done = known or admin.put_group(config)
+        else:
+            done = admin.create_group(config)
+    _show_configs(name, done, as_json)
+
+
+@group.command()
+@click.argument("name")
+@_settings
+@namesrv_option
+@json_option
+def update(
+    name: str,
+    consume: bool | None,
+    broadcast: bool | None,
+    retry_max_times: int | None,
+    notify: bool | None,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Change the settings of a group on every broker; what is not said stays.
+
+    \b
+    Examples:
+      mqmesh group update billing --no-consume      members get nothing for a while
+      mqmesh group update billing --consume
+    """
+    changes = _changes(consume, broadcast, retry_max_times, notify)
+    if not changes:
+        raise ConfigError("nothing to change; say --consume, --broadcast, --retry-max-times, …")
+    with GroupAdmin(namesrv) as admin:
+        admin.groups(name)
+        present = next(iter(_configs(admin, name).values()), GroupConfig(name))
+        done = admin.put_group(msgspec.structs.replace(present, **changes))
+    _show_configs(name, done, as_json)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--with-topics", is_flag=True, help="Its retry and dead letter topics, too.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Delete a group without members: its settings and offsets, on every broker.
+
+    If it is used again it begins as a new group does.
+
+    \b
+    Examples:
+      mqmesh group delete billing --yes
+      mqmesh group delete billing --with-topics
+    """
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError("this forgets how far the group has come; add --yes")
+        what = (
+            "its offsets, and what waits for a retry or is dead" if with_topics else "its offsets"
+        )
+        click.confirm(f"Delete group {name}, {what}?", abort=True)
+    with GroupAdmin(namesrv) as admin:
+        brokers = admin.delete_group(name, remove_topics=with_topics)
+    if as_json:
+        print_json({"group": name, "brokers": brokers, "with_topics": with_topics})
+        return
+    click.echo(f"group {name} is deleted from {', '.join(brokers)}")
+
+
+@group.command()
+@click.argument("name")
+@click.option("-t", "--topic", default="", help="Only this topic.")
+@namesrv_option
+@json_option
+def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
+    """Show how far a group is: lag in messages and in time, queue by queue.
+
+    OFFSET is the next message to be done, END stands behind the queue's last one. IN FLIGHT are
+    messages that members have and are not done with. WAITING tells how long the oldest message
+    that is not done has been there. What is delayed or half a transaction is no lag.
+
+    \b
+    Examples:
+      mqmesh group progress billing
+      mqmesh group progress billing --topic orders --json
+    """
+    with GroupAdmin(namesrv) as admin:
+        found = admin.progress(name, topic)
+    if as_json:
+        print_json(_progress_dict(found))
+        return
+    print_table(
+        ("TOPIC", "BROKER", "QUEUE", "OFFSET", "END", "LAG", "IN FLIGHT", "WAITING", "MEMBER"),
+        [
+            (
+                one.progress.topic,
+                one.broker_name,
+                one.progress.queue_id,
+                "-" if one.progress.consumer_offset < 0 else f"{one.progress.consumer_offset:,}",
+                one.progress.max_queue_offset,
+                one.lag,
+                one.in_flight,
+                duration(one.lag_ms) if one.lag else "-",
+                one.progress.client_id or "-",
+            )
+            for one in found.queues
+        ],
+    )
+    waiting = f", the oldest waiting for {duration(found.lag_ms)}" if found.lag else ""
+    click.echo(
+        f"lag {found.lag:,} messages{waiting}; {found.in_flight:,} in flight; "
+        f"{_rate(found.consume_tps)} messages/s; {found.retrying:,} due for a retry; "
+        f"{found.dead:,} dead letters; {found.members:,} members"
+    )
+    _warn(found.members, found.differing, found.message_model)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--producers", is_flag=True, help="Of the producer group of that name.")
+@namesrv_option
+@json_option
+def connections(name: str, producers: bool, namesrv: str, as_json: bool) -> None:
+    """Show the members of a group, and who subscribes differently from the others.
+
+    All members must subscribe to the same topics with the same expressions, or messages are
+    missed: each queue is read by one member, with that member's expression.
+
+    \b
+    Examples:
+      mqmesh group connections billing
+      mqmesh group connections shop --producers
+    """
+    with GroupAdmin(namesrv) as admin:
+        if producers:
+            _show_producers(admin, name, as_json)
+            return
+        members = admin.connections(name)
+        if not members:
+            admin.groups(name)  # a group that is not there at all is an error
+    if as_json:
+        print_json({"group": name, "members": [_member_dict(one) for one in members]})
+        return
+    print_table(
+        ("MEMBER", "STATE", "LAST WORD", "VERSION", "MODEL", "SUBSCRIPTIONS"),
+        [
+            (
+                one.client_id,
+                _state(one.connected),
+                duration(one.silent_ms),
+                one.version or "-",
+                one.data.message_model.lower(),
+                _subscriptions(one.data),
+            )
+            for one in members
+        ],
+    )
+    for one in members:
+        if one.difference:
+            _tell(f"{one.client_id} subscribes differently from the group: {one.difference}")
+
+
+def _show_producers(admin: GroupAdmin, name: str, as_json: bool) -> None:
+    found = admin.producer_connections(name)
+    if as_json:
+        print_json({"group": name, "members": [msgspec.structs.asdict(one) for one in found]})
+        return
+    print_table(
+        ("MEMBER", "STATE", "LAST WORD", "VERSION"),
+        [
+            (one.client_id, _state(one.connected), duration(one.silent_ms), one.version or "-")
+            for one in found
+        ],
+    )
+
+
+def _changes(
+    consume: bool | None, broadcast: bool | None, retry_max_times: int | None, notify: bool | None
+) -> dict[str, Any]:
+    changes = {
+        "consume_enable": consume,
+        "consume_broadcast_enable": broadcast,
+        "retry_max_times": retry_max_times,
+        "notify_consumer_ids_changed_enable": notify,
+    }
+    return {key: value for key, value in changes.items() if value is not None}
+
+
+def _configs(admin: GroupAdmin, name: str) -> dict[str, GroupConfig]:
+    """Settings of a group by broker, where somebody made some."""
+    return {
+        broker: one.config
+        for broker, found in admin.groups().items()
+        for one in found
+        if one.config.group == name and one.is_configured
+    }
+
+
+def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> None:
+    rows = [
+        {"broker_name": broker} | msgspec.structs.asdict(one) for broker, one in configs.items()
+    ]
+    if as_json:
+        print_json({"group": name, "brokers": rows})
+        return
+    for row in rows:
+        times = row["retry_max_times"]
+        click.echo(
+            f"group {name} on {row['broker_name']}: "
+            f"{'may' if row['consume_enable'] else 'may not'} consume, "
+            f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
+            + ("tries as each consumer says" if times == BY_CONSUMER else f"{times} tries")
+        )
+
+
+def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
+    """One row a group: numbers summed over the brokers."""
+    found: dict[str, dict[str, Any]] = {}
+    for broker_name, summaries in by_broker.items():
+        for one in summaries:
+            row = found.setdefault(
+                one.config.group,
+                {
+                    "group": one.config.group,
+                    "message_model": "",
+                    "members": 0,
+                    "lag": 0,
+                    "consume_tps": 0.0,
+                    "retrying": 0,
+                    "dead": 0,
+                    "differing": 0,
+                    "consume_enable": True,
+                    "topics": set(),
+                    "brokers": [],
+                },
+            )
+            row["message_model"] = row["message_model"] or one.message_model
+            # Every member is connected to every broker.
+            row["members"] = max(row["members"], one.members)
+            row["differing"] = max(row["differing"], one.differing)
+            for key in ("lag", "consume_tps", "retrying", "dead"):
+                row[key] += getattr(one, key)
+            row["consume_enable"] = row["consume_enable"] and one.config.consume_enable
+            row["topics"] |= set(one.topics)
+            row["brokers"].append(broker_name)
+    for row in found.values():
+        row["topics"] = sorted(row["topics"])
+    return [found[name] for name in sorted(found)]
+
+
+def _progress_dict(found: GroupProgress) -> dict[str, Any]:
+    return {
+        "group": found.group,
+        "message_model": found.message_model,
+        "members": found.members,
+        "differing": found.differing,
+        "lag": found.lag,
+        "lag_ms": found.lag_ms,
+        "in_flight": found.in_flight,
+        "consume_tps": found.consume_tps,
+        "retrying": found.retrying,
+        "dead": found.dead,
+        "queues": [_queue_dict(one, found.group) for one in found.queues],
+    }
+
+
+def _queue_dict(one: QueueLag, group_name: str) -> dict[str, Any]:
+    queue = one.progress
+    return {
+        "topic": queue.topic,
+        "is_retry": queue.topic == retry_topic(group_name),
+        "broker_name": one.broker_name,
+        "queue_id": queue.queue_id,
+        "consumer_offset": queue.consumer_offset,
+        "min_queue_offset": queue.min_queue_offset,
+        "max_queue_offset": queue.max_queue_offset,
+        "lag": one.lag,
+        "lag_ms": one.lag_ms,
+        "in_flight": one.in_flight,
+        "client_id": queue.client_id,
+    }
+
+
+def _member_dict(one: ConsumerConnection) -> dict[str, Any]:
+    return {
+        "client_id": one.client_id,
+        "connected": one.connected,
+        "silent_ms": one.silent_ms,
+        "language": one.language,
+        "version": one.version,
+        "message_model": one.data.message_model,
+        "consume_from_where": one.data.consume_from_where,
+        "subscriptions": [msgspec.structs.asdict(each) for each in one.data.subscriptions],
+        "difference": one.difference,
+    }
+
+
+def _warn(members: int, differing: int, model: str) -> None:
+    if differing:
+        _tell(
+            f"{differing} of {members} members subscribe differently from the group; messages "
+            "are missed; `mqmesh group connections` tells more"
+        )
+    if model == "BROADCASTING":
+        _tell("members of a broadcasting group keep their offsets by themselves")
+
+
+def _remark(row: dict[str, Any]) -> Text:
+    remarks = []
+    if row["differing"]:
+        remarks.append(f"{row['differing']} subscribe differently")
+    if not row["consume_enable"]:
+        remarks.append("may not consume")
+    return Text(", ".join(remarks), style="yellow")
+
+
+def _topics(topics: list[str]) -> str:
+    more = len(topics) - TOPICS_SHOWN
+    shown = ", ".join(topics[:TOPICS_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown or "-"
+
+
+def _subscriptions(data: ConsumerData) -> str:
+    own = retry_topic(data.group)
+    return one_line(
+        ", ".join(f"{one.topic} {one.expression}" for one in data.subscriptions if one.topic != own)
+    )
+
+
+def _state(connected: bool) -> Text:
+    return Text("connected", style="green") if connected else Text("lost", style="yellow")
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 or not per_second else f"{per_second:.1f}"
+
+
+def _tell(text: str) -> None:
+    click.echo(f"warning: {one_line(text)}", err=True)

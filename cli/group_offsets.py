@@ -1,0 +1,228 @@
+"""`mqmesh group reset-offset|clone-offset|skip`: lets consumer groups go on elsewhere."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError
+from mqmesh.protocol.groups import ResetWhere
+from mqmesh.sdk.group_admin import GroupAdmin, OffsetMove, OffsetMoves
+
+from .consume import parse_time
+from .options import json_option, namesrv_option
+from .render import print_json, print_table
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _moving_options(function: _F) -> _F:
+    """Adds what all commands have that move offsets."""
+    function = click.option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
+    return click.option(
+        "-n", "--dry-run", is_flag=True, help="Change nothing; show what would change."
+    )(function)
+
+
+@click.command("reset-offset")
+@click.argument("name")
+@click.option("-t", "--topic", required=True, help="Topic to go on elsewhere in.")
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    help="To the first message stored at this time or later: 2026-03-01T12:00Z, ms since 1970, "
+    "or an age like 2h.",
+)
+@click.option("--to-first", is_flag=True, help="To the first message that is still there.")
+@click.option("--to-last", is_flag=True, help="Behind the last message.")
+@click.option("--to-offset", type=click.IntRange(0), help="To this offset; needs --queue.")
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="Only this queue.")
+@click.option("-b", "--broker", default="", help="Only this broker group.")
+@_moving_options
+@namesrv_option
+@json_option
+def reset_offset(
+    name: str,
+    topic: str,
+    to_time: str | None,
+    to_first: bool,
+    to_last: bool,
+    to_offset: int | None,
+    queue_id: int | None,
+    broker: str,
+    dry_run: bool,
+    yes: bool,
+    namesrv: str,
+    as_json: bool,
+) -> None:
+    """Let a group go on elsewhere in a topic, backward or forward.
+
+    Works for groups that run and for those that do not. Running consumers give up what they
+    hold and go on there at once; what their listeners are at is not interrupted. Members of a
+    broadcasting group are moved only while they run.
+
+    \b
+    Examples:
+      mqmesh group reset-offset billing --topic orders --to-time 2h --dry-run
+      mqmesh group reset-offset billing --topic orders --to-time 2026-03-01T12:00Z --yes
+      mqmesh group reset-offset billing --topic orders --queue 3 --to-offset 4711
+    """
+    chosen = [to_time is not None, to_first, to_last, to_offset is not None]
+    if sum(chosen) != 1:
+        raise ConfigError("say where to: one of --to-time, --to-first, --to-last, --to-offset")
+    where = [ResetWhere.TIMESTAMP, ResetWhere.FIRST, ResetWhere.LAST, ResetWhere.OFFSET][
+        chosen.index(True)
+    ]
+    timestamp_ms = 0 if to_time is None else _time(to_time)
+    with GroupAdmin(namesrv) as admin:
+
+        def move(dry: bool) -> OffsetMoves:
+            return admin.reset_offset(
+                name,
+                topic,
+                where,
+                timestamp_ms=timestamp_ms,
+                queue_offset=-1 if to_offset is None else to_offset,
+                queue_id=-1 if queue_id is None else queue_id,
+                broker_name=broker,
+                dry_run=dry,
+            )
+
+        _carry_out(name, move, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@click.command("clone-offset")
+@click.argument("source")
+@click.argument("target")
+@click.option("-t", "--topic", default="", help="Only this topic. [default: all of SOURCE]")
+@_moving_options
+@namesrv_option
+@json_option
+def clone_offset(
+    source: str, target: str, topic: str, dry_run: bool, yes: bool, namesrv: str, as_json: bool
+) -> None:
+    """Let group TARGET go on where group SOURCE is.
+
+    TARGET is made if it is not there; what SOURCE never read stays as it is.
+
+    \b
+    Examples:
+      mqmesh group clone-offset billing billing-v2 --dry-run
+      mqmesh group clone-offset billing billing-v2 --topic orders --yes
+    """
+    with GroupAdmin(namesrv) as admin:
+        _carry_out(
+            target,
+            lambda dry: admin.clone_offset(source, target, topic, dry_run=dry),
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+
+
+@click.command()
+@click.argument("name")
+@click.option("-t", "--topic", default="", help="Only this topic. [default: all of the group]")
+@_moving_options
+@namesrv_option
+@json_option
+def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Skip the backlog: let a group go on behind the last message.
+
+    What waits for a retry stays, unless its topic is named: --topic %RETRY%<group>.
+
+    \b
+    Examples:
+      mqmesh group skip billing --dry-run
+      mqmesh group skip billing --topic orders --yes
+    """
+    with GroupAdmin(namesrv) as admin:
+        _carry_out(
+            name,
+            lambda dry: admin.skip_backlog(name, topic, dry_run=dry),
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+
+
+def _carry_out(
+    name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Shows what would change, asks, and does it."""
+    if not dry_run and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError(
+                "this makes the group read messages again or never; look with --dry-run, then "
+                "add --yes"
+            )
+        preview = move(True)
+        _show(name, preview)
+        click.confirm("Do it?", abort=True)
+    done = move(dry_run)
+    if as_json:
+        print_json(_as_dict(name, done))
+    else:
+        _show(name, done)
+
+
+def _show(name: str, moves: OffsetMoves) -> None:
+    print_table(
+        ("TOPIC", "BROKER", "QUEUE", "OFFSET", "NEW OFFSET", "READ AGAIN", "SKIPPED"),
+        [
+            (
+                one.change.topic,
+                one.broker_name,
+                one.change.queue_id,
+                "-" if one.change.old_offset < 0 else f"{one.change.old_offset:,}",
+                one.change.new_offset,
+                one.reread,
+                one.skipped,
+            )
+            for one in moves.queues
+        ],
+    )
+    counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
+    if moves.dry_run:
+        text = f"would read {counts.format('skip')} members would be told; nothing was changed"
+    else:
+        text = f"reads {counts.format('skips')} members were told"
+    click.echo(f"group {name} {text}")
+
+
+def _as_dict(name: str, moves: OffsetMoves) -> dict[str, Any]:
+    return {
+        "group": name,
+        "dry_run": moves.dry_run,
+        "reread": moves.reread,
+        "skipped": moves.skipped,
+        "members_told": moves.members_told,
+        "queues": [_queue_dict(one) for one in moves.queues],
+    }
+
+
+def _queue_dict(one: OffsetMove) -> dict[str, Any]:
+    change = one.change
+    return {
+        "topic": change.topic,
+        "broker_name": one.broker_name,
+        "queue_id": change.queue_id,
+        "old_offset": change.old_offset,
+        "new_offset": change.new_offset,
+        "min_queue_offset": change.min_queue_offset,
+        "max_queue_offset": change.max_queue_offset,
+        "reread": one.reread,
+        "skipped": one.skipped,
+    }
+
+
+def _time(text: str) -> int:
+    try:
+        return parse_time(text, SystemClock().wall_ms())
+    except ConfigError:
+        raise ConfigError(
+            f"--to-time {text!r}: must be a time like 2026-03-01T12:00Z, ms since 1970, or an age "
+            "like 30s, 10m, 2h, 1d"
+        ) from None

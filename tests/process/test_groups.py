@@ -1,0 +1,390 @@
+"""Consumer groups: settings, progress, and offsets moved under running consumers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from mqmesh.errors import BrokerError, GroupNotFound, InvalidArgument, OffsetIllegal
+from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.groups import GroupConfig, ResetWhere
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.group_admin import GroupAdmin
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.testing.commands import run_command
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 20.0
+QUEUES = 4
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster of two brokers that no test harms."""
+    folder = tmp_path_factory.mktemp("c")
+    with ProcessCluster(folder, brokers=("broker-a", "broker-b")) as cluster:
+        with GroupAdmin(cluster.namesrv_addr) as admin:
+            until(lambda: len(_brokers(admin)) == 2)
+        yield cluster
+
+
+@pytest.fixture
+def admin(cluster):
+    with GroupAdmin(cluster.namesrv_addr) as admin:
+        yield admin
+
+
+@pytest.fixture
+def names():
+    """A topic and a group that no other test uses."""
+    number = next(_numbers)
+    return f"topic-{number}", f"group-{number}"
+
+
+class Listener:
+    """Keeps what it gets; waits while it is told to."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.bodies: list[bytes] = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def __call__(self, messages):
+        self.open.wait(PATIENCE_S)
+        with self.changed:
+            self.bodies += [message.body for message in messages]
+            self.changed.notify_all()
+        return ConsumeResult.SUCCESS
+
+    def wait_for(self, condition):
+        """Waits until something is so of the bodies."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: condition(self.bodies), PATIENCE_S), len(
+                self.bodies
+            )
+
+
+def until(condition):
+    """Looks until something is so; returns it."""
+    deadline = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "waited in vain"
+        pause.wait(0.02)
+
+
+def send(cluster, topic, count, start=0, **fields):
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        futures = [
+            producer.send_async(Message(topic, b"%d" % number, sharding_key=str(number), **fields))
+            for number in range(start, start + count)
+        ]
+        return [future.result() for future in futures]
+
+
+def push(cluster, topic, group, listener, *, expression="*", **options):
+    options = {
+        "consume_from_where": "FIRST_OFFSET",
+        "persist_consumer_offset_interval_ms": 100,
+        **options,
+    }
+    consumer = PushConsumer(group, namesrv_addr=cluster.namesrv_addr, **options)
+    consumer.subscribe(topic, expression, listener=listener)
+    return consumer
+
+
+def all_bodies(count):
+    return {b"%d" % number for number in range(count)}
+
+
+def make_topic(admin, topic):
+    admin.put_topic(TopicConfig(topic, QUEUES, QUEUES))
+
+
+# ---- Running consumers --------------------------------------------------------------------
+
+
+def test_a_reset_to_the_first_message_takes_effect_on_running_consumers_at_once(
+    cluster, admin, names
+):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 400)
+    one, two = Listener(), Listener()
+    with push(cluster, topic, group, one), push(cluster, topic, group, two):
+        both = lambda: Counter(one.bodies + two.bodies)  # noqa: E731
+        until(lambda: set(both()) == all_bodies(400))
+        until(lambda: admin.progress(group).lag == 0)
+        preview = admin.reset_offset(group, topic, ResetWhere.FIRST, dry_run=True)
+        assert (preview.reread, preview.skipped, preview.members_told) == (400, 0, 2)
+        before = sum(both().values())
+        began = time.monotonic()
+        done = admin.reset_offset(group, topic, ResetWhere.FIRST)
+        assert (done.reread, done.skipped, done.members_told) == (400, 0, 2)
+        until(lambda: sum(both().values()) >= before + 400)
+        assert time.monotonic() - began < 5
+        until(lambda: admin.progress(group).lag == 0)
+        assert sum(both().values()) == before + 400
+        assert set(both().values()) == {2}
+
+
+def test_skipping_drops_what_consumers_hold_and_no_commit_of_before_undoes_it(
+    cluster, admin, names
+):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 500)
+    got = Listener()
+    got.open.clear()
+    options = {"consume_thread_count": 2, "pull_threshold_for_queue": 20}
+    with push(cluster, topic, group, got, **options) as consumer:
+        until(lambda: admin.progress(group).in_flight >= 20)
+        assert admin.progress(group).lag == 500
+        moves = admin.skip_backlog(group)
+        assert moves.skipped == 500
+        assert admin.progress(group).lag == 0
+        send(cluster, topic, 50, 1_000)
+        got.open.set()
+        got.wait_for(lambda bodies: {b"%d" % n for n in range(1_000, 1_050)} <= set(bodies))
+        until(lambda: admin.progress(group).lag == 0)
+        # Only what the listener was at when the backlog was skipped.
+        assert len(set(got.bodies) & all_bodies(500)) <= 2
+        assert len(consumer.assignment()) == 2 * QUEUES
+
+
+def test_a_polling_consumer_follows_too_also_one_that_took_its_queues_by_itself(
+    cluster, admin, names
+):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 100)
+    consumer = PullConsumer(
+        group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    )
+    with consumer:
+        consumer.assign(consumer.queues(topic))
+        read = []
+        until(lambda: read.extend(consumer.poll(100)) or len(read) == 100)
+        consumer.commit()
+        assert admin.progress(group).lag == 0
+        assert admin.reset_offset(group, topic, ResetWhere.FIRST).members_told == 0
+        again = []
+        until(lambda: again.extend(consumer.poll(100)) or len(again) >= 100)
+        assert {message.body for message in again} == all_bodies(100)
+        consumer.commit()
+        until(lambda: admin.progress(group).lag == 0)
+
+
+def test_members_of_a_broadcasting_group_are_moved_while_they_run(cluster, admin, names, tmp_path):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 40)
+    got = Listener()
+    options = {"message_model": "BROADCASTING", "offsets_dir": str(tmp_path)}
+    with push(cluster, topic, group, got, **options):
+        got.wait_for(lambda bodies: len(bodies) == 40)
+        admin.reset_offset(group, topic, ResetWhere.FIRST)
+        got.wait_for(lambda bodies: len(bodies) == 80)
+    assert set(Counter(got.bodies).values()) == {2}
+    assert all(one.progress.consumer_offset < 0 for one in admin.progress(group).queues)
+
+
+# ---- Groups without members ------------------------------------------------------------------
+
+
+def test_a_group_that_does_not_run_goes_on_where_it_was_sent(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 60)
+    got = Listener()
+    with push(cluster, topic, group, got):
+        got.wait_for(lambda bodies: set(bodies) == all_bodies(60))
+    middle_ms = max(result.store_timestamp for result in [_newest(cluster, topic)]) + 1
+    until(lambda: time.time() * 1_000 > middle_ms + 5)
+    send(cluster, topic, 40, 60)
+    preview = admin.reset_offset(
+        group, topic, ResetWhere.TIMESTAMP, timestamp_ms=middle_ms, dry_run=True
+    )
+    assert (preview.reread, preview.skipped) == (0, 0)
+    assert admin.skip_backlog(group).skipped == 40
+    moves = admin.reset_offset(group, topic, ResetWhere.TIMESTAMP, timestamp_ms=middle_ms)
+    assert (moves.reread, moves.skipped, moves.members_told) == (40, 0, 0)
+    rest = Listener()
+    with push(cluster, topic, group, rest):
+        rest.wait_for(lambda bodies: len(bodies) >= 40)
+    assert sorted(rest.bodies) == sorted(b"%d" % n for n in range(60, 100))
+
+
+def _newest(cluster, topic):
+    with PullConsumer(
+        "newest", namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    ) as consumer:
+        consumer.assign(consumer.queues(topic))
+        found = []
+        until(lambda: found.extend(consumer.poll(100)) or len(found) >= 60)
+        return max(found, key=lambda message: message.store_timestamp)
+
+
+def test_one_queue_goes_to_an_offset_and_no_further_than_it_reaches(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 200)
+    with push(cluster, topic, group, got := Listener()):
+        got.wait_for(lambda bodies: set(bodies) == all_bodies(200))
+    place = {"queue_id": 1, "broker_name": "broker-b"}
+    with pytest.raises(InvalidArgument, match="one queue"):
+        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3)
+    with pytest.raises(OffsetIllegal):
+        admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=10_000, **place)
+    moves = admin.reset_offset(group, topic, ResetWhere.OFFSET, queue_offset=3, **place)
+    (only,) = moves.queues
+    assert only.reread == only.change.old_offset - 3
+    with PullConsumer(group, namesrv_addr=cluster.namesrv_addr) as consumer:
+        assert len(consumer.queues(topic)) == 2 * QUEUES
+        assert consumer.committed(MessageQueue(topic, "broker-b", 1)) == 3
+        assert admin.progress(group).lag == only.reread
+
+
+def test_a_group_goes_on_where_another_one_is(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 100)
+    with push(cluster, topic, group, got := Listener()):
+        got.wait_for(lambda bodies: set(bodies) == all_bodies(100))
+    send(cluster, topic, 30, 100)
+    clone = f"{group}-clone"
+    assert len(admin.clone_offset(group, clone, dry_run=True).queues) == 2 * QUEUES
+    with pytest.raises(GroupNotFound):
+        admin.progress(clone)
+    admin.clone_offset(group, clone)
+    with push(cluster, topic, clone, rest := Listener()):
+        rest.wait_for(lambda bodies: len(bodies) >= 30)
+    assert sorted(rest.bodies) == sorted(b"%d" % n for n in range(100, 130))
+    assert admin.progress(group).lag == 30
+
+
+# ---- Who is in a group, and how far it is ---------------------------------------------------
+
+
+def test_lag_is_told_in_messages_and_in_time(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    with push(cluster, topic, group, got := Listener()) as consumer:
+        send(cluster, topic, 100)
+        got.wait_for(lambda bodies: set(bodies) == all_bodies(100))
+        until(lambda: admin.progress(group).lag == 0)
+        live = admin.progress(group)
+        assert (live.members, live.message_model, live.lag_ms) == (1, "CLUSTERING", 0)
+        ours = [one for one in live.queues if one.progress.topic == topic]
+        assert len(ours) == 2 * QUEUES
+        assert {one.progress.client_id for one in ours} == {consumer.client_id}
+        assert until(lambda: admin.progress(group).consume_tps) > 0
+    send(cluster, topic, 25, 100)
+    left = until(lambda: (p := admin.progress(group)).members == 0 and p)
+    assert left.lag == 25
+    assert 0 < left.lag_ms < 60_000
+    first = left.lag_ms
+    assert until(lambda: admin.progress(group).lag_ms > first)
+    summary = admin.groups(group)["broker-a"][0]
+    assert topic in summary.topics
+    assert group in admin.topic_consumers(topic)
+
+
+def test_a_member_that_subscribes_differently_is_warned_and_the_admin_sees_it(
+    cluster, admin, names, caplog
+):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 10, tag="a")
+    with (
+        caplog.at_level(logging.WARNING, "mqmesh.sdk"),
+        push(cluster, topic, group, Listener(), expression="a || b"),
+        push(cluster, topic, group, Listener(), expression="b||a"),
+    ):
+        assert "subscribes differently" not in caplog.text
+        with push(cluster, topic, group, Listener(), expression="a") as other:
+            until(lambda: "subscribes differently" in caplog.text)
+            assert f"member {other.client_id} subscribes differently" in caplog.text
+            assert f"topic {topic}: 'a' instead of 'a || b'" in caplog.text
+            assert caplog.text.count("subscribes differently") == 1
+            members = admin.connections(group)
+            assert [bool(one.difference) for one in members].count(True) == 1
+            assert admin.progress(group).differing == 1
+            command = run_command("--namesrv", cluster.namesrv_addr, "group", "connections", group)
+            assert command.code == 0
+            assert any("subscribes differently" in line for line in command.err)
+        until(lambda: admin.progress(group).differing == 0)
+
+
+def test_a_group_is_deleted_with_its_offsets_but_not_while_it_has_members(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 20)
+    with push(cluster, topic, group, got := Listener()):
+        got.wait_for(lambda bodies: len(bodies) == 20)
+        with pytest.raises(BrokerError, match="1 members"):
+            admin.delete_group(group)
+    until(lambda: admin.progress(group).members == 0)
+    assert admin.delete_group(group, remove_topics=True) == ["broker-a", "broker-b"]
+    with pytest.raises(GroupNotFound):
+        admin.progress(group)
+    assert f"%RETRY%{group}" not in admin.topics()
+    with push(cluster, topic, group, again := Listener()):
+        again.wait_for(lambda bodies: len(bodies) == 20)  # it begins as a new group does
+
+
+def test_settings_hold(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 5)
+    admin.create_group(GroupConfig(group, consume_enable=False))
+    with pytest.raises(BrokerError, match="exists already"):
+        admin.create_group(GroupConfig(group))
+    with push(cluster, topic, group, got := Listener()) as consumer:
+        until(lambda: consumer.counters.failures >= 2)
+        assert got.bodies == []
+        admin.put_group(GroupConfig(group))
+        got.wait_for(lambda bodies: len(bodies) == 5)
+
+
+def test_settings_and_offsets_survive_a_kill_of_the_broker(short_tmp_path, names):
+    topic, group = names
+    settings = {"auto_create_subscription_group": "false"}
+    with (
+        ProcessCluster(short_tmp_path, broker_settings=settings) as cluster,
+        GroupAdmin(cluster.namesrv_addr) as admin,
+    ):
+        until(lambda: _brokers(admin))
+        make_topic(admin, topic)
+        send(cluster, topic, 50)
+        with push(cluster, topic, group, Listener()) as stranger:
+            assert until(lambda: stranger.assignment() == [])
+        with pytest.raises(GroupNotFound):
+            admin.progress(group)
+        admin.create_group(GroupConfig(group, retry_max_times=3))
+        with push(cluster, topic, group, got := Listener()):
+            got.wait_for(lambda bodies: len(bodies) == 50)
+            until(lambda: admin.progress(group).lag == 0)
+        admin.reset_offset(group, topic, ResetWhere.FIRST)
+        cluster.brokers["broker-a"].kill()
+        cluster.start_broker("broker-a")
+        until(lambda: "broker-a" in _brokers(admin))
+        assert admin.groups(group)["broker-a"][0].config == GroupConfig(group, retry_max_times=3)
+        assert admin.progress(group).lag == 50
+
+
+def _brokers(admin):
+    return {broker.broker_name for broker in admin.cluster().brokers}

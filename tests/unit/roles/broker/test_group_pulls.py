@@ -1,0 +1,81 @@
+"""What groups were handed out, and how quickly."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqmesh.roles.broker.group_pulls import GroupPulls
+
+
+def test_the_last_pull_of_a_queue_counts():
+    pulls = GroupPulls()
+    assert pulls.pull_offset("g", "t", 0) == -1
+    pulls.note("g", "t", 0, 10, 10, 0)
+    pulls.note("g", "t", 0, 4, 2, 0)  # it went back
+    pulls.note("g", "t", 1, 7, 7, 0)
+    assert (pulls.pull_offset("g", "t", 0), pulls.pull_offset("g", "t", 1)) == (4, 7)
+    assert pulls.pull_offset("other", "t", 0) == -1
+
+
+def test_the_rate_is_that_of_the_last_whole_seconds():
+    pulls = GroupPulls()
+    for second in range(20):
+        pulls.note("g", "t", 0, second, 100, second * 1_000)
+    assert pulls.rate("g", 20_000) == 100.0
+    assert pulls.rate("g", 25_999) == 50.0
+    assert pulls.rate("g", 60_000) == 0.0
+    assert pulls.rate("unknown", 0) == 0.0
+
+
+def test_a_group_that_began_a_moment_ago_has_a_rate_too():
+    pulls = GroupPulls()
+    pulls.note("g", "t", 0, 5, 500, 1_200)
+    assert pulls.rate("g", 1_300) == 500.0
+    assert pulls.rate("g", 2_000) == 500.0
+    assert pulls.rate("g", 4_000) == 500 / 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 100)), min_size=1, max_size=50),
+    st.integers(0, 30_000),
+)
+def test_the_rate_is_what_a_plain_count_gives(steps, wait_ms):
+    pulls, now_ms, seen = GroupPulls(), 0, []
+    for pause_ms, count in steps:
+        now_ms += pause_ms
+        pulls.note("g", "t", 0, 0, count, now_ms)
+        seen.append((now_ms // 1_000, count))
+    now_s = (now_ms + wait_ms) // 1_000
+    whole = min(now_s - seen[0][0], 10)
+    counted = sum(count for at, count in seen if now_s - whole <= at < now_s)
+    wanted = counted / whole if whole else sum(count for at, count in seen if at == now_s)
+    assert pulls.rate("g", now_ms + wait_ms) == wanted
+
+
+def test_a_group_is_active_for_a_minute():
+    pulls = GroupPulls()
+    pulls.note("g", "t", 0, 1, 1, 5_000)
+    assert pulls.is_active("g", 64_999)
+    assert not pulls.is_active("g", 65_000)
+    assert not pulls.is_active("unknown", 0)
+
+
+def test_memory_has_an_end_and_the_oldest_group_pays():
+    pulls = GroupPulls(most=3)
+    for group in "abcd":
+        pulls.note(group, "t", 0, 1, 1, 0)
+    assert pulls.pull_offset("a", "t", 0) == -1
+    assert pulls.pull_offset("d", "t", 0) == 1
+    pulls.forget("b")
+    pulls.forget("b")
+    pulls.note("e", "t", 0, 1, 1, 0)
+    assert pulls.pull_offset("c", "t", 0) == 1
+
+
+def test_a_topic_is_forgotten():
+    pulls = GroupPulls()
+    pulls.note("g", "t", 0, 1, 1, 0)
+    pulls.note("g", "u", 0, 1, 1, 0)
+    pulls.forget_topic("t")
+    assert (pulls.pull_offset("g", "t", 0), pulls.pull_offset("g", "u", 0)) == (-1, 1)
