@@ -36,6 +36,7 @@ SWEEP_MS: Final = 20
 
 OnDone = Callable[[Command | MQMeshError], None]
 
+_NOBLOCK: Final = int(zmq.NOBLOCK)
 _log = logging.getLogger(__name__)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
@@ -169,8 +170,9 @@ class CommandClient:
     def _try_send(self, frame: bytes) -> bool:
         if not self.connected:
             return False  # ZeroMQ would still take it for a moment, and lose it
+        self._loop.touch(self._socket)
         try:
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -201,7 +203,7 @@ class CommandClient:
             if self._closed:
                 return
             try:
-                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                frame = self._socket.recv(_NOBLOCK, copy=False)
             except zmq.Again:
                 return
             if frame.more:
@@ -233,6 +235,7 @@ class CommandClient:
                 self.connected = True
                 self.unreachable = False
                 sockets.settle(self._socket)
+                self._loop.touch(self._socket)
                 self._flush()
                 self._tell(True)
             elif event == zmq.EVENT_DISCONNECTED:

@@ -4,6 +4,7 @@ import heapq
 import itertools
 import logging
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,12 @@ from mqmesh.transport.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
 MAX_CALLS_WAITING: Final = 1_000_000
+TICKS_PER_LOOK_ROUND: Final = 256
+"""After so many turns, and after every wait in vain, all sockets are asked, as a safety net."""
+
+_IN: Final = int(zmq.POLLIN)
+_OUT: Final = int(zmq.POLLOUT)
+_EVENTS: Final = int(zmq.EVENTS)
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +42,31 @@ class Timer:
         self.cancelled = True
 
 
+class _Source:
+    """Something that is watched: a ZeroMQ socket, or a descriptor when there is no socket."""
+
+    __slots__ = ("descriptor", "handler", "socket", "wanted")
+
+    def __init__(self, socket: Socket | None, descriptor: int, handler: Callable[[], None]) -> None:
+        self.socket = socket
+        self.descriptor = descriptor
+        self.handler = handler
+        self.wanted = _IN
+
+    def is_ready(self) -> bool:
+        assert self.socket is not None
+        return bool(int(self.socket.get(_EVENTS)) & self.wanted)
+
+
 class EventLoop:
     """Polls sockets and runs timers in one thread.
+
+    ZeroMQ's own poll asks every socket twice in each turn, which takes longer than serving a
+    small request. Here the kernel is asked about the sockets' descriptors, and a socket only
+    if its descriptor says that there is news, or if it was used since it was asked last:
+    whatever uses a socket outside of its own handler calls ``touch``. (ZeroMQ's descriptors
+    tell of changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
+    ``ZMQ_FD``.)
 
     Only ``call_soon_threadsafe``, ``wake`` and ``stop`` may be used from other threads or
     signal handlers. An exception in a callback is a bug: it is logged and counted, and
@@ -46,8 +76,11 @@ class EventLoop:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.callback_failures = 0
-        self._poller = zmq.Poller()
-        self._handlers: dict[object, Callable[[], None]] = {}
+        self._poll = select.poll()
+        self._sources: dict[Socket | int, _Source] = {}
+        self._by_descriptor: dict[int, _Source] = {}
+        self._touched: dict[_Source, None] = {}
+        self._ticks = 0
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
@@ -58,25 +91,43 @@ class EventLoop:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._poller.register(self._wake_read, zmq.POLLIN)
-        self._handlers[self._wake_read] = self._drain_wake
+        self.add(self._wake_read, self._drain_wake)
 
     def add(self, source: Socket | int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` in each tick in which a socket or descriptor can be read.
 
         The handler need not read everything: it is called again as long as more is there.
         """
-        self._poller.register(source, zmq.POLLIN)
-        self._handlers[source] = handler
+        socket = None if isinstance(source, int) else source
+        descriptor = source if isinstance(source, int) else int(source.get(zmq.FD))
+        one = self._sources[source] = _Source(socket, descriptor, handler)
+        self._by_descriptor[descriptor] = one
+        self._poll.register(descriptor, select.POLLIN)
+        if socket is not None:
+            self._touched[one] = None
+
+    def touch(self, source: Socket) -> None:
+        """A socket was used outside of its handler: it is asked before the next wait."""
+        one = self._sources.get(source)
+        if one is not None:
+            self._touched[one] = None
 
     def want_write(self, source: Socket | int, wanted: bool) -> None:
         """Also calls the source's handler when it can take more."""
-        self._poller.modify(source, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
+        one = self._sources[source]
+        one.wanted = _IN | _OUT if wanted else _IN
+        if one.socket is None:
+            events = select.POLLIN | select.POLLOUT if wanted else select.POLLIN
+            self._poll.modify(one.descriptor, events)
+        else:
+            self._touched[one] = None
 
     def remove(self, source: Socket | int) -> None:
         """Stops watching a source; do it before closing it."""
-        self._poller.unregister(source)
-        del self._handlers[source]
+        one = self._sources.pop(source)
+        del self._by_descriptor[one.descriptor]
+        self._touched.pop(one, None)
+        self._poll.unregister(one.descriptor)
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Calls back after the sockets of every tick were served, before waiting again."""
@@ -144,15 +195,34 @@ class EventLoop:
 
     def tick(self, wait_ms: int) -> None:
         """One turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
-        for source, _ in self._poller.poll(wait_ms):
-            handler = self._handlers.get(source)
-            if handler is not None:
-                self._guard(handler)
+        for source in self._wait(wait_ms):
+            # One that a handler before it removed is not called any more.
+            if self._by_descriptor.get(source.descriptor) is source:
+                if source.socket is not None:
+                    self._touched[source] = None
+                self._guard(source.handler)
         for _ in range(len(self._calls)):
             self._guard(self._calls.popleft())
         self._run_timers()
         for callback in self._tick_end:
             self._guard(callback)
+
+    def _wait(self, wait_ms: int) -> list[_Source]:
+        """The sources that can be served, after waiting for the first one."""
+        ready: list[_Source] = []
+        if self._touched:
+            ready = [source for source in self._touched if source.is_ready()]
+            self._touched.clear()
+        found = self._poll.poll(0 if ready else wait_ms)
+        self._ticks += 1
+        if not (found or ready) or self._ticks % TICKS_PER_LOOK_ROUND == 0:
+            sockets = [one for one in self._sources.values() if one.socket is not None]
+            ready = [source for source in sockets if source.is_ready()]
+        for descriptor, _ in found:
+            source = self._by_descriptor[descriptor]
+            if source not in ready and (source.socket is None or source.is_ready()):
+                ready.append(source)
+        return ready
 
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""

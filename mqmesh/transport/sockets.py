@@ -32,6 +32,8 @@ KEPT_BLOCK_BYTES: Final = 16 * 1024 * 1024
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
 """Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
+_IN: Final = int(zmq.POLLIN)
+_EVENTS: Final = int(zmq.EVENTS)
 _EVENT = struct.Struct("=HI")
 _monitor_numbers = itertools.count(1)
 
@@ -167,12 +169,11 @@ def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
         Event and value; the value of an accept and a disconnect is the connection's descriptor.
     """
     found: list[tuple[int, int]] = []
-    while True:
-        try:
-            parts = watcher.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return found
+    # Asking costs a third of trying in vain.
+    while int(watcher.get(_EVENTS)) & _IN:
+        parts = watcher.recv_multipart(zmq.NOBLOCK)
         found.append(_EVENT.unpack(parts[0]))
+    return found
 
 
 def close(socket: Socket, watcher: Socket | None = None) -> None:

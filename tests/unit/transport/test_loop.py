@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport import loop as loop_module
@@ -174,6 +175,110 @@ def test_a_source_removed_by_another_handler_in_the_same_turn_is_left_alone(loop
     os.close(second)
     assert calls == [1]
     assert loop.callback_failures == 0
+
+
+# ---- ZeroMQ sockets ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[zmq.Socket, zmq.Socket]]:
+    context = zmq.Context()
+    ends = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    ends[0].bind("inproc://pair")
+    ends[1].connect("inproc://pair")
+    yield ends
+    context.destroy(0)
+
+
+def test_a_readable_socket_is_reported_until_everything_is_read(loop, pair):
+    ours, theirs = pair
+    got = []
+    loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
+    loop.tick(0)
+    assert got == []
+    for number in range(3):
+        theirs.send(b"%d" % number)
+    for _ in range(3):
+        loop.tick(1_000)
+    assert got == [b"0", b"1", b"2"]
+    loop.tick(0)
+    assert got == [b"0", b"1", b"2"]
+
+
+def test_what_was_readable_before_it_was_added_is_reported(loop, pair):
+    ours, theirs = pair
+    theirs.send(b"x")
+    assert ours.get(zmq.EVENTS) & zmq.POLLIN  # the descriptor has nothing more to tell
+    got = []
+    loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
+    loop.tick(0)
+    assert got == [b"x"]
+
+
+def test_a_touched_socket_is_asked_before_the_next_wait(loop, pair):
+    ours, theirs = pair
+    got = []
+    loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
+    loop.tick(0)
+    theirs.send(b"x")
+    assert ours.get(zmq.EVENTS) & zmq.POLLIN  # as any use of the socket may do
+    loop.touch(ours)
+    loop.tick(60_000)
+    assert got == [b"x"]
+
+
+def test_a_socket_that_nobody_touched_is_found_after_a_wait_in_vain(loop, pair):
+    ours, theirs = pair
+    got = []
+    loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
+    loop.tick(0)
+    theirs.send(b"x")
+    assert ours.get(zmq.EVENTS) & zmq.POLLIN
+    loop.tick(0)
+    assert got == [b"x"]
+
+
+def test_a_socket_that_nobody_touched_is_found_while_others_are_busy(loop, pair, pipe):
+    ours, theirs = pair
+    got = []
+    loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
+    loop.add(pipe[0], lambda: None)
+    os.write(pipe[1], b"x")
+    loop.tick(0)
+    theirs.send(b"x")
+    assert ours.get(zmq.EVENTS) & zmq.POLLIN
+    for _ in range(loop_module.TICKS_PER_LOOK_ROUND):
+        loop.tick(0)
+    assert got == [b"x"]
+
+
+def test_a_socket_is_told_when_it_can_take_more(loop, pair):
+    ours, theirs = pair
+    calls = []
+    loop.add(ours, lambda: calls.append(ours.get(zmq.EVENTS) & zmq.POLLOUT))
+    ours.set(zmq.SNDHWM, 1)
+    loop.tick(0)
+    assert calls == []
+    loop.want_write(ours, True)
+    loop.tick(0)
+    loop.tick(0)
+    assert calls == [zmq.POLLOUT, zmq.POLLOUT]
+    loop.want_write(ours, False)
+    loop.tick(0)
+    assert len(calls) == 2
+    assert theirs.get(zmq.EVENTS) & zmq.POLLIN == 0
+
+
+def test_a_removed_socket_is_forgotten(loop, pair):
+    ours, theirs = pair
+    calls = []
+    loop.add(ours, lambda: calls.append(1))
+    loop.touch(ours)
+    loop.remove(ours)
+    loop.touch(ours)
+    theirs.send(b"x")
+    loop.tick(0)
+    assert calls == []
 
 
 # ---- Order, failures, ends -----------------------------------------------------------------
