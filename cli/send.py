@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqmesh.errors import ConfigError, MQMeshError, RequestTimeout
+from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
 from mqmesh.logs import one_line
 from mqmesh.message import Message
 from mqmesh.protocol.messaging import SendStatus
@@ -34,6 +34,8 @@ PROGRESS_INTERVAL_S: Final = 0.1
 LONG_OVER_RATE_S: Final = 1.0
 PAUSE_S: Final = 0.1
 GRACE_S: Final = 0.3
+GIVE_UP_S: Final = 30.0
+"""When brokers were there and all sends fail for so long, the rest is not tried any more."""
 """After Ctrl-C, for outcomes that are still to come."""
 
 
@@ -129,6 +131,9 @@ def _send_all(
             sending.fail(error)
             if isinstance(error, ConfigError):
                 break  # the next one would be as wrong
+        if sending.is_hopeless:
+            click.echo("error: gave up, further messages were not sent", err=True)
+            break
         while waiting and waiting[0].done():
             sending.take(waiting.popleft())
         while len(waiting) >= MAX_UNANSWERED and not interrupt:
@@ -156,6 +161,8 @@ class _Sending:
 
     def __init__(self, as_json: bool, total: int | None) -> None:
         self.failed = 0
+        self.is_hopeless = False
+        self._failing_since: float | None = None
         self._sent = 0
         self._total = total
         self._as_json = as_json
@@ -193,6 +200,7 @@ class _Sending:
 
     def settle(self, result: SendResult) -> None:
         self._sent += 1
+        self._failing_since = None
         if self._as_json:
             print_json(_as_dict(result))
         elif self._total == 1:
@@ -210,6 +218,11 @@ class _Sending:
 
     def fail(self, error: MQMeshError) -> None:
         self.failed += 1
+        if isinstance(error, NoRoute | TransportError):
+            # Nobody is there: with a timeout for each line, a long input would take for ever.
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            self.is_hopeless = self._sent == 0 or now - self._failing_since >= GIVE_UP_S
         if self._as_json:
             print_json({"error": str(error), "kind": type(error).__name__})
         if self.failed == 1:

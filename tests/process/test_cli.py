@@ -150,6 +150,18 @@ def test_lines_are_messages(cli, topic, stdin):
     assert [one["body"] for one in messages] == ["one", "two", "three"]
 
 
+def test_many_lines_for_nobody_fail_within_one_timeout(capsys, stdin):
+    stdin(b"line\n" * 1_000)
+    began = time.monotonic()
+    options = ["--namesrv", "127.0.0.1:1", "send", "nowhere", "--lines", "--timeout", "0.5"]
+    assert main.main(options) == 1
+    assert time.monotonic() - began < 5
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "error: gave up, further messages were not sent"
+    assert "no route for topic 'nowhere'" in captured.err
+    assert "1 failed" in captured.out
+
+
 def test_a_file_is_a_body_or_many(cli, topic, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo\n")
