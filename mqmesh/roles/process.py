@@ -86,6 +86,10 @@ class Role(Protocol):
         """Closes everything in order, quickly."""
 
 
+class StoppedEarly(MQMeshError):
+    """Raised by a role's ``start`` when the loop was told to stop meanwhile: no failure."""
+
+
 class Ready(msgspec.Struct, frozen=True):
     """What a role says on standard output when it serves.
 
@@ -129,6 +133,9 @@ def run_role(role: str, name: str, loop: Loop, server: Role, *, supervised: bool
     _stop_on_signals(loop)
     try:
         endpoint = server.start()
+    except StoppedEarly as reason:
+        _log.info("%s %s was stopped before it served: %s", role, name, reason)
+        return ExitCode.OK if _end(server) else ExitCode.FAILED
     except Exception as error:
         _end(server)
         return tell_failure(name, error)

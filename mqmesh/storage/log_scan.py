@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -78,13 +78,21 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class LogScanner:
     """Reads records through a window of its own. Only looks, never writes."""
 
-    def __init__(self, segments: LogFiles, *, store_id: int | None) -> None:
+    def __init__(
+        self,
+        segments: LogFiles,
+        *,
+        store_id: int | None,
+        on_piece: Callable[[int], None] = lambda offset: None,
+    ) -> None:
         """Starts with an empty window.
 
         Args:
             segments: Files of the log.
             store_id: That records must have; None takes that of the first record read.
+            on_piece: Told where each of the ``pieces`` begins; may raise to end the search.
         """
+        self._on_piece = on_piece
         self._segments = segments
         self.store_id = store_id
         self._segment: Segment | None = None
@@ -232,6 +240,7 @@ class LogScanner:
                 for position, range_end in ranges:
                     while position < range_end:
                         piece = os.pread(fd, min(WINDOW_BYTES, range_end - position), position)
+                        self._on_piece(segment.start + position)
                         yield segment.start + position, piece
                         if position + len(piece) >= range_end or len(piece) <= overlap:
                             break

@@ -273,7 +273,7 @@ def _recover(
             before.queues.advance_all(log_start)
     before.damage.save()
     synced = 0 if checkpoint is None else checkpoint.synced_through
-    _sync_segments(before, synced, recovered.end)
+    _sync_segments(before, synced, recovered.end, on_progress)
     return recovered
 
 
@@ -294,7 +294,7 @@ def _save_progress(
     newest = before.checkpoint_file.newest
     try:
         _write_tails(before.queues, on_progress)
-        _sync_segments(before, 0, position)
+        _sync_segments(before, 0, position, on_progress)
         changed, before.queues.changed = before.queues.changed, set()
         sync_paths(sorted(changed), before.sync)
         head = Head(position, epoch)
@@ -348,9 +348,10 @@ def _write_tails(queues: ConsumeQueues, on_progress: OnProgress) -> None:
         )
 
 
-def _sync_segments(before: _Files, start: int, end: int) -> None:
+def _sync_segments(before: _Files, start: int, end: int, on_progress: OnProgress) -> None:
     """Makes the log durable between two offsets."""
-    for segment in _between(before.segments, start, end):
+    for number, segment in enumerate(_between(before.segments, start, end)):
+        on_progress(RecoveryProgress("syncing log segments", number, number + 1))
         fd = os.open(segment, os.O_RDONLY)
         try:
             before.sync(fd)

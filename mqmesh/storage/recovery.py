@@ -109,7 +109,10 @@ class Recovery:
         self._on_progress = on_progress
         self._save_progress = save_progress
         self._scanner = LogScanner(
-            segments, store_id=None if checkpoint is None else checkpoint.store_id
+            segments,
+            store_id=None if checkpoint is None else checkpoint.store_id,
+            # A search through damage may be long, and whoever waits may want to stop.
+            on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
         self._epoch = 0
         self._read_bytes = 0

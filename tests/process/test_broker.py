@@ -69,6 +69,7 @@ from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
 from mqmesh.transport.client import CommandClient
@@ -453,7 +454,7 @@ def test_a_recovering_broker_can_be_told_to_stop(wire, short_tmp_path, monkeypat
     )
     broker = BrokerServer(config, wire.context, wire.loop)
     wire.loop.call_later(10, wire.loop.stop)
-    with pytest.raises(BrokerNotAvailable, match="told to stop"):
+    with pytest.raises(StoppedEarly, match="told to stop"):
         broker.start()
     broker.stop()
 

@@ -49,6 +49,7 @@ from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.broker.transactions import TransactionSettings
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
+from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
@@ -128,6 +129,7 @@ class BrokerServer:
             OSError: The port is taken, or a directory cannot be used.
             StoreLocked: Another process has the store open.
             StorageError: The store or a table cannot be opened.
+            StoppedEarly: The loop was told to stop while the store recovered.
         """
         config = self._config
         self._handlers |= refuse_all(f"broker {config.broker_name} is starting")
@@ -393,7 +395,7 @@ class BrokerServer:
             self._loop.tick(0)
             if self._loop.stopping:
                 # Nothing is half done: recovery begins anew with the next start.
-                raise BrokerNotAvailable("told to stop while the store was recovering")
+                raise StoppedEarly("told to stop while the store was recovering")
 
     def _on_disconnect(self, peer: bytes) -> None:
         if self._broker is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from mqmesh.errors import ConfigError, DiskFull, StorageError, StoreLocked
 from mqmesh.roles import process
-from mqmesh.roles.process import ExitCode, Ready, parse_ready, run_role, tell_failure
+from mqmesh.roles.process import ExitCode, Ready, StoppedEarly, parse_ready, run_role, tell_failure
 
 
 class FakeLoop:
@@ -81,6 +81,13 @@ def test_a_role_is_started_announced_and_stopped(capsys):
     assert parse_ready(capsys.readouterr().out.strip()) == Ready(
         "broker", "broker-a", "tcp://127.0.0.1:1", os.getpid()
     )
+
+
+def test_a_role_that_is_stopped_while_it_starts_did_not_fail(capsys):
+    role = FakeRole(StoppedEarly("recovering"))
+    assert run_role("broker", "broker-a", FakeLoop(), role) == ExitCode.OK
+    assert role.calls == ["start", "stop"]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_signal_stops_the_loop(capsys):

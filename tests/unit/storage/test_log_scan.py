@@ -124,3 +124,23 @@ def test_records_over_the_edge_of_a_window_are_read(tmp_path: Path) -> None:
     assert found == sizes
     scanner.close()
     files.close()
+
+
+def test_a_search_through_the_log_can_be_ended_at_every_piece(
+    tmp_path: Path, chores: Chores
+) -> None:
+    segments = Segments(tmp_path, segment_size=4 * WINDOW_BYTES, reserve_bytes=0, chores=chores)
+    segments.get_or_make(0)
+    write(tmp_path, 0, b"\xff" * (3 * WINDOW_BYTES))
+    told: list[int] = []
+    scanner = LogScanner(segments, store_id=STORE_ID, on_piece=told.append)
+    assert scanner.resync(0, 4 * WINDOW_BYTES, epoch=0) is None
+    assert len(told) >= 3
+    assert told == sorted(told)
+
+    def stop(offset: int) -> None:
+        raise LookupError(offset)
+
+    stopped = LogScanner(segments, store_id=STORE_ID, on_piece=stop)
+    with pytest.raises(LookupError):
+        stopped.resync(0, 4 * WINDOW_BYTES, epoch=0)
