@@ -111,10 +111,18 @@ def encode_payload(
         has_keys = any(map(_get_keys, messages))
     codec = CODEC_NONE
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
-        packed = _contexts.compressor.compress(data)
-        if len(packed) < raw_size:
-            data, codec = packed, CODEC_ZSTD
+        data, codec = compress_payload(data)
     return Payload(data, codec, raw_size, count, has_keys, hashes)
+
+
+def compress_payload(data: bytes) -> tuple[bytes, int]:
+    """Compresses an array of messages if that makes it smaller.
+
+    Returns:
+        What is to be stored, and its codec.
+    """
+    packed = _contexts.compressor.compress(data)
+    return (packed, CODEC_ZSTD) if len(packed) < len(data) else (data, CODEC_NONE)
 
 
 def open_payload(

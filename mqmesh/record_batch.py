@@ -42,10 +42,12 @@ and never change; a new layout gets a new version, and this reader stays.
 """
 
 import enum
+import operator
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Annotated, Final
 
 import msgspec
@@ -104,7 +106,7 @@ class Attributes(enum.IntFlag):
     TRANSACTION_COMMIT = 8
     TRANSACTION_ROLLBACK = 12
     SPARSE = 16
-    """Messages were left out by a filter: meta then lists those that remain."""
+    """Messages were left out by a filter: meta then lists those that remain. Never stored."""
     REDELIVERED = 32
     """Carries an older message's id; takes no part in duplicate detection."""
     HAS_DELAY = 64
@@ -164,8 +166,25 @@ class BatchMeta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     born_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
 
+class SparseMeta(BatchMeta, array_like=True, frozen=True, gc=False):
+    """The meta of a batch that a filter left messages out of; it is never stored.
+
+    Attributes:
+        ordinals: Little-endian u16 of the position that each message had in the whole batch,
+            ascending. ``message_count`` and the tag hashes, if any, are those of the whole.
+        stored_size: Size of the whole batch in the log, in bytes.
+        stored_crc: Its ``producer_crc``.
+    """
+
+    ordinals: bytes = b""
+    stored_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCH_BYTES)] = 0
+    stored_crc: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+
+
 _encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
+_sparse_decoder = msgspec.msgpack.Decoder(SparseMeta)
+_SPARSE = int(Attributes.SPARSE)
 
 
 def encode_batch(
@@ -294,7 +313,10 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         or header.raw_size > MAX_RAW_BYTES
         or header.total_size != HEADER_SIZE + header.meta_size + header.payload_size
         or not 0 < header.message_count <= MAX_MESSAGES
-        or header.raw_size < header.message_count * _MIN_MESSAGE_BYTES
+        or (
+            header.raw_size < header.message_count * _MIN_MESSAGE_BYTES
+            and not header.attributes & _SPARSE
+        )
         or header.codec > CODEC_ZSTD
         or (header.codec == CODEC_NONE and header.raw_size != header.payload_size)
     ):
@@ -425,15 +447,52 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
     return meta
 
 
+def read_sparse_meta(
+    buffer: Buffer, header: BatchHeader, position: int = 0
+) -> tuple[SparseMeta, tuple[int, ...]]:
+    """Decodes the meta of a batch with ``Attributes.SPARSE`` whose header was read.
+
+    Returns:
+        The meta, and of each message in the payload the position it had in the whole batch.
+
+    Raises:
+        CorruptBatch: It is not what the format says.
+    """
+    start = position + HEADER_SIZE
+    try:
+        meta = _sparse_decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"meta of a cut batch cannot be decoded: {error}") from error
+    number, rest = divmod(len(meta.ordinals), 2)
+    ordinals = struct.unpack(f"<{number}H", meta.ordinals[: 2 * number])
+    if (
+        rest
+        or not ordinals
+        or ordinals[-1] >= header.message_count
+        or not all(map(operator.lt, ordinals, ordinals[1:]))
+    ):
+        raise CorruptBatch(
+            f"{number} ordinals of a cut batch do not ascend within {header.message_count} messages"
+        )
+    _check_foreign_topic(meta.topic)
+    return meta, ordinals
+
+
 def read_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> memoryview | bytes:
     """The payload of a batch whose header was read: an array of as many messages as it says.
 
     Raises:
         CorruptBatch: It does not inflate, or has another number of messages.
     """
+    return _open(buffer, header, position, header.message_count)
+
+
+def _open(
+    buffer: Buffer, header: BatchHeader, position: int, message_count: int
+) -> memoryview | bytes:
     start = position + HEADER_SIZE + header.meta_size
     stored = memoryview(buffer)[start : start + header.payload_size]
-    return open_payload(stored, header.codec, header.raw_size, header.message_count)
+    return open_payload(stored, header.codec, header.raw_size, message_count)
 
 
 def decode_messages(
@@ -454,33 +513,42 @@ def decode_messages(
         store_host: Address of that broker.
 
     Returns:
-        ``header.message_count`` messages, in order.
+        ``header.message_count`` messages, in order; of a sparse batch those that it has.
 
     Raises:
         CorruptBatch: The payload does not inflate or decode to so many messages. Memory
             stays within ten times ``MAX_RAW_BYTES`` whatever the bytes are.
     """
-    meta = read_meta(buffer, header, position)
-    payload = read_payload(buffer, header, position)
-    messages = decode_payload(payload)
+    base: int = header.base_queue_offset
+    meta: BatchMeta
+    places: Iterable[int]
+    if header.attributes & _SPARSE:
+        meta, ordinals = read_sparse_meta(buffer, header, position)
+        messages = decode_payload(_open(buffer, header, position, len(ordinals)))
+        places = [base + ordinal for ordinal in ordinals]
+        stored_size, stored_crc = meta.stored_size, meta.stored_crc
+    else:
+        meta = read_meta(buffer, header, position)
+        messages = decode_payload(_open(buffer, header, position, header.message_count))
+        places = count(base)
+        stored_size, stored_crc = header.total_size, header.producer_crc
     info = BatchInfo(
         meta.topic,
         header.queue_id,
         broker_name,
         header.base_queue_offset,
         header.commitlog_offset,
-        header.total_size,
+        stored_size,
         header.born_timestamp,
         header.store_timestamp,
         meta.born_host,
         store_host,
         header.producer_id,
         header.first_sequence,
-        header.producer_crc,
+        stored_crc,
     )
     topic = meta.topic
-    base: int = header.base_queue_offset
-    for queue_offset, message in enumerate(messages, base):
+    for queue_offset, message in zip(places, messages, strict=False):
         if message.topic != topic:  # a retried message keeps the topic it was sent to
             _check_foreign_topic(message.topic)
         message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop

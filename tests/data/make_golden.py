@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mqmesh.message import Message
-from mqmesh.record_batch import check_batch, encode_batch, stamp
+from mqmesh.record_batch import (
+    check_batch,
+    check_stored,
+    encode_batch,
+    read_meta,
+    read_payload,
+    stamp,
+)
+from mqmesh.sparse_batch import cut_batch
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -110,6 +118,12 @@ def path_of(case: str) -> Path:
 
 def encode_case(case: str) -> bytes:
     """The batch of a case as the code of today writes it."""
+    if case == "sparse":
+        # The case ``stored``, as a consumer gets it who wants its second message only.
+        batch = encode_case("stored")
+        header = check_stored(batch)
+        meta, payload = read_meta(batch, header), read_payload(batch, header)
+        return b"".join(cut_batch(header, meta, payload, b"\x00\x01"))
     if case == "stored":
         batch = encode_case("everything")
         part = stamp(check_batch(batch), **STAMP)
@@ -119,7 +133,7 @@ def encode_case(case: str) -> bytes:
 
 def main() -> None:
     """Writes the files that are missing."""
-    for case in (*CASES, "stored"):
+    for case in (*CASES, "stored", "sparse"):
         if not path_of(case).exists():
             path_of(case).write_bytes(encode_case(case))
             print(f"wrote {path_of(case)}")
