@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.membership import ConsumeFromWhere as ConsumeFromWhere
     from mqmesh.protocol.membership import MessageModel as MessageModel
     from mqmesh.protocol.messaging import SendStatus as SendStatus
+    from mqmesh.sdk.message_selector import MessageSelector as MessageSelector
     from mqmesh.sdk.producer import Producer as Producer
     from mqmesh.sdk.pull_consumer import PullConsumer as PullConsumer
     from mqmesh.sdk.push_consumer import ConsumeResult as ConsumeResult
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "Message": "mqmesh.message",
     "MessageModel": "mqmesh.protocol.membership",
     "MessageQueue": "mqmesh.message",
+    "MessageSelector": "mqmesh.sdk.message_selector",
     "Producer": "mqmesh.sdk.producer",
     "PullConsumer": "mqmesh.sdk.pull_consumer",
     "PushConsumer": "mqmesh.sdk.push_consumer",
@@ -57,6 +59,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "MessageSelector",
     "Producer",
     "PullConsumer",
     "PushConsumer",

@@ -12,6 +12,7 @@ from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
 from mqmesh.sdk.aio_orderly_service import AioOrderlyService
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork, Workers
+from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer as BlockingPushConsumer
@@ -80,7 +81,7 @@ class PullConsumer:
 
     # ---- Which queues ----------------------------------------------------------------
 
-    async def subscribe(self, topic: str, expression: str = "*") -> None:
+    async def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """As ``mqmesh.PullConsumer.subscribe``."""
         self._inner.subscribe(topic, expression)
 
@@ -315,7 +316,7 @@ class PushConsumer:
         await self.close()
 
     async def subscribe(
-        self, topic: str, expression: str = "*", *, listener: AsyncListener
+        self, topic: str, expression: str | MessageSelector = "*", *, listener: AsyncListener
     ) -> None:
         """As ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
 

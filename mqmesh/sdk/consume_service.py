@@ -93,11 +93,7 @@ class Portion:
         span: Span,
         attempt: int = 0,
     ) -> None:
-        first, last = source[0], source[-1]
-        if isinstance(first, PulledBatch) and isinstance(last, PulledBatch):
-            count = last.end - first.first
-        else:
-            count = len(source)
+        count = sum(item.count if isinstance(item, PulledBatch) else 1 for item in source)
         self._source: list[PulledBatch] | list[StoredMessage] | None = source
         self._items: list[StoredMessage] | list[list[StoredMessage]] = []
         self.calls: Iterator[StoredMessage | list[StoredMessage]] = iter(self._items)
@@ -133,7 +129,7 @@ class Portion:
                 if self.work.in_order:
                     break
                 continue
-            if len(found) < item.end - item.first:
+            if len(found) < item.count:
                 self._mark_unwanted(item, found)
             messages += found
         size = self.work.batch_size
@@ -159,7 +155,7 @@ def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> It
     """Divides batches into portions."""
     start, count = 0, 0
     for at, batch in enumerate(batches):
-        more = batch.end - batch.first
+        more = batch.count
         if count >= PORTION_MESSAGES and count + more > work.batch_size:
             yield Portion(work, batches[start:at], span)
             start, count = at, 0

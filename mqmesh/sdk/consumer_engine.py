@@ -14,7 +14,6 @@ from mqmesh.errors import (
     StaleGeneration,
     TopicNotFound,
 )
-from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
@@ -32,6 +31,7 @@ from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.consumer_options import ConsumerOptions
 from mqmesh.sdk.local_offsets import LocalOffsets
 from mqmesh.sdk.memberships import Memberships, Standing
+from mqmesh.sdk.message_selector import MessageSelector, as_selector
 from mqmesh.sdk.offset_store import BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.pull_loop import PullCounters, PullLoop
@@ -209,9 +209,10 @@ class ConsumerEngine(Generic[S]):
 
     # ---- Subscriptions and queues -------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str) -> None:
+    def subscribe(self, topic: str, expression: str | MessageSelector) -> None:
         """Takes part in a topic; from any thread before ``start``."""
-        subscription = Subscription(topic, expression)
+        selector = as_selector(expression)
+        subscription = Subscription(topic, selector.expression, selector.expression_type)
         if self._subscriptions.get(topic) == subscription:
             return
         self._give_up([queue for queue in self.assigned if queue.topic == topic])
@@ -541,7 +542,10 @@ class ConsumerEngine(Generic[S]):
     def _begin_queue(self, state: Assigned[S], position: Position) -> None:
         queue = state.queue
         state.sink = self._make_sink(queue, position.queue_offset)
-        expression = self._subscriptions[queue.topic].expression
+        subscription = self._subscriptions[queue.topic]
+        selector = MessageSelector(
+            expression=subscription.expression, expression_type=subscription.expression_type
+        )
         address = self.client.routes.address(queue.broker_name)
         state.loop = PullLoop(
             queue,
@@ -550,11 +554,12 @@ class ConsumerEngine(Generic[S]):
             self,
             self.options.pull_settings(),
             self.counters,
-            expression=expression,
+            selector=selector,
             source=PullSource(
                 queue.broker_name,
                 address.tcp if address is not None else "",
-                parse_tags(expression),
+                selector.wanted_tags(),
+                not selector.selects_all,
             ),
             generation=self.memberships.generation(queue.broker_name) if self._shares else 0,
             on_stale=partial(self._stale, state),

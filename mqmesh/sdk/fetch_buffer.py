@@ -72,7 +72,7 @@ class FetchBuffer(QueueSink):
             self._next_offset = next_offset
             if batches:
                 self._waiting.extend(batches)
-                self._count += sum(batch.end - batch.first for batch in batches)
+                self._count += sum(batch.count for batch in batches)
                 self._size_bytes += size_bytes
                 self._on_arrival()
             elif not self._waiting:
@@ -126,7 +126,7 @@ class FetchBuffer(QueueSink):
             self._broken = True
             self._on_broken(error)
             return
-        self._note_handed_out(batch.end - batch.first - len(messages))
+        self._note_handed_out(batch.count - len(messages))
         if messages:
             self._waiting[0] = messages
             return

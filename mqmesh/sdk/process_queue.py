@@ -109,6 +109,12 @@ class ProcessQueue:
         for batch in batches:
             if batch.first > place:
                 states[place - first : batch.first - first] = _DONE_BYTE * (batch.first - place)
+            if batch.offsets is not None:
+                states[batch.first - first : batch.end - first] = _DONE_BYTE * (
+                    batch.end - batch.first
+                )
+                for offset in batch.offsets:
+                    states[offset - first] = OPEN
             place = batch.end
         if next_offset > place:
             states[place - first :] = _DONE_BYTE * (next_offset - place)

@@ -18,7 +18,6 @@ from mqmesh.errors import (
     NoRoute,
     OffsetIllegal,
 )
-from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.consumer_engine import Assigned, ConsumerEngine
@@ -28,6 +27,7 @@ from mqmesh.sdk.consumer_options import (
     consumer_options,
 )
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
+from mqmesh.sdk.message_selector import MessageSelector, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
@@ -147,12 +147,12 @@ class PullConsumer:
 
     # ---- Which queues ----------------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
+    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """Takes part in a topic; before or after ``start``.
 
         Args:
             topic: Topic; it need not exist yet.
-            expression: Tags joined by ``||``, or ``*`` for all messages.
+            expression: Tags joined by ``||``, ``*`` for all messages, or a ``MessageSelector``.
 
         Raises:
             InvalidArgument: The topic's name or the expression is illegal, or queues were
@@ -160,9 +160,9 @@ class PullConsumer:
             ClientClosed: After ``close``.
         """
         check_topic(topic)
-        parse_tags(expression)
+        selector = as_selector(expression)
         self._choose_mode("subscribe")
-        self._do(lambda: self._engine.subscribe(topic, expression))
+        self._do(lambda: self._engine.subscribe(topic, selector))
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more.

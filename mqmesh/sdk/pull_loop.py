@@ -17,7 +17,8 @@ from mqmesh.protocol.pulling import (
     PullResponse,
     PullStatus,
 )
-from mqmesh.record_batch import BatchHeader, check_stored
+from mqmesh.record_batch import Attributes, BatchHeader, check_stored
+from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pulled_batch import PulledBatch, PullSource
 from mqmesh.transport.client import OnDone
 from mqmesh.units import MIB
@@ -32,6 +33,7 @@ BEYOND_END_TRIES: Final = 3
 """How often a broker may say that our offset lies behind its end before we believe it."""
 BEYOND_END_RETRY_MS: Final = 1_000
 
+_SPARSE: Final = int(Attributes.SPARSE)
 _log = logging.getLogger(__name__)
 
 
@@ -114,7 +116,7 @@ class PullLoop:
         network: The client's engine.
         settings: Sizes and times.
         counters: Shared by a consumer's loops.
-        expression: Subscription expression.
+        selector: Which messages are wanted.
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
         on_stale: Told when the queue was given to another member; the loop has ended then.
@@ -138,7 +140,7 @@ class PullLoop:
         settings: PullSettings,
         counters: PullCounters,
         *,
-        expression: str = "*",
+        selector: MessageSelector | None = None,
         source: PullSource | None = None,
         generation: int = 0,
         on_stale: Callable[[StaleGeneration], None] | None = None,
@@ -157,7 +159,7 @@ class PullLoop:
         self._network = network
         self._settings = settings
         self._counters = counters
-        self._expression = expression
+        self._selector = selector or MessageSelector()
         self._source = source or PullSource(queue.broker_name)
         self._on_reset = on_reset
         self._busy = False
@@ -184,8 +186,9 @@ class PullLoop:
                 self._sink.next_offset,
                 settings.max_bytes,
                 settings.suspend_ms,
-                self._expression,
-                generation=self.generation,
+                self._selector.expression,
+                self._selector.expression_type,
+                self.generation,
             )
         )
         self._network.request(
@@ -294,11 +297,13 @@ class PullLoop:
                 if header.next_queue_offset > next_offset:
                     # The first batch may begin before the offset that was asked for.
                     first = max(next_offset, header.base_queue_offset)
-                    batches.append(PulledBatch(self._source, body, position, header, first))
+                    batch = PulledBatch(self._source, body, position, header, first)
+                    if batch.count:
+                        batches.append(batch)
                     next_offset = header.next_queue_offset
-                    self._counters.messages += next_offset - first
+                    self._counters.messages += batch.count
                 position += header.total_size
-            if self._source.tags is not None:
+            if self._source.filtered:
                 next_offset = max(next_offset, next_told)
         finally:
             # What stands before a damaged batch is good, so it is taken in any case.
@@ -309,8 +314,8 @@ class PullLoop:
 
     def _check_place(self, header: BatchHeader, next_offset: int) -> None:
         # Only a filter may leave something out.
-        is_gap = header.base_queue_offset > next_offset and self._source.tags is None
-        if header.queue_id != self.queue.queue_id or is_gap:
+        is_gap = header.base_queue_offset > next_offset or header.attributes & _SPARSE
+        if header.queue_id != self.queue.queue_id or (is_gap and not self._source.filtered):
             raise RemoteProtocolError(
                 f"{_named(self.queue)}: a batch of queue {header.queue_id} at offset "
                 f"{header.base_queue_offset} instead of {next_offset}"

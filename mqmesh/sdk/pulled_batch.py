@@ -5,10 +5,15 @@ grows and shrinks is what costs most when messages are made. So only those are d
 a listener or a poll is about to get.
 """
 
+from bisect import bisect_left
+from typing import Final
+
 import msgspec
 
 from mqmesh.message import StoredMessage
-from mqmesh.record_batch import BatchHeader, decode_messages
+from mqmesh.record_batch import Attributes, BatchHeader, decode_messages, read_sparse_meta
+
+_SPARSE: Final = int(Attributes.SPARSE)
 
 
 class PullSource(msgspec.Struct, frozen=True):
@@ -17,12 +22,14 @@ class PullSource(msgspec.Struct, frozen=True):
     Attributes:
         broker_name: Broker group.
         store_host: Address of the broker, for the messages' facts.
-        tags: Tags that are wanted; None for all messages.
+        tags: Tags that are wanted, to be looked at again; None if that is not necessary.
+        filtered: The broker leaves messages out.
     """
 
     broker_name: str
     store_host: str = ""
     tags: frozenset[str] | None = None
+    filtered: bool = False
 
 
 class PulledBatch:
@@ -38,9 +45,14 @@ class PulledBatch:
     Attributes:
         first: As above.
         end: Queue offset behind its last message.
+        offsets: Queue offsets of the messages from ``first`` on; None if none is left out.
+        count: How many there are.
+
+    Raises:
+        CorruptBatch: A cut batch does not say which messages it has.
     """
 
-    __slots__ = ("_body", "_header", "_position", "_source", "end", "first")
+    __slots__ = ("_body", "_header", "_position", "_source", "count", "end", "first", "offsets")
 
     def __init__(
         self,
@@ -56,6 +68,13 @@ class PulledBatch:
         self._body = body
         self._position = position
         self._header = header
+        self.offsets: list[int] | None = None
+        self.count = self.end - first
+        if header.attributes & _SPARSE:
+            base: int = header.base_queue_offset
+            ordinals = read_sparse_meta(body, header, position)[1]
+            self.offsets = [base + at for at in ordinals[bisect_left(ordinals, first - base) :]]
+            self.count = len(self.offsets)
 
     def decode(self) -> list[StoredMessage]:
         """Its messages from ``first`` on that are wanted, in order.
@@ -71,10 +90,10 @@ class PulledBatch:
             broker_name=source.broker_name,
             store_host=source.store_host,
         )
-        if self.first > header.base_queue_offset:
-            del messages[: self.first - header.base_queue_offset]
+        if self.count < len(messages):
+            del messages[: len(messages) - self.count]
         tags = source.tags
         if tags is None:
             return messages
-        # The broker compared hashes of tags, and of whole batches.
+        # The broker compared hashes of tags.
         return [message for message in messages if message.tag in tags]

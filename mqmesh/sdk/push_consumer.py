@@ -8,7 +8,6 @@ from typing import Any, Final, Self
 import msgspec
 
 from mqmesh.errors import ClientClosed, ConfigError, CorruptBatch, InvalidArgument, MQMeshError
-from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
@@ -17,6 +16,7 @@ from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
+from mqmesh.sdk.message_selector import MessageSelector, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
@@ -227,14 +227,16 @@ class PushConsumer:
 
     # ---- What to consume -------------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str = "*", *, listener: Listener) -> None:
+    def subscribe(
+        self, topic: str, expression: str | MessageSelector = "*", *, listener: Listener
+    ) -> None:
         """Takes part in a topic; before or after ``start``.
 
         All members of a group must subscribe to the same topics with the same expressions.
 
         Args:
             topic: Topic; it need not exist yet.
-            expression: Tags joined by ``||``, or ``*`` for all messages.
+            expression: Tags joined by ``||``, ``*`` for all messages, or a ``MessageSelector``.
             listener: Called with 1 to ``consume_message_batch_max_size`` messages of one queue,
                 from several threads at once; must return a ``ConsumeResult``.
 
@@ -244,7 +246,7 @@ class PushConsumer:
             ClientClosed: After ``close``.
         """
         check_topic(topic)
-        parse_tags(expression)
+        selector = as_selector(expression)
         if not callable(listener):
             raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
 
@@ -252,7 +254,7 @@ class PushConsumer:
             if self._listeners.get(topic, listener) is not listener:
                 self._engine.unsubscribe(topic)  # what the former one has is given up
             self._listeners[topic] = listener
-            self._engine.subscribe(topic, expression)
+            self._engine.subscribe(topic, selector)
 
         self._do(subscribe)
 

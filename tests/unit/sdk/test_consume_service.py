@@ -23,6 +23,7 @@ class FakeBatch(PulledBatch):
 
     def __init__(self, first, count, unwanted=(), error=None):
         self.first, self.end = first, first + count
+        self.count, self.offsets = count, None
         self.unwanted, self.error = unwanted, error
 
     def decode(self):

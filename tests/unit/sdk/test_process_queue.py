@@ -13,9 +13,10 @@ LIMITS = FlowLimits()
 class FakeBatch:
     """All that a process queue looks at."""
 
-    def __init__(self, first: int, count: int):
+    def __init__(self, first: int, count: int, offsets: list[int] | None = None):
         self.first = first
         self.end = first + count
+        self.offsets = offsets
 
 
 def filled(*counts: int, start: int = 0, limits: FlowLimits = LIMITS):

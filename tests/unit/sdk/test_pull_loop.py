@@ -10,6 +10,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.record_batch import BROKER_PART_SIZE, encode_batch, read_header, stamp
+from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pull_loop import (
     BACKOFF_MAX_MS,
     BACKOFF_MS,
@@ -23,7 +24,7 @@ from mqmesh.sdk.pull_loop import (
 from mqmesh.sdk.pulled_batch import PullSource
 
 QUEUE = MessageQueue("t", "broker-a", 3)
-ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"))
+ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"), filtered=True)
 
 
 def stored_batch(base: int, count: int, *, queue_id: int = 3, tags: str = "") -> bytes:
@@ -123,7 +124,7 @@ class Case:
 
 
 def test_a_pull_says_what_is_wanted():
-    request = Case(start=17, expression="A", source=ONLY_A).asked()
+    request = Case(start=17, selector=MessageSelector.by_tag("A"), source=ONLY_A).asked()
     assert request == PullRequest("g", "t", 3, 17, 1024 * 1024, 15_000, "A")
 
 
@@ -162,13 +163,13 @@ def test_an_empty_answer_is_followed_by_the_next_pull():
 
 
 def test_a_filter_may_pass_over_messages():
-    case = Case(source=ONLY_A, expression="A")
+    case = Case(source=ONLY_A, selector=MessageSelector.by_tag("A"))
     case.network.answer(PullStatus.NO_MATCHED_MSG, next_offset=40)
     assert case.asked().queue_offset == 40
 
 
 def test_tags_are_compared_again():
-    case = Case(source=ONLY_A, expression="A")
+    case = Case(source=ONLY_A, selector=MessageSelector.by_tag("A"))
     case.network.answer(PullStatus.FOUND, stored_batch(10, 4, tags="ABAB"), next_offset=20)
     assert case.sink.offsets == [10, 12]
     assert case.asked().queue_offset == 20

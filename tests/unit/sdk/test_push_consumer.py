@@ -36,6 +36,7 @@ class FakeWorkers(Workers):
 class FakeBatch:
     def __init__(self, first, count):
         self.first, self.end = first, first + count
+        self.count, self.offsets = count, None
 
 
 class Case:

@@ -1,0 +1,77 @@
+"""Which messages of a topic a consumer wants."""
+
+from typing import Self
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.filtering.sql92 import parse_sql
+from mqmesh.filtering.tags import ALL, parse_tags
+from mqmesh.protocol.pulling import ExpressionType
+
+
+class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
+    """An expression and its language; what it leaves out does not cross the network.
+
+    Make one with ``by_tag`` or ``by_sql``::
+
+        consumer.subscribe("flights", MessageSelector.by_sql("dep_delay > 60"))
+
+    Attributes:
+        expression: As the user wrote it.
+        expression_type: ``TAG`` or ``SQL92``.
+    """
+
+    expression: str = ALL
+    expression_type: str = ExpressionType.TAG.value
+
+    @classmethod
+    def by_tag(cls, expression: str) -> Self:
+        """Messages with one of the tags joined by ``||``; ``*`` for all messages."""
+        return cls(expression=expression, expression_type=ExpressionType.TAG.value)
+
+    @classmethod
+    def by_sql(cls, expression: str) -> Self:
+        """Messages for which an SQL92 expression over properties and ``TAGS`` is true."""
+        return cls(expression=expression, expression_type=ExpressionType.SQL92.value)
+
+    def check(self) -> None:
+        """Makes sure that the expression makes sense.
+
+        Raises:
+            InvalidArgument: Says at which character, counted from 1, what is wrong.
+        """
+        if self.expression_type == ExpressionType.TAG:
+            parse_tags(self.expression)
+        elif self.expression_type == ExpressionType.SQL92:
+            parse_sql(self.expression)
+        else:
+            raise InvalidArgument(
+                f"expression type {self.expression_type!r} is none of {', '.join(ExpressionType)}"
+            )
+
+    def wanted_tags(self) -> frozenset[str] | None:
+        """Tags to look at again, for a broker compares their hashes; None for other languages."""
+        if self.expression_type == ExpressionType.TAG:
+            return parse_tags(self.expression)
+        return None
+
+    @property
+    def selects_all(self) -> bool:
+        """True when no message is left out."""
+        return self.expression_type == ExpressionType.TAG and self.expression.strip() == ALL
+
+
+def as_selector(expression: str | MessageSelector) -> MessageSelector:
+    """A checked selector of what a user gave: a selector, or a tag expression.
+
+    Raises:
+        InvalidArgument: As ``MessageSelector.check``, or it is neither.
+    """
+    selector = MessageSelector.by_tag(expression) if isinstance(expression, str) else expression
+    if not isinstance(selector, MessageSelector):
+        raise InvalidArgument(
+            f"an expression is a str or a MessageSelector, not {type(expression).__name__}"
+        )
+    selector.check()
+    return selector
