@@ -10,15 +10,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import (
-    GroupNotFound,
-    InvalidArgument,
-    StaleGeneration,
-    SystemBusy,
-    UnsupportedCommand,
-)
+from mqmesh.errors import GroupNotFound, InvalidArgument, StaleGeneration, SystemBusy
 from mqmesh.filtering.python_filter import check_filter_id
-from mqmesh.filtering.tags import expression_hashes
 from mqmesh.message import check_group, check_topic, is_system_topic
 from mqmesh.protocol.membership import (
     ConsumeFromWhere,
@@ -28,6 +21,7 @@ from mqmesh.protocol.membership import (
     MessageModel,
 )
 from mqmesh.protocol.pulling import ExpressionType
+from mqmesh.roles.broker.pull_filter import pull_filter
 from mqmesh.roles.broker.queue_claims import NO_GENERATION, QueueClaims
 from mqmesh.roles.broker.subscription_check import SubscriptionCheck
 
@@ -394,7 +388,7 @@ def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
             if subscription.expression_type == ExpressionType.PYTHON:
                 check_filter_id(subscription.expression)
             else:
-                check_expression(subscription.expression, subscription.expression_type)
+                pull_filter(subscription.expression, subscription.expression_type)
     if len({data.group for data in heartbeat.consumers}) != len(heartbeat.consumers):
         raise InvalidArgument("a heartbeat names a consumer group twice")
 
@@ -409,27 +403,6 @@ def check_client_group(name: str) -> str:
     if is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
         raise InvalidArgument(f"group {name!r} is reserved for the system")
     return name
-
-
-def check_expression(expression: str, expression_type: str) -> frozenset[int] | None:
-    """Understands a subscription's expression.
-
-    Returns:
-        Hashes of the tags wanted, None for all messages.
-
-    Raises:
-        InvalidArgument: Says where it is wrong.
-        UnsupportedCommand: A language that this broker does not know.
-    """
-    if expression_type == ExpressionType.TAG:
-        return expression_hashes(expression)
-    if expression_type == ExpressionType.SQL92:
-        raise UnsupportedCommand("this broker does not filter by SQL92 expressions; use tags")
-    if expression_type == ExpressionType.PYTHON:
-        raise UnsupportedCommand("filters in Python are pulled through a filter server")
-    raise UnsupportedCommand(
-        f"expression type {expression_type!r} is none of {', '.join(ExpressionType)}"
-    )
 
 
 def _difference_text(name: str, client_id: str, difference: str) -> str:

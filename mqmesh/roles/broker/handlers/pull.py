@@ -3,8 +3,8 @@
 from mqmesh.errors import MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.protocol.command import Reply, Request, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.roles.broker.consumer_groups import check_expression
 from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
 from mqmesh.roles.broker.pull_hold import HeldPull
 from mqmesh.storage.interface import GetResult, GetStatus
 
@@ -26,7 +26,8 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
         return moved
     result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
-    if not wait_ms or not _is_waiting(result):
+    # What was passed over is told before the wait, so that the group's offset keeps up.
+    if not wait_ms or result.status is not GetStatus.NO_NEW_MESSAGE:
         return _reply(pull, result)
     deadline_ms = context.clock.monotonic_ms() + wait_ms
     held = HeldPull(without_frame(request), pull, result.next_queue_offset, deadline_ms)
@@ -77,10 +78,12 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     topic = context.topics.get(pull.topic)
     if topic is None or pull.queue_id >= topic.readable_queues:
         topic = context.topics.require_readable(pull.topic, pull.queue_id)
-    hashes = check_expression(pull.expression, pull.expression_type)
-    result = context.store.get(
-        pull.topic, pull.queue_id, queue_offset, max_bytes=pull.max_bytes, tag_hashes=hashes
-    )
+    wanted = pull_filter(pull.expression, pull.expression_type)
+    place = pull.topic, pull.queue_id, queue_offset
+    if wanted is None:
+        result = context.store.get(*place, max_bytes=pull.max_bytes)
+    else:
+        result = get_filtered(context.store, context.metas, place, wanted, max_bytes=pull.max_bytes)
     if result.next_queue_offset > queue_offset:
         context.pulls.note(
             pull.group,

@@ -83,7 +83,8 @@ def test_a_group_without_members_is_not_the_same_as_an_empty_list(stage):
         ([consumer(where="HERE")], InvalidArgument, "FIRST_OFFSET"),
         ([consumer(topic="../etc")], InvalidArgument, "topic"),
         ([consumer(expression="A || ")], InvalidArgument, "character 6"),
-        ([consumer(expression_type="SQL92")], UnsupportedCommand, "SQL92"),
+        ([consumer(expression_type="LUA")], UnsupportedCommand, "SQL92"),
+        ([consumer(expression="a = ", expression_type="SQL92")], InvalidArgument, "character 5"),
         ([consumer(), consumer()], InvalidArgument, "twice"),
     ],
 )

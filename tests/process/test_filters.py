@@ -1,0 +1,189 @@
+"""Expressions against a real cluster: exactly the right messages, and few bytes for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.testing.commands import CommandProcess
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 40.0
+TOPIC = "flights"
+ROWS = 40_000
+BATCH = 200
+SQL = "dep_delay > 60 AND origin IN ('JFK','EWR')"
+TAGS = "UA || DL"
+
+
+@pytest.fixture(scope="module")
+def flights(project_root):
+    """Rows of the file with their messages."""
+    module = runpy.run_path(str(project_root / "examples" / "flights.py"))
+    rows = []
+    for row in module["rows"]():
+        rows.append((row, module["to_message"](row)))
+        if len(rows) == ROWS:
+            break
+    return rows
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, flights):
+    """A cluster that holds the flights, in batches that mix tags."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with ProcessCluster(folder) as cluster:
+        with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+            sends = []
+            for start in range(0, len(flights), BATCH):
+                messages = [message for _, message in flights[start : start + BATCH]]
+                for message in messages:
+                    message.sharding_key = None
+                sends.append(producer.send_batch_async(messages))
+            for send in sends:
+                send.result()
+        yield cluster
+
+
+def wanted_by_sql(row):
+    """What SQL says, written down in Python, over a plain scan."""
+    delay = row["dep_delay"]
+    return delay not in ("", "NA") and float(delay) > 60 and row["origin"] in ("JFK", "EWR")
+
+
+def scan(flights, wanted):
+    """The bodies of the rows that a plain scan of the file chooses."""
+    return Counter(message.body for row, message in flights if wanted(row))
+
+
+SELECTORS = {
+    "sql": (MessageSelector.by_sql(SQL), wanted_by_sql),
+    "tags": (MessageSelector.by_tag(TAGS), lambda row: row["carrier"] in ("UA", "DL")),
+    "tags-in-sql": (
+        MessageSelector.by_sql("TAGS = 'UA' AND NOT dep_delay <= 60"),
+        lambda row: (
+            row["carrier"] == "UA"
+            and row["dep_delay"] not in ("", "NA")
+            and float(row["dep_delay"]) > 60
+        ),
+    ),
+}
+
+
+@pytest.fixture(params=SELECTORS)
+def choice(request, flights):
+    """A selector and the bodies that it must give."""
+    selector, wanted = SELECTORS[request.param]
+    return request.param, selector, scan(flights, wanted)
+
+
+def options(cluster, **more):
+    return {
+        "namesrv_addr": cluster.namesrv_addr,
+        "consume_from_where": "FIRST_OFFSET",
+        **more,
+    }
+
+
+def test_a_push_consumer_gets_the_rows_of_a_plain_scan(cluster, choice):
+    name, selector, expected = choice
+    got, changed = Counter(), threading.Condition()
+
+    def listen(messages):
+        with changed:
+            got.update(message.body for message in messages)
+            changed.notify_all()
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(f"push-{name}", **options(cluster), consume_message_batch_max_size=32)
+    consumer.subscribe(TOPIC, selector, listener=listen)
+    with consumer, changed:
+        changed.wait_for(lambda: got.total() >= expected.total(), PATIENCE_S)
+    assert got == expected
+    # All is done, also what was passed over: the next member finds nothing more.
+    with PullConsumer(f"push-{name}", **options(cluster)) as check:
+        check.subscribe(TOPIC, selector)
+        assert check.poll(200) == []
+        assert sum(check.lag().values()) == 0
+
+
+def test_a_pull_consumer_gets_them_with_their_ids_and_offsets(cluster, choice):
+    name, selector, expected = choice
+    with PullConsumer(f"whole-{name}", **options(cluster)) as whole:
+        whole.subscribe(TOPIC)
+        everything = {m.message_id: m for m in poll_all(whole, ROWS)}
+    with PullConsumer(f"pull-{name}", **options(cluster)) as consumer:
+        consumer.subscribe(TOPIC, selector)
+        found = poll_all(consumer, expected.total())
+        assert consumer.poll(200) == []
+    assert Counter(message.body for message in found) == expected
+    for message in found:
+        twin = everything[message.message_id]
+        assert message.info == twin.info
+        assert message == twin
+        assert (message.queue_offset, message.offset_message_id) == (
+            twin.queue_offset,
+            twin.offset_message_id,
+        )
+
+
+def poll_all(consumer, count):
+    found = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count and time.monotonic() < deadline:
+        found += consumer.poll(500, 4_096)
+    assert len(found) == count
+    return found
+
+
+def test_coroutines_get_them(cluster, choice):
+    name, selector, expected = choice
+
+    async def push():
+        got, done = Counter(), asyncio.Event()
+
+        async def listen(messages):
+            got.update(message.body for message in messages)
+            if got.total() >= expected.total():
+                done.set()
+            return ConsumeResult.SUCCESS
+
+        consumer = aio.PushConsumer(
+            f"aio-push-{name}", **options(cluster), consume_message_batch_max_size=32
+        )
+        await consumer.subscribe(TOPIC, selector, listener=listen)
+        async with consumer, asyncio.timeout(PATIENCE_S):
+            await done.wait()
+        return got
+
+    async def pull():
+        got = Counter()
+        async with aio.PullConsumer(f"aio-pull-{name}", **options(cluster)) as consumer:
+            await consumer.subscribe(TOPIC, selector)
+            while got.total() < expected.total():
+                some = await consumer.poll(10_000, 4_096)
+                assert some
+                got.update(message.body for message in some)
+        return got
+
+    assert asyncio.run(push()) == expected
+    assert asyncio.run(pull()) == expected
+
+
+def test_the_command_line_prints_them(cluster, choice):
+    _, selector, expected = choice
+    language = "--sql" if selector.expression_type == "SQL92" else "--tags"
+    with CommandProcess(
+        *("--namesrv", cluster.namesrv_addr, "consume", TOPIC, "--from", "first"),
+        *(language, selector.expression, "--body", "--max", str(expected.total())),
+        *("--timeout", "10"),
+    ) as command:
+        assert command.wait(PATIENCE_S) == 0
+        assert Counter(line.encode() for line in command.out) == expected
