@@ -16,12 +16,13 @@ from rich.text import Text
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, TopicNotFound
-from mqmesh.filtering.tags import parse_tags
+from mqmesh.filtering.tags import ALL
 from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pull_consumer import PullConsumer
 
 from .interrupt import Interrupt
@@ -56,7 +57,13 @@ Show = Callable[[StoredMessage], None]
     help="Begin at: first, last, a time (2026-03-01T12:00Z, or ms since 1970), or so long ago "
     "(30s, 10m, 2h, 1d). A group goes on where it has committed.",
 )
-@click.option("-t", "--tags", default="*", help="Only these tags: 'a || b'. [default: all]")
+@click.option("-t", "--tags", help="Only these tags: 'a || b'. [default: all]")
+@click.option(
+    "--sql",
+    metavar="EXPRESSION",
+    help="Only messages that an SQL92 expression over properties and TAGS is true for: "
+    "\"price > 10 AND TAGS = 'new'\".",
+)
 @click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
     "--timeout",
@@ -70,7 +77,8 @@ def consume(
     topic: str,
     group: str | None,
     where: str,
-    tags: str,
+    tags: str | None,
+    sql: str | None,
     most: int | None,
     timeout: float | None,
     only_body: bool,
@@ -86,9 +94,17 @@ def consume(
       mqmesh consume orders
       mqmesh consume orders --from first --max 10
       mqmesh consume orders --from 10m --tags 'new || paid' --json
+      mqmesh consume orders --sql "price > 10 AND country IN ('FR', 'DE')"
       mqmesh consume orders --group audit --timeout 5
     """
-    parse_tags(tags)
+    if tags is not None and sql is not None:
+        raise click.UsageError("--tags and --sql exclude each other; SQL92 knows TAGS")
+    selector = (
+        MessageSelector.by_tag(ALL if tags is None else tags)
+        if sql is None
+        else MessageSelector.by_sql(sql)
+    )
+    selector.check()
     options = _start_position(where, SystemClock().wall_ms())
     _warn_if_missing(topic, namesrv)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
@@ -100,7 +116,7 @@ def consume(
                 message_model=MessageModel.BROADCASTING, auto_commit=False, offsets_dir=folder
             )
         consumer = PullConsumer(group, namesrv_addr=namesrv, **options)
-        consumer.subscribe(topic, tags)
+        consumer.subscribe(topic, selector)
         with consumer:
             queues = len(consumer.assignment())
             click.echo(f"consuming {topic} from {queues} queues; Ctrl-C ends", err=True)
