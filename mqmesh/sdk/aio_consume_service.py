@@ -99,7 +99,9 @@ class AioConsumeService(Workers):
     def _add(self, portions: list[Portion]) -> None:
         self._ready.extend(portion for portion in portions if not portion.work.revoked)
         waiting = sum(portion.call_count for portion in portions)
-        for _ in range(min(waiting, self._most_tasks - len(self._tasks))):
+        # Tasks that ended in this turn of the loop are only forgotten in the next one.
+        at_work = sum(task is not None and not task.done() for task in self._tasks)
+        for _ in range(min(waiting, self._most_tasks - at_work)):
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
             task.add_done_callback(self._ended)

@@ -41,6 +41,7 @@ class FakeBatch(PulledBatch):
 
     def __init__(self, first, count, error=None):
         self.first, self.end = first, first + count
+        self.count, self.offsets = count, None
         self.error = error
 
     def decode(self):
