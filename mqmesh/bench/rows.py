@@ -228,6 +228,11 @@ def _store_rows() -> list[Row]:
             least_ratio=0.9,
             optional=True,
         ),
+    ]
+
+
+def _large_rows() -> list[Row]:
+    return [
         Row(
             name="recovery_10g",
             unit="ms",
@@ -279,6 +284,7 @@ ROWS: Final = {
         *_latency_rows(),
         *_other_rows(),
         *_store_rows(),
+        *_large_rows(),
         *_memory_rows(),
     ]
 }
