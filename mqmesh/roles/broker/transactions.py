@@ -213,6 +213,7 @@ class Transactions:
         self._watches: list[Watch] = []
         self._lonely: dict[str, list[Watch]] = {}
         self._rejoin_ms = 0
+        self._parking = 0
         self._runs: list[Run] = []
         self.staged_total = 0
         self.staged_bytes = 0
@@ -374,6 +375,7 @@ class Transactions:
             if watch.checks >= self.settings.check_max:
                 if not watch.parking:
                     watch.parking = True
+                    self._parking += len(ordinals)
                     effects.append(Park(watch, ordinals))
                 self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue
@@ -391,9 +393,17 @@ class Transactions:
             self._push(watch, now_ms + self.settings.check_interval_ms)
         return effects
 
-    def not_parked(self, watch: Watch) -> None:
-        """What was to be parked could not be written; it is tried again."""
-        watch.parking = False
+    def parked_or_not(self, park: Park, *, stored: bool) -> list[HalfBatch]:
+        """What was to be parked is in the log, or could not be written and is tried again.
+
+        Returns:
+            As ``parked``.
+        """
+        self._parking -= len(park.ordinals)
+        if stored:
+            return self.parked(park.batch, park.ordinals)
+        park.watch.parking = False
+        return []
 
     def parked(self, batch: HalfBatch, ordinals: Iterable[int]) -> list[HalfBatch]:
         """Messages are parked now: that is in the log.
@@ -556,7 +566,7 @@ class Transactions:
     def _crowded(self, now_ms: int) -> list[Check | Park]:
         """Parks what waits for groups that nobody is in, so that it does not keep out others."""
         effects: list[Check | Park] = []
-        excess = self.pending_count - self.settings.pending_max // 2
+        excess = self.pending_count - self._parking - self.settings.pending_max // 2
         while excess > 0 and self._lonely and len(effects) < PARKS_A_TICK:
             group = next(iter(self._lonely))
             watch = self._lonely[group].pop(0)
@@ -567,6 +577,7 @@ class Transactions:
                 continue
             watch.ordinals, watch.parking = ordinals, True
             excess -= len(ordinals)
+            self._parking += len(ordinals)
             effects.append(Park(watch, ordinals))
             # Comes again only if it could not be parked.
             self._push(watch, now_ms + self.settings.check_interval_ms)

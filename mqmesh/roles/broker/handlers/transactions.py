@@ -205,13 +205,13 @@ def _landed(context: BrokerContext, flight: Flight, error: MQMeshError | None, s
                 ),
                 park.check_times,
             )
-            for forgotten in desk.table.parked(park.batch, park.ordinals):
+            for forgotten in desk.table.parked_or_not(park, stored=True):
                 _log.error("too many parked half messages: those at %d go", forgotten.base)
     else:
         _log.warning("decisions about half messages could not be stored: %s", error)
         desk.table.failed(flight.runs)
         for park in flight.parks:
-            desk.table.not_parked(park.watch)
+            desk.table.parked_or_not(park, stored=False)
     for opened in flight.opens:
         opened.flights -= 1
         opened.error = opened.error or error
