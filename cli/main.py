@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "query": ("query", "query"),
     "group": ("group", "group"),
     "store": ("store", "store"),
+    "tx": ("tx", "tx"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),
     "filtersrv": ("serve", "filtersrv"),

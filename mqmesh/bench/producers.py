@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from mqmesh.bench.workload import (
     TOPIC,
@@ -24,11 +24,17 @@ from mqmesh.bench.workload import (
     stamp_body,
     wait_go,
 )
-from mqmesh.message import Message
+from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions import (
+    LocalTransactionState,
+    TransactionFuture,
+    TransactionListener,
+)
 
 FUTURES_A_CHUNK: Final = 10_000
 CHUNKS_UNCHECKED: Final = 5
@@ -119,6 +125,37 @@ def produce_singles_threads(task: Task) -> Report:
         return watch.report(count, faults=_missing(count, each * task.window))
 
 
+class _Agrees(TransactionListener):
+    """Local transactions that take no time and go well."""
+
+    def execute_local_transaction(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT
+
+    def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT
+
+
+def produce_transactions(task: Task) -> Report:
+    """Messages in transactions, so many in flight: half message, local transaction, commit."""
+    bodies = make_bodies(task.batch_messages, task.body_bytes)
+    waiting: deque[TransactionFuture] = deque()
+    committed = 0
+    client = ClientOptions(use_ipc=task.use_ipc)
+    with TransactionProducer(
+        "bench-producer", _Agrees(), namesrv_addr=task.address, client=client
+    ) as producer:
+        producer.fetch_publish_queues(TOPIC, timeout_ms=10_000)
+        send = producer.send_message_in_transaction_async
+        wait_go()
+        watch = Stopwatch()
+        for number in range(task.message_count):
+            if len(waiting) >= task.window:
+                committed += waiting.popleft().result(OUTCOME_TIMEOUT_S).is_ended
+            waiting.append(send(Message(TOPIC, bodies[number % len(bodies)])))
+        committed += sum(one.result(OUTCOME_TIMEOUT_S).is_ended for one in waiting)
+        return watch.report(committed, faults=_missing(committed, task.message_count))
+
+
 def send_sync(task: Task) -> Report:
     """One synchronous send after the other."""
     body = make_bodies(1, task.body_bytes)[0]
@@ -205,6 +242,7 @@ PROGRAMS: Final = {
     "produce_async": produce_async,
     "produce_singles": produce_singles,
     "produce_singles_threads": produce_singles_threads,
+    "produce_transactions": produce_transactions,
     "send_sync": send_sync,
     "produce_paced": produce_paced,
     "warm_up": warm_up,

@@ -25,6 +25,8 @@ from mqmesh.bench.store_sides import product_indexed, product_lookup, product_re
 IN_FLIGHT: Final = 64
 """Of the rows with single sends."""
 
+OPEN_TRANSACTIONS: Final = 1_000
+
 Side = Callable[[Conditions], Sample]
 
 
@@ -256,6 +258,21 @@ def _large_rows() -> list[Row]:
     ]
 
 
+def _transaction_rows() -> list[Row]:
+    singles = Load(messages=200_000, window=IN_FLIGHT)
+    transactions = Load(messages=100_000, window=OPEN_TRANSACTIONS)
+    return [
+        Row(
+            name="tx_throughput",
+            unit="msg/s",
+            what="transactions in flight, half and commit, against single_many",
+            product=partial(product_produce, "produce_transactions", transactions),
+            limit=partial(product_produce, "produce_singles", singles),
+            least_ratio=0.3,
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     return [
         Row(
@@ -285,6 +302,7 @@ ROWS: Final = {
         *_other_rows(),
         *_store_rows(),
         *_large_rows(),
+        *_transaction_rows(),
         *_memory_rows(),
     ]
 }

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-ROWS = "produce_128,async_128,drain_128,both_128,sync_send,latency_500,sync_flush_128,single_many"
+ROWS = (
+    "produce_128,async_128,drain_128,both_128,sync_send,latency_500,sync_flush_128,single_many,"
+    "tx_throughput"
+)
 
 
 def command(folder: Path, *arguments: str) -> list[str]:

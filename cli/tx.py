@@ -1,0 +1,189 @@
+"""`mqmesh tx …`: half messages that wait for their decision."""
+
+import sys
+from typing import Any, Final
+
+import click
+
+from mqmesh.errors import ConfigError
+from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
+from mqmesh.sdk.transaction_admin import HalfMessage, TransactionAdmin
+
+from .options import json_option, namesrv_option
+from .query import body_lines
+from .render import duration, print_json, print_table, timestamp
+
+DEFAULT_COUNT: Final = 100
+
+
+@click.group()
+def tx() -> None:
+    """Half messages of transactions: list them, show them, decide about stuck ones.
+
+    \b
+    Examples:
+      mqmesh tx list
+      mqmesh tx list --parked --json
+      mqmesh tx show 0123456789ABCDEF0000000000000001
+      mqmesh tx commit 0123456789ABCDEF0000000000000001 --yes
+    """
+
+
+@tx.command("list")
+@click.option("-g", "--group", default="", help="Only of this producer group.")
+@click.option("-t", "--topic", default="", help="Only for this topic.")
+@click.option("--parked", is_flag=True, help="Only what was asked about in vain.")
+@click.option(
+    "--older-than",
+    type=click.IntRange(0, 10_000_000),
+    default=0,
+    metavar="SECONDS",
+    help="Only what has waited for so long.",
+)
+@click.option(
+    "-n", "--count", type=click.IntRange(1, MAX_LISTED), default=DEFAULT_COUNT, show_default=True
+)
+@namesrv_option
+@json_option
+def list_half_messages(
+    group: str, topic: str, parked: bool, older_than: int, count: int, namesrv: str, as_json: bool
+) -> None:
+    """List half messages that wait, oldest first."""
+    with TransactionAdmin(namesrv) as admin:
+        found = admin.half_messages(
+            group=group,
+            topic=topic,
+            min_age_ms=older_than * 1_000,
+            parked=parked,
+            max_count=count,
+        )
+    if as_json:
+        print_json(
+            {
+                "pending": found.pending_count,
+                "parked": found.parked_count,
+                "messages": [as_dict(one) for one in found.messages],
+            }
+        )
+        return
+    print_table(
+        ("MESSAGE ID", "GROUP", "MEMBERS", "TOPIC", "QUEUE", "AGE", "CHECKS", "NEXT CHECK"),
+        [
+            (
+                one.info.message_id,
+                one.info.group,
+                one.info.live_members,
+                one.info.topic,
+                f"{one.broker_name}/{one.info.queue_id}",
+                duration(one.info.age_ms),
+                one.info.check_times,
+                next_check(one),
+            )
+            for one in found.messages
+        ],
+    )
+    click.echo(
+        f"{found.pending_count:,} half messages wait, {found.parked_count:,} are parked", err=True
+    )
+
+
+@tx.command()
+@click.argument("message_id")
+@namesrv_option
+@json_option
+def show(message_id: str, namesrv: str, as_json: bool) -> None:
+    """Show a half message that waits, with its contents."""
+    with TransactionAdmin(namesrv) as admin:
+        found = admin.half_message(message_id)
+    message = found.message
+    assert message is not None
+    if as_json:
+        fields = {
+            "tag": message.tag,
+            "keys": list(message.keys),
+            "properties": message.properties or {},
+            "born_host": message.born_host,
+            "body": message.body.decode("utf-8", "backslashreplace"),
+        }
+        print_json(as_dict(found) | fields)
+        return
+    info = found.info
+    rows = [
+        ("message id", info.message_id),
+        ("producer group", f"{info.group}, {info.live_members} members connected"),
+        ("goes to", f"{info.topic}/{found.broker_name}/{info.queue_id}"),
+        ("stored", f"{timestamp(info.store_timestamp)}, {duration(info.age_ms)} ago"),
+        ("checks", f"{info.check_times}, next: {next_check(found)}"),
+        ("tag", message.tag or ""),
+        ("keys", ", ".join(message.keys)),
+        *((f"property {name}", value) for name, value in (message.properties or {}).items()),
+        ("born at", message.born_host),
+    ]
+    print_table(("FIELD", "VALUE"), [row for row in rows if row[1] != ""])
+    for line in body_lines(message.body):
+        click.echo(line)
+
+
+@tx.command()
+@click.argument("message_id")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def commit(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Commit a half message whose local transaction is known to be done."""
+    _end(message_id, Decision.COMMIT, yes, namesrv, as_json)
+
+
+@tx.command()
+@click.argument("message_id")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def rollback(message_id: str, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Roll back a half message whose local transaction is known not to have happened."""
+    _end(message_id, Decision.ROLLBACK, yes, namesrv, as_json)
+
+
+def _end(message_id: str, decision: Decision, yes: bool, namesrv: str, as_json: bool) -> None:
+    word = decision.name.lower()
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError("this ends a transaction for good; add --yes")
+        click.confirm(f"End half message {message_id} by {word} for good?", abort=True)
+    with TransactionAdmin(namesrv) as admin:
+        broker_name = admin.end_half_message(message_id, decision)
+    if as_json:
+        print_json({"message_id": message_id, "broker_name": broker_name, "decision": word})
+    else:
+        done = "committed" if decision is Decision.COMMIT else "rolled back"
+        click.echo(f"half message {message_id} was {done} at {broker_name}")
+
+
+def as_dict(half: HalfMessage) -> dict[str, Any]:
+    """A half message as JSON shows it."""
+    info = half.info
+    return {
+        "message_id": info.message_id,
+        "state": HalfState(info.state).name,
+        "group": info.group,
+        "live_members": info.live_members,
+        "topic": info.topic,
+        "broker_name": half.broker_name,
+        "queue_id": info.queue_id,
+        "store_timestamp": info.store_timestamp,
+        "age_ms": info.age_ms,
+        "check_times": info.check_times,
+        "next_check_ms": info.next_check_ms,
+        "half_queue_offset": info.queue_offset,
+    }
+
+
+def next_check(half: HalfMessage) -> str:
+    """When a half message is asked about again, in words."""
+    if half.is_parked:
+        return "parked"
+    if half.info.next_check_ms < 0:
+        return "-"
+    if not half.info.live_members and half.info.next_check_ms == 0:
+        return "when a member comes"
+    return f"in {duration(half.info.next_check_ms)}"
