@@ -84,6 +84,7 @@ class Payments(TransactionListener):
         except sqlite3.IntegrityError:
             return LocalTransactionState.ROLLBACK  # given up in the meantime, see below
         step("paid", order["order_id"], self._pause_at)
+        step("committing", order["order_id"], self._pause_at)
         return LocalTransactionState.COMMIT
 
     def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:

@@ -7,6 +7,7 @@ import selectors
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,7 +113,7 @@ def wait_decided(cluster: ProcessCluster) -> None:
     with TransactionAdmin(cluster.namesrv_addr) as admin:
         while admin.half_messages().pending_count:
             assert time.monotonic() < deadline, admin.half_messages()
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
 
 
 def states(shop: str) -> dict[str, str]:
@@ -148,7 +149,7 @@ def test_killed_at_every_step_the_shop_is_consistent_at_the_end(start, cluster, 
     broker = cluster.brokers["broker-a"]
     broker.suspend()
     desk.go_on()
-    time.sleep(0.2)
+    desk.wait_for("committing")
     desk.kill()
     broker.resume()
     # The broker dies while it holds half messages, and comes back.
