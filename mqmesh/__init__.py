@@ -12,6 +12,7 @@ from mqmesh.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from mqmesh.errors import MQMeshError as MQMeshError
+    from mqmesh.filtering.python_filter import PythonFilter as PythonFilter
     from mqmesh.message import Message as Message
     from mqmesh.message import MessageQueue as MessageQueue
     from mqmesh.message import StoredMessage as StoredMessage
@@ -42,6 +43,7 @@ _MODULE_OF = {
     "Producer": "mqmesh.sdk.producer",
     "PullConsumer": "mqmesh.sdk.pull_consumer",
     "PushConsumer": "mqmesh.sdk.push_consumer",
+    "PythonFilter": "mqmesh.filtering.python_filter",
     "SendFuture": "mqmesh.sdk.send_result",
     "SendResult": "mqmesh.sdk.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
@@ -63,6 +65,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "PushConsumer",
+    "PythonFilter",
     "SendFuture",
     "SendResult",
     "SendStatus",

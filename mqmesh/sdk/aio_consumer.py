@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from mqmesh.errors import ClientClosed, InvalidArgument
+from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
 from mqmesh.sdk.aio_orderly_service import AioOrderlyService
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork, Workers
-from mqmesh.sdk.message_selector import MessageSelector
+from mqmesh.sdk.message_selector import Wanted
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer as BlockingPushConsumer
@@ -81,7 +81,7 @@ class PullConsumer:
 
     # ---- Which queues ----------------------------------------------------------------
 
-    async def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
+    async def subscribe(self, topic: str, expression: Wanted = "*") -> None:
         """As ``mqmesh.PullConsumer.subscribe``."""
         self._inner.subscribe(topic, expression)
 
@@ -96,6 +96,11 @@ class PullConsumer:
     async def queues(self, topic: str) -> list[MessageQueue]:
         """As ``mqmesh.PullConsumer.queues``."""
         return await asyncio.to_thread(self._inner.queues, topic)
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """As ``mqmesh.PullConsumer.filter_errors``."""
+        return self._inner.filter_errors
 
     def assignment(self) -> list[MessageQueue]:
         """As ``mqmesh.PullConsumer.assignment``."""
@@ -316,7 +321,7 @@ class PushConsumer:
         await self.close()
 
     async def subscribe(
-        self, topic: str, expression: str | MessageSelector = "*", *, listener: AsyncListener
+        self, topic: str, expression: Wanted = "*", *, listener: AsyncListener
     ) -> None:
         """As ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
 
@@ -330,6 +335,11 @@ class PushConsumer:
     async def unsubscribe(self, topic: str) -> None:
         """As ``mqmesh.PushConsumer.unsubscribe``."""
         self._inner.unsubscribe(topic)
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """As ``mqmesh.PushConsumer.filter_errors``."""
+        return self._inner.filter_errors
 
     def assignment(self) -> list[MessageQueue]:
         """As ``mqmesh.PushConsumer.assignment``."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic
 
 from mqmesh.errors import (
     CorruptBatch,
@@ -27,11 +27,13 @@ from mqmesh.protocol.membership import (
     Subscription,
 )
 from mqmesh.protocol.route import TopicRoute
+from mqmesh.sdk.assigned import Assigned, S
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.consumer_options import ConsumerOptions
+from mqmesh.sdk.filter_link import FilterLinks
 from mqmesh.sdk.local_offsets import LocalOffsets
 from mqmesh.sdk.memberships import Memberships, Standing
-from mqmesh.sdk.message_selector import MessageSelector, as_selector
+from mqmesh.sdk.message_selector import MessageSelector, Wanted, as_selector
 from mqmesh.sdk.offset_store import BrokerOffsets, OffsetStore
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.pull_loop import PullCounters, PullLoop
@@ -54,21 +56,6 @@ START_COMMIT_MS: Final = 5
 CLOSE_COMMIT_MS: Final = 500
 
 _log = logging.getLogger(__name__)
-
-
-S = TypeVar("S", bound=QueueSink)
-
-
-class Assigned(Start, Generic[S], eq=False):
-    """A queue that this consumer was given.
-
-    Attributes:
-        sink: Where its messages go; None until it is known where to begin.
-        loop: Its pulls.
-    """
-
-    sink: S | None = None
-    loop: PullLoop | None = None
 
 
 class ConsumerEngine(Generic[S]):
@@ -103,6 +90,7 @@ class ConsumerEngine(Generic[S]):
             on_broker=self._broker_changed,
             on_heartbeat=self._heartbeat_answered,
         )
+        self.filters = FilterLinks(group, self.client, self)
         self.memberships = Memberships(group)
         self.offsets: OffsetStore = BrokerOffsets(
             group, self.client.client_id, self, self.memberships
@@ -139,6 +127,9 @@ class ConsumerEngine(Generic[S]):
         """Starts the engine, and waits until the first queues can be pulled.
 
         It does not wait for ever: a broker that is down is waited for in the background.
+
+        Raises:
+            NoPermission, FilterFailed: A filter in Python cannot be used.
         """
         self.positions.started_at_ms = self.client.loop.clock.wall_ms()
         self.client.start()
@@ -150,6 +141,7 @@ class ConsumerEngine(Generic[S]):
                 self.options.start_timeout_ms,
             )
             self.client.post(self._settle)
+        self.filters.check(self.assigned.copy(), self.options.start_timeout_ms / 1_000)
 
     def close(self, stop_work: Callable[[], object]) -> None:
         """Ends pulling, waits for the work to stop, commits and leaves the group.
@@ -209,7 +201,7 @@ class ConsumerEngine(Generic[S]):
 
     # ---- Subscriptions and queues -------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str | MessageSelector) -> None:
+    def subscribe(self, topic: str, expression: Wanted) -> None:
         """Takes part in a topic; from any thread before ``start``."""
         selector = as_selector(expression)
         subscription = Subscription(topic, selector.expression, selector.expression_type)
@@ -217,6 +209,7 @@ class ConsumerEngine(Generic[S]):
             return
         self._give_up([queue for queue in self.assigned if queue.topic == topic])
         self._subscriptions[topic] = subscription
+        self.filters.choose(topic, selector.python)
         if not self.settled.is_set():
             self._unsettled.add(topic)
         if self.positions.started_at_ms:
@@ -227,6 +220,7 @@ class ConsumerEngine(Generic[S]):
         """Takes no part in a topic any more."""
         if self._subscriptions.pop(topic, None) is not None:
             self._give_up([queue for queue in self.assigned if queue.topic == topic])
+            self.filters.choose(topic, None)
             self._note_settled(topic)
             self.client.heartbeat_now()
 
@@ -295,6 +289,7 @@ class ConsumerEngine(Generic[S]):
         for one in self.assigned.values():
             if one.loop is not None:
                 one.loop.drop()
+        self.filters.close()
 
     # ---- Events -------------------------------------------------------------------------
 
@@ -551,7 +546,7 @@ class ConsumerEngine(Generic[S]):
             queue,
             self.group,
             state.sink,
-            self,
+            self.filters.way(queue),
             self.options.pull_settings(),
             self.counters,
             selector=selector,

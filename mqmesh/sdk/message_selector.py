@@ -5,6 +5,7 @@ from typing import Self
 import msgspec
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.filtering.python_filter import PythonFilter
 from mqmesh.filtering.sql92 import parse_sql
 from mqmesh.filtering.tags import ALL, parse_tags
 from mqmesh.protocol.pulling import ExpressionType
@@ -13,17 +14,19 @@ from mqmesh.protocol.pulling import ExpressionType
 class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
     """An expression and its language; what it leaves out does not cross the network.
 
-    Make one with ``by_tag`` or ``by_sql``::
+    Make one with ``by_tag``, ``by_sql`` or ``by_python``::
 
         consumer.subscribe("flights", MessageSelector.by_sql("dep_delay > 60"))
 
     Attributes:
         expression: As the user wrote it.
-        expression_type: ``TAG`` or ``SQL92``.
+        expression_type: ``TAG``, ``SQL92`` or ``PYTHON``.
+        python: The filter, for ``PYTHON``; the expression is its id then.
     """
 
     expression: str = ALL
     expression_type: str = ExpressionType.TAG.value
+    python: PythonFilter | None = None
 
     @classmethod
     def by_tag(cls, expression: str) -> Self:
@@ -35,6 +38,16 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
         """Messages for which an SQL92 expression over properties and ``TAGS`` is true."""
         return cls(expression=expression, expression_type=ExpressionType.SQL92.value)
 
+    @classmethod
+    def by_python(cls, source: str | PythonFilter) -> Self:
+        """Messages for which a function ``match(message)`` answers True; see ``PythonFilter``."""
+        wanted = PythonFilter(source) if isinstance(source, str) else source
+        return cls(
+            expression=wanted.filter_id,
+            expression_type=ExpressionType.PYTHON.value,
+            python=wanted,
+        )
+
     def check(self) -> None:
         """Makes sure that the expression makes sense.
 
@@ -45,6 +58,9 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
             parse_tags(self.expression)
         elif self.expression_type == ExpressionType.SQL92:
             parse_sql(self.expression)
+        elif self.expression_type == ExpressionType.PYTHON:
+            if self.python is None or self.python.filter_id != self.expression:
+                raise InvalidArgument("a filter in Python is made by MessageSelector.by_python")
         else:
             raise InvalidArgument(
                 f"expression type {self.expression_type!r} is none of {', '.join(ExpressionType)}"
@@ -62,16 +78,23 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
         return self.expression_type == ExpressionType.TAG and self.expression.strip() == ALL
 
 
-def as_selector(expression: str | MessageSelector) -> MessageSelector:
-    """A checked selector of what a user gave: a selector, or a tag expression.
+Wanted = str | MessageSelector | PythonFilter
+"""What users may give: a tag expression, a selector, or a filter in Python."""
+
+
+def as_selector(expression: Wanted) -> MessageSelector:
+    """A checked selector of what a user gave.
 
     Raises:
-        InvalidArgument: As ``MessageSelector.check``, or it is neither.
+        InvalidArgument: As ``MessageSelector.check``, or it is none of them.
     """
+    if isinstance(expression, PythonFilter):
+        return MessageSelector.by_python(expression)
     selector = MessageSelector.by_tag(expression) if isinstance(expression, str) else expression
     if not isinstance(selector, MessageSelector):
         raise InvalidArgument(
-            f"an expression is a str or a MessageSelector, not {type(expression).__name__}"
+            "an expression is a str, a MessageSelector or a PythonFilter, not "
+            f"{type(expression).__name__}"
         )
     selector.check()
     return selector

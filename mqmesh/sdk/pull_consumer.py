@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from mqmesh.errors import (
+    BrokerError,
     ClientClosed,
     ConfigError,
     CorruptBatch,
@@ -20,14 +21,15 @@ from mqmesh.errors import (
 )
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.pulling import QueueBoundsResponse
-from mqmesh.sdk.consumer_engine import Assigned, ConsumerEngine
+from mqmesh.sdk.assigned import Assigned
+from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import (
     PullConsumerOptions,
     check_consumer_group,
     consumer_options,
 )
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
-from mqmesh.sdk.message_selector import MessageSelector, as_selector
+from mqmesh.sdk.message_selector import Wanted, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
@@ -103,6 +105,8 @@ class PullConsumer:
         Raises:
             ClientClosed: After ``close``.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
+            NoPermission: Brokers do not allow a filter in Python.
+            FilterFailed: A filter in Python cannot be loaded.
         """
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
@@ -113,7 +117,11 @@ class PullConsumer:
                 self.close()
                 raise
             self._state = "running"
-            self._engine.start()
+            try:
+                self._engine.start()
+            except BrokerError:
+                self.close()
+                raise
 
     def close(self, *, unfinished: bool = False) -> None:
         """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
@@ -147,12 +155,13 @@ class PullConsumer:
 
     # ---- Which queues ----------------------------------------------------------------
 
-    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
+    def subscribe(self, topic: str, expression: Wanted = "*") -> None:
         """Takes part in a topic; before or after ``start``.
 
         Args:
             topic: Topic; it need not exist yet.
-            expression: Tags joined by ``||``, ``*`` for all messages, or a ``MessageSelector``.
+            expression: Tags joined by ``||``, ``*`` for all messages, a
+                ``MessageSelector``, or a ``PythonFilter``.
 
         Raises:
             InvalidArgument: The topic's name or the expression is illegal, or queues were
@@ -421,6 +430,11 @@ class PullConsumer:
     def client_id(self) -> str:
         """How brokers know this member."""
         return self._engine.client.client_id
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """Why filters in Python do not work at present, by topic; their queues wait."""
+        return self._engine.filters.errors(self._engine.assigned.copy())
 
     @property
     def counters(self) -> PullCounters:

@@ -7,7 +7,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from mqmesh.errors import ClientClosed, ConfigError, CorruptBatch, InvalidArgument, MQMeshError
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    ConfigError,
+    CorruptBatch,
+    InvalidArgument,
+    MQMeshError,
+)
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
@@ -16,7 +23,7 @@ from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
-from mqmesh.sdk.message_selector import MessageSelector, as_selector
+from mqmesh.sdk.message_selector import Wanted, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
@@ -179,6 +186,8 @@ class PushConsumer:
         Raises:
             ClientClosed: After ``close``.
             ConfigError: The offset file of a broadcasting consumer cannot be used.
+            NoPermission: Brokers do not allow a filter in Python.
+            FilterFailed: A filter in Python cannot be loaded.
         """
         if self._state == "closed":
             raise ClientClosed("the consumer was closed; make a new one")
@@ -190,7 +199,11 @@ class PushConsumer:
                 raise
             self._state = "running"
             self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
-            self._engine.start()
+            try:
+                self._engine.start()
+            except BrokerError:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Waits for running listeners for a moment, commits and leaves; idempotent."""
@@ -227,16 +240,15 @@ class PushConsumer:
 
     # ---- What to consume -------------------------------------------------------------
 
-    def subscribe(
-        self, topic: str, expression: str | MessageSelector = "*", *, listener: Listener
-    ) -> None:
+    def subscribe(self, topic: str, expression: Wanted = "*", *, listener: Listener) -> None:
         """Takes part in a topic; before or after ``start``.
 
         All members of a group must subscribe to the same topics with the same expressions.
 
         Args:
             topic: Topic; it need not exist yet.
-            expression: Tags joined by ``||``, ``*`` for all messages, or a ``MessageSelector``.
+            expression: Tags joined by ``||``, ``*`` for all messages, a
+                ``MessageSelector``, or a ``PythonFilter``.
             listener: Called with 1 to ``consume_message_batch_max_size`` messages of one queue,
                 from several threads at once; must return a ``ConsumeResult``.
 
@@ -276,6 +288,11 @@ class PushConsumer:
     def assignment(self) -> list[MessageQueue]:
         """The queues that this member has at present, sorted."""
         return sorted(self._engine.assigned.copy())
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """Why filters in Python do not work at present, by topic; their queues wait."""
+        return self._engine.filters.errors(self._engine.assigned.copy())
 
     @property
     def counters(self) -> PullCounters:

@@ -262,3 +262,18 @@ def test_a_role_alone_refuses_a_taken_port(role, short_tmp_path):
     assert (refused.code, refused.out) == (2, [])
     assert sum(line.startswith("error: ") for line in refused.err) == 1
     assert not any("Traceback" in line for line in refused.err)
+
+
+def test_a_filter_server_is_started_beside_the_broker_and_healed(up):
+    cluster = up("--set", "filter_server.enable=true")
+    cluster.wait_ready()
+    before = cluster.pids()
+    assert list(before) == [*NAMES, "broker-a-filter"]
+    code, status = cluster.status()
+    assert code == 0
+    assert [role["state"] for role in status["roles"]] == ["running"] * 4
+
+    os.kill(before["broker-a-filter"], signal.SIGKILL)
+    cluster.command.expect("broker-a-filter ended: killed by SIGKILL; starting it again in 0.2 s")
+    cluster.command.expect("filtersrv broker-a-filter is ready")
+    assert cluster.status()[0] == 0

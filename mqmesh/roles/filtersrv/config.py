@@ -48,6 +48,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             SYSTEM_BUSY.
         max_pending_bytes: Messages of one filter that wait for it, 16 MiB to 4 GiB; with
             more, pulls are refused with SYSTEM_BUSY.
+        max_total_pending_bytes: The same of all filters together, 16 MiB to 64 GiB.
         filter_idle_ms: A filter that nobody pulls through for so long is forgotten, 100 to
             86,400,000 ms; its consumers upload it again.
     """
@@ -74,6 +75,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_filters_per_group: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
     max_pulls_per_filter: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_024
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=16 * MIB, le=4 * GIB)] = 64 * MIB
+    max_total_pending_bytes: Annotated[int, msgspec.Meta(ge=16 * MIB, le=64 * GIB)] = 256 * MIB
     filter_idle_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
 
     def __post_init__(self) -> None:

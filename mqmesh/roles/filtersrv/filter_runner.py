@@ -84,6 +84,7 @@ class FilterRunner:
     Attributes:
         group, filter_id: As above.
         pulls: Pulls under way.
+        pending_bytes: Messages that wait for it.
         matched, passed_over: Messages.
         deaths: Processes that died.
     """
@@ -114,7 +115,7 @@ class FilterRunner:
         self._failures = 0
         self._jobs: deque[_Job] = deque()
         self._current: _Job | None = None
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._loading: list[OnLoaded] = []
         self._rungs: list[str] = []
         self._asked_ms = 0
@@ -152,9 +153,9 @@ class FilterRunner:
         state = self.state
         if state in (State.WAITING, State.PARKED, State.REFUSED):
             raise self._failure()
-        if self._pending_bytes >= self._config.max_pending_bytes:
+        if self.pending_bytes >= self._config.max_pending_bytes:
             raise SystemBusy(
-                f"{self._pending_bytes} bytes wait for {self.name} (max_pending_bytes)",
+                f"{self.pending_bytes} bytes wait for {self.name} (max_pending_bytes)",
                 retry_after_ms=BUSY_RETRY_MS,
             )
 
@@ -205,7 +206,7 @@ class FilterRunner:
         except BrokerError as error:
             on_done(error)
             return
-        self._pending_bytes += size
+        self.pending_bytes += size
         self._jobs.append(_Job(parts, messages, size, on_done))
         self._go_on()
 
@@ -263,7 +264,7 @@ class FilterRunner:
         now_ms = self._clock.monotonic_ms()
         self._used_ms = now_ms
         self._busy_ms += now_ms - self._asked_ms
-        self._pending_bytes -= job.size
+        self.pending_bytes -= job.size
         if self._busy_ms > self._config.worker_cpu_s * 500:
             _log.info("%s gets a new process: half of its processor time is used up", self.name)
             self._end_worker()
@@ -333,7 +334,7 @@ class FilterRunner:
         loading, self._loading = self._loading, []
         self._current = None
         self._jobs.clear()
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         for job in jobs:
             job.on_done(error)
         for on_loaded in loading:

@@ -7,7 +7,7 @@ from typing import Final
 from mqmesh.errors import FilterUnknown, InvalidArgument, MessageIllegal, SystemBusy
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, filter_id
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
-from mqmesh.roles.filtersrv.filter_runner import FilterRunner, OnLoaded, State
+from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, OnLoaded, State
 
 MakeRunner = Callable[[str, str, str], FilterRunner]
 """Makes a runner for a group, a filter id and a source."""
@@ -71,6 +71,19 @@ class FilterTable:
         if runner is None:
             raise FilterUnknown(f"group {group!r} has not uploaded filter {wanted_id[:64]!r} here")
         return runner
+
+    def check_room(self, size_bytes: int) -> None:
+        """Refuses messages while too many wait for filters.
+
+        Raises:
+            SystemBusy: There is no room for so many bytes.
+        """
+        pending = sum(runner.pending_bytes for runner in self._runners.values())
+        if pending and pending + size_bytes > self._config.max_total_pending_bytes:
+            raise SystemBusy(
+                f"{pending} bytes wait for filters (max_total_pending_bytes)",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
 
     def tick(self) -> None:
         """Forgets filters that nobody uses."""

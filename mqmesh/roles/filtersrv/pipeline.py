@@ -6,16 +6,8 @@ import msgspec
 
 from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.pulling import PullResponse, PullStatus
-from mqmesh.record_batch import (
-    BROKER_PART_SIZE,
-    BatchHeader,
-    check_batch,
-    check_stored,
-    decode_messages,
-    encode_batch,
-    read_meta,
-    stamp,
-)
+from mqmesh.record_batch import BatchHeader, check_stored, read_meta, read_payload
+from mqmesh.sparse_batch import cut_batch
 
 QUESTION_MESSAGES: Final = 16_384
 """A filter is asked about so many messages at once, or about one batch if that has more."""
@@ -91,40 +83,10 @@ class Passage:
             if 0 not in found:
                 parts.append(self._body[position : position + header.total_size])
             else:
-                parts.append(cut(self._body, position, header, found))
+                meta = read_meta(self._body, header, position)
+                payload = read_payload(self._body, header, position)
+                parts += cut_batch(header, meta, payload, bytes(found))
         status = PullStatus.FOUND if parts else PullStatus.NO_MATCHED_MSG
         return Reply(
             encode_header(msgspec.structs.replace(self._answer, status=int(status))), parts
         )
-
-
-def cut(body: memoryview, position: int, header: BatchHeader, found: bytearray) -> bytes:
-    """The messages of a batch that matched: a batch for each run of neighbours."""
-    meta = read_meta(body, header, position)
-    messages = decode_messages(body, header, position=position)
-    cut_down = []
-    start = found.find(1)
-    while start >= 0:
-        end = found.find(0, start)
-        end = len(found) if end < 0 else end
-        batch = encode_batch(
-            [one.to_message() for one in messages[start:end]],
-            topic=meta.topic,
-            queue_id=header.queue_id,
-            producer_id=header.producer_id,
-            first_sequence=header.first_sequence + start,
-            born_timestamp=header.born_timestamp,
-            born_host=meta.born_host,
-            attributes=header.attributes,
-        )
-        front = stamp(
-            check_batch(batch),
-            commitlog_offset=header.commitlog_offset,
-            base_queue_offset=header.base_queue_offset + start,
-            store_timestamp=header.store_timestamp,
-            epoch=header.epoch,
-            store_id=header.store_id,
-        )
-        cut_down += [front, batch[BROKER_PART_SIZE:]]
-        start = found.find(1, end)
-    return b"".join(cut_down)

@@ -256,6 +256,7 @@ class FilterServer:
             if header.status != _FOUND:
                 done(Reply(bytes(answer.header)))
                 return
+            self._table.check_room(len(answer.body))
             passage = Passage(header, answer.body, pull.queue_offset)
         except CorruptBatch as error:
             _log.error("the broker sent a damaged batch: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from mqmesh.cli.layout import check_ports, load_cluster, role_specs
 from mqmesh.config import load_config
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 
 
@@ -147,3 +149,27 @@ def _on_ports(tmp_path, first, second, broker):
             f"broker.0.listen_port={broker}",
         ],
     )
+
+
+def test_filter_servers_stand_beside_brokers_only_where_they_are_allowed(write):
+    brokers = '[[broker]]\nlisten_port = 5\n[[broker]]\nbroker_name = "b"\nlisten_host = "::1"\n'
+    plain = load_cluster(write(brokers))
+    assert [spec.role for spec in role_specs(plain)] == ["broker", "broker"]
+    assert not any(broker.filter_server_enable for broker in plain.broker)
+
+    allowed = load_cluster(write("[filter_server]\nenable = true\nmax_filters = 3\n" + brokers))
+    assert all(broker.filter_server_enable for broker in allowed.broker)
+    specs = [spec for spec in role_specs(allowed) if spec.role == "filtersrv"]
+    assert [spec.name for spec in specs] == ["broker-a-filter", "b-filter"]
+    configs = [load_config(FiltersrvConfig, Path(spec.argv[spec.argv.index("-c") + 1]))
+               for spec in specs]  # fmt: skip
+    assert [one.broker_addr for one in configs] == ["127.0.0.1:5", "::1:10911"]
+    assert [one.broker_name for one in configs] == ["broker-a", "b"]
+    assert all(one.enable and one.max_filters == 3 for one in configs)
+
+
+def test_a_broker_may_be_left_without_a_filter_server(write):
+    config = load_cluster(
+        write("[filter_server]\nenable = true\n[[broker]]\nfilter_server_enable = false\n")
+    )
+    assert [spec.role for spec in role_specs(config)] == ["broker"]

@@ -122,3 +122,15 @@ def test_closing_ends_every_process(make_table, stage):
     table.close()
     assert all(worker.closed for worker in stage.workers)
     assert len(table) == 0
+
+
+def test_what_waits_for_all_filters_together_is_bounded(make_table, stage):
+    mib = 1024 * 1024
+    table = make_table(max_total_pending_bytes=16 * mib)
+    table.check_room(32 * mib)  # one pull has room, whatever its size
+    for group in ("a", "b"):
+        name, _ = upload(table, group, "x")
+        table.get(group, name).match([memoryview(bytes(7 * mib))], 1, [].append)
+    table.check_room(2 * mib)
+    with pytest.raises(SystemBusy, match="max_total_pending_bytes"):
+        table.check_room(2 * mib + 1)
