@@ -22,7 +22,7 @@ The tree, by what the reader should do::
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline,
-    │   └── StaleGeneration, FilterFailed, FilterUnknown
+    │   └── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before
@@ -187,6 +187,10 @@ class FilterUnknown(BrokerError):
     """Raised when a filter server does not have a filter (any more); upload it."""
 
     retriable = True
+
+
+class CancelRefused(BrokerError):
+    """Raised when a delayed message cannot be cancelled: it is unknown, delivered or cancelled."""
 
 
 class ClientError(MQMeshError):

@@ -75,6 +75,15 @@ class RequestCode(enum.IntEnum):
     # Filter server; it answers PULL_MESSAGE as well.
     REGISTER_MESSAGE_FILTER_CLASS = 302
 
+    # Broker: delayed messages; see ``protocol/schedule.py``.
+    OPEN_SCHEDULE = 1_030
+    PULL_SCHEDULE = 1_031
+    DELIVER_DUE = 1_032
+    CANCEL_DELAYED = 1_033
+    REFUSE_CANCEL = 1_034
+    NOTIFY_SCHEDULE = 1_035
+    """From the broker to its schedule service."""
+
     # Broker: administration.
     UPDATE_AND_CREATE_TOPIC = 17
     GET_TOPIC_CONFIG = 21
@@ -124,6 +133,7 @@ class ResponseCode(enum.IntEnum):
     OFFSET_ILLEGAL = 27
     DISK_FULL = 28
     STALE_GENERATION = 29
+    CANCEL_REFUSED = 40
     CLIENT_NOT_ONLINE = 206
     FILTER_FAILED = 1_020
 
@@ -156,6 +166,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.StaleGeneration, ResponseCode.STALE_GENERATION),
     (errors.FilterFailed, ResponseCode.FILTER_FAILED),
     (errors.FilterUnknown, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+    (errors.CancelRefused, ResponseCode.CANCEL_REFUSED),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),

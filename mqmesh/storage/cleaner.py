@@ -59,6 +59,8 @@ class Cleaner:
         space: The room on the disk, None while it is not known.
         gate: Refuses writes while there is too little.
         age_clock: For the ages of files.
+        keep_from: Nothing at or behind this commit-log offset goes; None for no such wish.
+        wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
         deleted_segments: Removed so far.
         deleted_bytes: Their size.
     """
@@ -111,6 +113,8 @@ class Cleaner:
         )
         self.space: Space | None = None
         self.gate = WriteGate(config.disk_space_warning_level_ratio)
+        self.keep_from: int | None = None
+        self.wish = 0
         self.deleted_segments = 0
         self.deleted_bytes = 0
         self._blind = False
@@ -177,7 +181,8 @@ class Cleaner:
 
     def _decide(self) -> Verdict:
         files = []
-        for segment in self._sealed():
+        sealed = self._sealed()
+        for segment in sealed:
             try:
                 found = os.stat(segment.path)
             except OSError as error:
@@ -190,9 +195,19 @@ class Cleaner:
         hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour
         # Not known is not full: by age alone, then.
         space = self.space if self.space is not None and not self._blind else Space(0, 1)
-        return files_to_delete(
+        verdict = files_to_delete(
             files, space, now_ms=self._look_at_clock(), hour=hour, config=self._config
         )
+        return self._without_kept(verdict, sealed)
+
+    def _without_kept(self, verdict: Verdict, sealed: list[Segment]) -> Verdict:
+        keep_from, count = self.keep_from, verdict.count
+        if keep_from is not None:
+            count = sum(segment.end <= keep_from for segment in sealed[:count])
+        self.wish = sealed[verdict.count - 1].end if count < verdict.count else 0
+        if self.wish:
+            log.info("%d log segments stay for delayed messages", verdict.count - count)
+        return Verdict(count, verdict.reason) if count else Verdict(0)
 
     def _sealed(self) -> list[Segment]:
         """Segments that are full, durable and closed, up to the first one that is not."""

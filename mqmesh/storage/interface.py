@@ -395,6 +395,20 @@ class MessageStore(ABC):
     def durable_offset(self) -> CommitLogOffset:
         """Everything before this commit-log offset is on disk."""
 
+    def keep_from(self, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
+        """Retention leaves what stands at or behind an offset, however full the disk is.
+
+        Not remembered when the store is closed. Backends that remove nothing by themselves
+        need not listen.
+
+        Args:
+            commitlog_offset: Replaces the one given before.
+        """
+
+    def retention_wish(self) -> CommitLogOffset:
+        """Retention would remove the log before this, and ``keep_from`` forbids it; 0 if not."""
+        return CommitLogOffset(0)
+
     @abstractmethod
     def tick(self, now_ms: int) -> bool:
         """Does a slice of the work in the background, a few milliseconds at most.

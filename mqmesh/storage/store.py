@@ -364,6 +364,14 @@ class CommitLogStore(MessageStore):
         self._check_open()
         return CommitLogOffset(self._flusher.durable_offset)
 
+    def keep_from(self, commitlog_offset: CommitLogOffset) -> None:
+        """See ``MessageStore.keep_from``."""
+        self._cleaner.keep_from = commitlog_offset
+
+    def retention_wish(self) -> CommitLogOffset:
+        """See ``MessageStore.retention_wish``."""
+        return CommitLogOffset(self._cleaner.wish)
+
     def tick(self, now_ms: int) -> bool:
         """See ``MessageStore.tick``."""
         self._check_writable()

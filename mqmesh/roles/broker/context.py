@@ -22,6 +22,7 @@ from mqmesh.roles.broker.offset_resets import OffsetResets
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
+from mqmesh.roles.broker.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -100,6 +101,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         admission: Decides which sends have waited for too long.
         process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
+        schedule: The schedule service, and who waits for it.
         replies: Replies to requests that are under way.
         retries: What is remembered of failed messages.
         group_table: Settings of consumer groups.
@@ -126,6 +128,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     admission: SendAdmission
     process_figures: Callable[[], dict[str, str]]
     index: IndexerLink | None = None
+    schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
     retries: Retries = msgspec.field(default_factory=Retries)
     group_table: GroupTable = msgspec.field(default_factory=GroupTable)

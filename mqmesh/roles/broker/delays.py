@@ -88,6 +88,7 @@ def put_delayed(
     queue, meta = _place(context, wish, queue_id)
     ensure_topic(context, SCHEDULE_TOPIC, SCHEDULE_QUEUES)
     inner_send(context, [scheduled_batch(data, header, meta, queue_id=queue)], on_stored)
+    context.schedule.stirred = True
 
 
 def to_schedule(
@@ -104,6 +105,7 @@ def to_schedule(
     queue_id, meta = _place(context, meta, header.queue_id)
     ensure_topic(context, SCHEDULE_TOPIC, SCHEDULE_QUEUES)
     stored = scheduled_batch(data, header, meta, queue_id=queue_id)
+    context.schedule.stirred = True
     return BatchToPut(SCHEDULE_TOPIC, queue_id, read_header(stored), stored, meta.tag_hashes)
 
 

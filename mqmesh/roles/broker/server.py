@@ -28,6 +28,11 @@ from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
+from mqmesh.roles.broker.handlers.schedule import (
+    fail_cancels,
+    hold_log,
+    tell_schedule_service,
+)
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
 from mqmesh.roles.broker.handlers.transactions import (
     check_transactions,
@@ -404,6 +409,7 @@ class BrokerServer:
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
             self._broker.locks.on_disconnect(peer, self._clock.monotonic_ms())
             self._broker.filter_servers.on_disconnect(peer)
+            fail_cancels(self._broker, self._broker.schedule.on_disconnect(peer))
 
     def _on_tick_end(self) -> None:
         broker, server = self._broker, self._server
@@ -413,6 +419,7 @@ class BrokerServer:
                 broker.admission.frames_taken(server.readable_ms)
                 finish_sends(broker)
             send_notices(broker)
+            tell_schedule_service(broker)
             broker.admission.tick_ended(
                 self._clock.monotonic_ms(), server.readable_ms, server.drained_ms
             )
@@ -428,6 +435,7 @@ class BrokerServer:
         broker.groups.tick(now_ms)
         broker.locks.tick(now_ms)
         check_transactions(broker, now_ms)
+        fail_cancels(broker, broker.schedule.tick(now_ms))
         if self._links is not None:
             self._links.tick()
         if self._chores is None:
@@ -460,6 +468,7 @@ class BrokerServer:
     def _on_sample(self) -> None:
         if self._broker is not None:
             self._broker.stats.sample(self._clock.monotonic_ms())
+            hold_log(self._broker)
 
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:
@@ -478,6 +487,7 @@ class BrokerServer:
         sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
         if sync and self._broker is not None:
             answer_durable(self._broker)
+            tell_schedule_service(self._broker)
 
     # ---- What handlers may want --------------------------------------------------------
 

@@ -28,6 +28,7 @@ from mqmesh.message import (
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     MAX_TOPIC_LENGTH,
+    SCHEDULE_TOPIC,
     TRANS_HALF_TOPIC,
 )
 from mqmesh.protocol.codes import ResponseCode, code_of
@@ -157,6 +158,8 @@ def answer_durable(context: BrokerContext) -> None:
     for send in context.stage.durable(durable_offset):
         _answer(context, send)
     for key in context.stage.arrivals(durable_offset):
+        if key[0] == SCHEDULE_TOPIC:
+            context.schedule.stirred = True
         if key in context.holds.queues:
             wake_pulls(context, *key)
 

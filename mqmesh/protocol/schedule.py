@@ -1,0 +1,195 @@
+"""Between a broker and its schedule service, and the cancelling of delayed messages.
+
+The service opens a session; what an earlier session still had on its way is refused from
+then on. It pulls the index entries of ``SCHEDULE_TOPIC_XXXX``, keeps the timetable, and
+tells the broker which messages are due. Bodies never leave the broker.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
+
+MAX_RUNS: Final = 16_384
+"""Runs in one DELIVER_DUE."""
+MAX_CURSORS: Final = 256
+
+_Offset = Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
+_U64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+_Cursors = Annotated[list[_Offset], msgspec.Meta(max_length=MAX_CURSORS)]
+
+
+class OpenScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """OPEN_SCHEDULE: a schedule service begins; answered with ``OpenScheduleResponse``.
+
+    Attributes:
+        service: Who it is, for people.
+    """
+
+    service: Annotated[str, msgspec.Meta(max_length=255)] = ""
+
+
+class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a service must know to begin.
+
+    Attributes:
+        session: To be repeated in its requests.
+        store_id: Of the store; a timetable belongs to one store.
+        epoch: Grows when the log's tail was cut: the timetable is then made anew.
+        now_ms: The broker's wall clock.
+    """
+
+    session: _U64
+    store_id: _U64
+    epoch: _U64
+    now_ms: _Time
+
+
+class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PULL_SCHEDULE: what was stored in the schedule topic since.
+
+    Attributes:
+        session: Of the service.
+        cursors: Next queue offset of each queue, by queue id.
+        lowest_offset: Commit-log offset of the oldest batch with a message that waits, -1
+            for none: the log is kept from there. Says something only when ``caught_up``.
+        caught_up: The timetable knows everything up to the cursors.
+        pending: Messages that wait, for people; -1 for unknown.
+    """
+
+    session: _U64
+    cursors: _Cursors
+    lowest_offset: _Offset = -1
+    caught_up: bool = False
+    pending: Annotated[int, msgspec.Meta(ge=-1)] = -1
+
+
+class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A batch in the schedule topic, without its bodies.
+
+    Attributes:
+        commitlog_offset: Where it begins.
+        message_count: Messages.
+        producer_id, first_sequence: Their ids.
+        due_times: As in ``delayed_batch.DelayedMeta``: one for all, or one a message.
+    """
+
+    commitlog_offset: _U64
+    message_count: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+    producer_id: _U64
+    first_sequence: _U64
+    due_times: bytes
+
+
+class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was found.
+
+    Attributes:
+        now_ms: The broker's wall clock.
+        cursors: Where to go on.
+        entries: Batches that came.
+        records: Bodies of records (``schedule_record.py``), in their order. They stand behind
+            the entries that they speak of: none comes while there are more entries.
+        more: Pull again at once.
+        start_offset: Commit-log offset before which nothing is left.
+        roll_before: Retention wants to remove the log before this; 0 for no wish.
+    """
+
+    now_ms: _Time
+    cursors: _Cursors
+    entries: list[ScheduledEntry]
+    records: list[bytes]
+    more: bool
+    start_offset: _Offset
+    roll_before: _Offset = 0
+
+
+class DueStatus:
+    """What became of a run; one byte each in the answer. On the wire."""
+
+    DONE: Final = 0
+    GONE: Final = 1
+    """It cannot be read any more, and never will be."""
+    NOT_DUE: Final = 2
+    """By the broker's clock."""
+
+
+class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """DELIVER_DUE: these messages are to be delivered, cancelled or rolled forward.
+
+    The body is the runs, ``<QII`` each, see ``schedule_record.py``.
+
+    Attributes:
+        session: Of the service.
+        action: ``schedule_record.Action``.
+        ticket: Of CANCEL_DELAYED, 0 for none.
+    """
+
+    session: _U64
+    action: Annotated[int, msgspec.Meta(ge=1, le=255)]
+    ticket: _U64 = 0
+
+
+class DeliverDueResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What became of them.
+
+    Attributes:
+        now_ms: The broker's wall clock.
+        statuses: ``DueStatus``, one byte a run, in order. The runs behind were not looked at,
+            so that others have their turn: ask again.
+        record_offset: Queue offset of the record that was stored, -1 for none.
+    """
+
+    now_ms: _Time
+    statuses: bytes
+    record_offset: _Offset = -1
+
+
+class CancelDelayedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CANCEL_DELAYED: from a client; answered with an empty header once it is stored.
+
+    Attributes:
+        producer_id, sequence: The message's id.
+    """
+
+    producer_id: _U64
+    sequence: _U64
+
+
+class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """NOTIFY_SCHEDULE: from the broker to the service, without answer.
+
+    Attributes:
+        ticket: Of a CANCEL_DELAYED that the service is to look at, 0 for "pull again".
+        producer_id, sequence: The message to be cancelled.
+    """
+
+    ticket: _U64 = 0
+    producer_id: _U64 = 0
+    sequence: _U64 = 0
+
+
+class CancelVerdict:
+    """Why a message cannot be cancelled. On the wire."""
+
+    UNKNOWN: Final = 1
+    OVER: Final = 2
+    """Delivered or cancelled before."""
+    LEAVING: Final = 3
+    """It is being delivered just now."""
+
+
+class RefuseCancelRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """REFUSE_CANCEL: from the service, without answer.
+
+    Attributes:
+        session: Of the service.
+        ticket: Of the CANCEL_DELAYED.
+        verdict: ``CancelVerdict``.
+    """
+
+    session: _U64
+    ticket: _U64
+    verdict: Annotated[int, msgspec.Meta(ge=0, le=255)]

@@ -1,0 +1,1 @@
+"""The schedule service: tells its broker which delayed messages are due."""

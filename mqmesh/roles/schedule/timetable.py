@@ -1,0 +1,479 @@
+"""What waits, sorted by the time when it is due. It does not live in memory.
+
+Pure: the pairs of keys and values are kept by somebody else, in memory for tests and in
+LMDB otherwise, all changes of one call in one transaction, together with how far the
+schedule topic is covered. So the table always stands at one point of the log.
+
+Keys; numbers are big endian, so that they sort:
+
+==== =================================== ===========================================
+     key                                 value
+==== =================================== ===========================================
+``d`` due u64, place u64, chunk u32       the chunk, see ``chunks.py``
+``i`` producer u64, sequence u64, place   message count of the batch, u32
+      u64
+``p`` place u64, chunk u32                due u64: where the chunk stands under ``d``
+``s``                                     state: ``TimetableState`` as msgpack
+==== =================================== ===========================================
+
+A place is the commit-log offset of a batch in the schedule topic; ``chunk`` numbers the
+chunks of a batch. ``due`` is the time of the chunk's first run. Entries under ``i`` stay
+until the log has forgotten the batch, so that it can be told why nothing waits.
+"""
+
+import enum
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, Protocol
+
+import msgspec
+
+from mqmesh.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
+from mqmesh.errors import CorruptRecord
+from mqmesh.protocol.schedule import DueStatus, ScheduledEntry
+from mqmesh.roles.schedule.chunks import (
+    DueRun,
+    cut,
+    decode_chunk,
+    encode_chunk,
+    runs_of,
+    without,
+)
+from mqmesh.schedule_record import Run
+
+VERSION: Final = 1
+MOST_CHUNKS: Final = 2_048
+"""Looked at for one request."""
+MOST_STEPS: Final = 256
+"""Batches of a producer that are looked at for one message."""
+MOST_MESSAGES: Final = 65_536
+"""In one request, roughly."""
+FORGET_AT_ONCE: Final = 2_000
+
+_DUE: Final = struct.Struct(">cQQI")
+_ID: Final = struct.Struct(">cQQQ")
+_PLACE: Final = struct.Struct(">cQI")
+_U64: Final = struct.Struct(">Q")
+_U32: Final = struct.Struct(">I")
+_STATE: Final = b"s"
+_FIRST_DUE: Final = b"d"
+_END_DUE: Final = b"e"
+_FIRST_ID: Final = b"i"
+_END_ID: Final = b"j"
+_FIRST_PLACE: Final = b"p"
+_END_PLACE: Final = b"q"
+
+Pair = tuple[bytes, bytes]
+ChunkId = tuple[int, int]
+"""Place and number of a chunk."""
+
+
+class Pairs(Protocol):
+    """Where the table is kept; ``storage.lmdb_env.LmdbEnv`` has it."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+
+    def at_or_before(self, key: bytes) -> Pair | None:
+        """The pair with the last key that is not behind the one given."""
+
+    def range(self, start: bytes, stop: bytes, *, most: int) -> list[Pair]:
+        """Pairs from ``start`` to before ``stop``."""
+
+    def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
+        """All of it, or nothing; deletes come first."""
+
+
+class TimetableState(msgspec.Struct, array_like=True):
+    """How far the table covers which log. On disk: positions never change.
+
+    Attributes:
+        version: Of the table's form.
+        store_id: Store that the log belongs to.
+        epoch: Of the log; another one means that its tail was cut.
+        cursors: Next queue offset of each queue of the schedule topic.
+        pending: Messages that wait.
+        boot_id: Of the system that wrote it.
+        clean: It was made durable after the last change.
+    """
+
+    version: int = VERSION
+    store_id: int = 0
+    epoch: int = 0
+    cursors: Annotated[list[int], msgspec.Meta(max_length=256)] = []
+    pending: int = 0
+    boot_id: bytes = b""
+    clean: bool = False
+
+
+class Taken(msgspec.Struct):
+    """What one request asks the broker for.
+
+    Attributes:
+        runs: In the order of the log.
+        chunks: The chunks that they come from, with their keys and all of their runs.
+        owners: For each run, the chunks and the runs in them that it consists of.
+    """
+
+    runs: list[Run]
+    chunks: list[tuple[ChunkId, bytes, list[DueRun]]]
+    owners: list[list[tuple[int, int]]]
+
+
+class Found(enum.Enum):
+    """What is known of a message."""
+
+    WAITS = 0
+    UNKNOWN = 1
+    OVER = 2
+    LEAVING = 3
+
+
+class Timetable:
+    """Delayed messages by due time.
+
+    Args:
+        pairs: Where it is kept.
+
+    Raises:
+        CorruptRecord: What is there is no timetable of this version.
+
+    Attributes:
+        state: How far it covers which log; saved with the next change.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+        data = pairs.get(_STATE)
+        self.state = TimetableState() if data is None else _decode_state(data)
+        self._leaving: set[ChunkId] = set()
+        self._taken_through = _FIRST_DUE
+        self._forget_from = _FIRST_ID
+
+    # ---- The log ---------------------------------------------------------------------
+
+    def begin(self, store_id: int, epoch: int, boot_id: bytes) -> bool:
+        """Tells whether the table can be gone on with; else it must be made anew.
+
+        Args:
+            store_id: Of the broker's store.
+            epoch: Of its log.
+            boot_id: Of the running system.
+        """
+        state = self.state
+        if not state.cursors:
+            state.store_id, state.epoch, state.boot_id = store_id, epoch, boot_id
+            state.cursors = [0] * SCHEDULE_QUEUES
+            return True
+        same_log = (state.store_id, state.epoch) == (store_id, epoch)
+        # What was not synced before a power cut may be anything.
+        if not same_log or not (state.clean or state.boot_id == boot_id):
+            return False
+        state.boot_id = boot_id
+        return True
+
+    def add(
+        self,
+        entries: Sequence[ScheduledEntry],
+        records: Sequence[Sequence[Run]],
+        cursors: Sequence[int],
+    ) -> None:
+        """What was stored in the schedule topic since the last call.
+
+        Args:
+            entries: Batches.
+            records: Runs that need not wait any more; they never speak of later entries.
+            cursors: Where the topic is covered to, with this.
+        """
+        puts: list[Pair] = []
+        for entry in entries:
+            times = struct.unpack(f"<{len(entry.due_times) // 8}q", entry.due_times)
+            place = entry.commitlog_offset
+            for number, runs in enumerate(cut(runs_of(times, entry.message_count))):
+                puts += _pairs_of((place, number), runs)
+            key = _ID.pack(b"i", entry.producer_id, entry.first_sequence, place)
+            puts.append((key, _U32.pack(entry.message_count)))
+            self.state.pending += entry.message_count
+        record_cursor = self.state.cursors[RECORD_QUEUE]
+        self.state.cursors = list(cursors)
+        if puts:
+            # The records may be about these, so they are written first.
+            self.state.cursors[RECORD_QUEUE] = record_cursor
+            self._save(puts)
+            self.state.cursors[RECORD_QUEUE] = cursors[RECORD_QUEUE]
+        self.remove([run for runs in records for run in runs])
+
+    def note_record(self, queue_offset: int) -> None:
+        """A record of what was settled here has this offset: it need not be read."""
+        cursors = self.state.cursors
+        if cursors[RECORD_QUEUE] == queue_offset:
+            cursors[RECORD_QUEUE] += 1
+
+    # ---- What is due -------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """When the next chunk that is not leaving is due; None if nothing waits."""
+        most = len(self._leaving) + 1
+        for key, _ in self._pairs.range(self._taken_through, _END_DUE, most=most):
+            _, due, place, number = _DUE.unpack(key)
+            if (place, number) not in self._leaving:
+                return int(due)
+        return None
+
+    def take(self, now_ms: int) -> Taken | None:
+        """Takes what is due; ``settle`` or ``put_back`` ends it. None if there is nothing."""
+        taken = Taken([], [], [])
+        stop = _DUE.pack(b"d", now_ms + 1, 0, 0)
+        parts: list[tuple[int, int, int, int, int]] = []
+        messages = 0
+        most = MOST_CHUNKS + len(self._leaving)
+        pairs = self._pairs.range(self._taken_through, stop, most=most)
+        for key, value in pairs:
+            if messages >= MOST_MESSAGES:
+                break
+            _, _, place, number = _DUE.unpack(key)
+            self._taken_through = key
+            if (place, number) in self._leaving:
+                continue
+            runs = decode_chunk(value)
+            for index, (due, first, count) in enumerate(runs):
+                if due > now_ms:
+                    break
+                parts.append((place, first, count, len(taken.chunks), index))
+                messages += count
+            self._leaving.add((place, number))
+            taken.chunks.append(((place, number), key, runs))
+        if not parts:
+            return None
+        parts.sort()
+        _merge(parts, taken)
+        return taken
+
+    def settle(self, taken: Taken, statuses: bytes) -> list[Run]:
+        """The broker has answered.
+
+        Args:
+            taken: What it was asked for.
+            statuses: ``DueStatus`` of each run from the first one on; the others wait again.
+
+        Returns:
+            The runs that need not wait any more.
+        """
+        done: dict[int, set[int]] = {}
+        over = [i for i, status in enumerate(statuses) if status != DueStatus.NOT_DUE]
+        for index in over:
+            for chunk, run in taken.owners[index]:
+                done.setdefault(chunk, set()).add(run)
+        puts: list[Pair] = []
+        deletes: list[bytes] = []
+        for number, runs in done.items():
+            chunk_id, key, all_runs = taken.chunks[number]
+            left = [run for index, run in enumerate(all_runs) if index not in runs]
+            self._replace(chunk_id, key, left, puts, deletes)
+            self.state.pending -= sum(all_runs[index][2] for index in runs)
+        self.put_back(taken)
+        self._save(puts, deletes)
+        return [taken.runs[index] for index in over]
+
+    def put_back(self, taken: Taken) -> None:
+        """What was taken waits again."""
+        self.release(chunk_id for chunk_id, _, _ in taken.chunks)
+
+    def hold(self, chunk_ids: Iterable[ChunkId]) -> None:
+        """Chunks that something else is done with: ``take`` leaves them until ``release``."""
+        self._leaving.update(chunk_ids)
+
+    def release(self, chunk_ids: Iterable[ChunkId]) -> None:
+        """Ends ``hold``."""
+        self._leaving.difference_update(chunk_ids)
+        self._taken_through = _FIRST_DUE
+
+    # ---- One message -------------------------------------------------------------------
+
+    def find(self, producer_id: int, sequence: int) -> tuple[Found, list[Run], list[ChunkId]]:
+        """Looks for a message by its id.
+
+        Returns:
+            What is known of it, and if it waits, where: usually one place, in one chunk.
+        """
+        known = False
+        places: list[Run] = []
+        chunk_ids: list[ChunkId] = []
+        key = _ID.pack(b"i", producer_id, sequence, 2**64 - 1)
+        # A batch that was rolled forward, or stored twice, has several places.
+        for _ in range(MOST_STEPS):
+            pair = self._pairs.at_or_before(key)
+            if pair is None or pair[0][:1] != b"i":
+                break
+            _, producer, first, place = _ID.unpack(pair[0])
+            count = _U32.unpack(pair[1])[0]
+            if producer != producer_id:
+                break
+            if first + count <= sequence:
+                if first + 65_536 <= sequence:
+                    break
+            else:
+                known = True
+                ordinal = sequence - first
+                chunk_id = self._chunk_of(place, ordinal)
+                if chunk_id in self._leaving:
+                    return Found.LEAVING, [], []
+                if chunk_id is not None:
+                    places.append((place, ordinal, 1))
+                    chunk_ids.append(chunk_id)
+            key = _ID.pack(b"i", producer, first, place - 1) if place else b"i"
+        if places:
+            return Found.WAITS, places, chunk_ids
+        return (Found.OVER if known else Found.UNKNOWN), [], []
+
+    def _chunk_of(self, place: int, ordinal: int) -> ChunkId | None:
+        for chunk_id, _, runs in self._chunks(place):
+            if any(first <= ordinal < first + count for _, first, count in runs):
+                return chunk_id
+        return None
+
+    # ---- Retention ---------------------------------------------------------------------
+
+    def lowest_place(self) -> int | None:
+        """The oldest batch of which a message waits."""
+        pairs = self._pairs.range(_FIRST_PLACE, _END_PLACE, most=1)
+        return int(_PLACE.unpack(pairs[0][0])[1]) if pairs else None
+
+    def to_roll(self, before_offset: int) -> tuple[list[Run], list[ChunkId]]:
+        """Some of what waits before a commit-log offset and is not leaving, and its chunks."""
+        stop = _PLACE.pack(b"p", before_offset, 0)
+        runs: list[Run] = []
+        chunk_ids: list[ChunkId] = []
+        messages = 0
+        for key, due in self._pairs.range(_FIRST_PLACE, stop, most=MOST_CHUNKS):
+            _, place, number = _PLACE.unpack(key)
+            if (place, number) in self._leaving:
+                continue
+            chunk_ids.append((place, number))
+            chunk = self._pairs.get(_DUE.pack(b"d", _U64.unpack(due)[0], place, number))
+            for _, first, count in decode_chunk(chunk or b""):
+                runs.append((place, first, count))
+                messages += count
+            if messages >= MOST_MESSAGES:
+                break
+        return _join(sorted(runs)), chunk_ids
+
+    def forget_before(self, start_offset: int) -> bool:
+        """Forgets ids of batches that the log does not hold any more, a slice at a time.
+
+        Returns:
+            True when there is more to look at.
+        """
+        pairs = self._pairs.range(self._forget_from, _END_ID, most=FORGET_AT_ONCE)
+        deletes = [key for key, _ in pairs if _ID.unpack(key)[3] < start_offset]
+        if deletes:
+            self._save([], deletes)
+        more = len(pairs) == FORGET_AT_ONCE
+        self._forget_from = pairs[-1][0] + b"\0" if more else _FIRST_ID
+        return more
+
+    # ---- Pairs -------------------------------------------------------------------------
+
+    def mark(self, *, clean: bool) -> None:
+        """Notes whether everything is durable."""
+        self.state.clean = clean
+        self._save([], keep_mark=True)
+
+    def _chunks(self, place: int) -> list[tuple[ChunkId, bytes, list[DueRun]]]:
+        found = []
+        start, stop = _PLACE.pack(b"p", place, 0), _PLACE.pack(b"p", place + 1, 0)
+        for key, due in self._pairs.range(start, stop, most=65_536):
+            _, _, number = _PLACE.unpack(key)
+            due_key = _DUE.pack(b"d", _U64.unpack(due)[0], place, number)
+            value = self._pairs.get(due_key)
+            if value is None:
+                raise CorruptRecord(f"chunk {number} of batch {place} has no due time")
+            found.append(((place, int(number)), due_key, decode_chunk(value)))
+        return found
+
+    def remove(self, runs: Sequence[Run]) -> None:
+        """Messages that need not wait any more; those that do not wait do no harm."""
+        puts: list[Pair] = []
+        deletes: list[bytes] = []
+        by_place: dict[int, list[Run]] = {}
+        for run in runs:
+            by_place.setdefault(run[0], []).append(run)
+        for place, gone in by_place.items():
+            for chunk_id, key, before in self._chunks(place):
+                left = before
+                for _, first, count in gone:
+                    left = without(left, first, count)
+                if left != before:
+                    self._replace(chunk_id, key, left, puts, deletes)
+                    self.state.pending -= _count(before) - _count(left)
+        self._save(puts, deletes)
+
+    def _replace(
+        self,
+        chunk_id: ChunkId,
+        key: bytes,
+        left: list[DueRun],
+        puts: list[Pair],
+        deletes: list[bytes],
+    ) -> None:
+        deletes.append(key)
+        if left:
+            puts += _pairs_of(chunk_id, left)
+        else:
+            deletes.append(_PLACE.pack(b"p", *chunk_id))
+
+    def _save(
+        self, puts: list[Pair], deletes: Iterable[bytes] = (), *, keep_mark: bool = False
+    ) -> None:
+        if not keep_mark:
+            self.state.clean = False
+        puts.append((_STATE, msgspec.msgpack.encode(self.state)))
+        puts.sort()
+        if puts[0][0][:1] == b"d" and puts[0][0] <= self._taken_through:
+            self._taken_through = _FIRST_DUE
+        self._pairs.write(puts, deletes)
+
+
+def _pairs_of(chunk_id: ChunkId, runs: Sequence[DueRun]) -> list[Pair]:
+    place, number = chunk_id
+    due = runs[0][0]
+    return [
+        (_DUE.pack(b"d", due, place, number), encode_chunk(runs)),
+        (_PLACE.pack(b"p", place, number), _U64.pack(due)),
+    ]
+
+
+def _merge(parts: list[tuple[int, int, int, int, int]], taken: Taken) -> None:
+    """Joins runs that stand side by side in the log."""
+    for place, first, count, chunk, index in parts:
+        last = taken.runs[-1] if taken.runs else None
+        if last is not None and last[0] == place and last[1] + last[2] == first:
+            taken.runs[-1] = (place, last[1], last[2] + count)
+            taken.owners[-1].append((chunk, index))
+        else:
+            taken.runs.append((place, first, count))
+            taken.owners.append([(chunk, index)])
+
+
+def _join(runs: list[Run]) -> list[Run]:
+    joined: list[Run] = []
+    for place, first, count in runs:
+        if joined and joined[-1][0] == place and joined[-1][1] + joined[-1][2] == first:
+            joined[-1] = (place, joined[-1][1], joined[-1][2] + count)
+        else:
+            joined.append((place, first, count))
+    return joined
+
+
+def _count(runs: Iterable[DueRun]) -> int:
+    return sum(count for _, _, count in runs)
+
+
+def _decode_state(data: bytes) -> TimetableState:
+    try:
+        state = msgspec.msgpack.decode(data, type=TimetableState)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"the timetable's state cannot be read: {error}") from error
+    if state.version != VERSION:
+        raise CorruptRecord(f"the timetable has version {state.version}, not {VERSION}")
+    return state
