@@ -15,6 +15,7 @@ from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.supervisor import RoleSpec, python_argv
 
 from .options import DEFAULT_DATA_DIR
@@ -46,6 +47,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             folder of that name below ``data_dir``.
         filter_server: Filters in Python, with the settings of a filter server. Where they are
             enabled, each broker allows them, and gets a filter server named after it.
+        schedule: Run a schedule service beside each broker; without one, delayed messages
+            wait until there is one.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``.
@@ -55,6 +58,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     namesrv: Annotated[list[NamesrvConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
     filter_server: FiltersrvConfig = msgspec.field(default_factory=FiltersrvConfig)
     broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
+    schedule: bool = True
 
     @property
     def folder(self) -> Path:
@@ -80,6 +84,7 @@ def load_cluster(path: Path | None, overrides: Sequence[str] = ()) -> ClusterCon
     else:
         config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
     names = [name for _, name, *_ in _roles(config)]
+    names = [name for _, name, _, _, _ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{source}: two roles are named {twice!r}; give each its own name")
@@ -178,6 +183,19 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
                 broker_addr=f"{host}:{broker.listen_port}",
                 listen_port=0,
             )
+        if config.schedule:
+            service = _schedule_of(config, broker)
+            yield "schedule", service.name, "", BROKER_STAGE, service
+
+
+def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
+    name = ScheduleConfig(broker_name=broker.broker_name).name
+    return ScheduleConfig(
+        broker_name=broker.broker_name,
+        namesrv_addr=broker.namesrv_addr,
+        store_path_root_dir=str(config.folder.absolute() / quote(name, safe="")),
+        use_ipc=broker.enable_ipc,
+    )
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:

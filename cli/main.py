@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),
     "filtersrv": ("serve", "filtersrv"),
+    "schedule": ("schedule", "schedule"),
     "bench": ("bench", "bench"),
 }
 

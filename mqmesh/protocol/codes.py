@@ -150,6 +150,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
     ResponseCode.STALE_GENERATION: errors.StaleGeneration,
+    ResponseCode.CANCEL_REFUSED: errors.CancelRefused,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
     ResponseCode.FILTER_FAILED: errors.FilterFailed,
     ResponseCode.SUBSCRIPTION_NOT_EXIST: errors.FilterUnknown,

@@ -16,7 +16,7 @@ MAX_RUNS: Final = 16_384
 MAX_CURSORS: Final = 256
 
 _Offset = Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
-_U64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+_U64 = Annotated[int, msgspec.Meta(ge=0)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
 _Cursors = Annotated[list[_Offset], msgspec.Meta(max_length=MAX_CURSORS)]
 

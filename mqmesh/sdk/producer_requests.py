@@ -1,4 +1,4 @@
-"""The part of a producer that asks and replies, on top of its asynchronous sends."""
+"""The part of a producer that asks, replies and cancels, beside its sends."""
 
 import concurrent.futures
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 from mqmesh.errors import RequestTimeout
 from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.producer_options import ProducerOptions
 from mqmesh.sdk.queue_selector import QueueSelector
@@ -18,17 +21,44 @@ from mqmesh.sdk.requests import (
     make_reply,
     time_to_live_ms,
 )
-from mqmesh.sdk.send_result import GRACE_MS, OnDone, SendFuture
+from mqmesh.sdk.send_result import GRACE_MS, OnDone, SendFuture, SendResult
+from mqmesh.transport.client import OnDone as OnAnswer
 
 _T = TypeVar("_T")
 
 
 class ProducerRequests:
-    """Requests and replies of a ``Producer``, which inherits them."""
+    """Requests, replies and cancellations of a ``Producer``, which inherits them."""
 
     options: ProducerOptions
     _engine: ClientEngine
     _requests: Requests
+
+    def cancel_delayed(self, sent: SendResult, *, timeout_ms: int | None = None) -> None:
+        """Cancels a delayed message that was sent on its own and waits still.
+
+        Args:
+            sent: What its send returned, here or at another producer of the cluster.
+            timeout_ms: In place of ``send_msg_timeout_ms``.
+
+        Raises:
+            CancelRefused: It was delivered or cancelled before, or is being delivered.
+            BrokerError: The broker does not know it, or cannot tell now.
+            NoRoute, RequestTimeout, EndpointUnreachable: Whether it is cancelled is unknown.
+            ClientClosed: The producer is not running.
+        """
+        self._check_blocking()
+        deadline_ms = self._deadline(timeout_ms)
+        queue = sent.message_queue
+        self._engine.wait_route(queue.topic, max(deadline_ms - self._now_ms(), 1))
+        left_ms = max(deadline_ms - self._now_ms(), 1)
+        header = encode_header(CancelDelayedRequest(sent.producer_id, sent.sequence))
+        code = RequestCode.CANCEL_DELAYED
+
+        def ask(done: OnAnswer) -> None:
+            self._engine.request(queue.broker_name, code, done, header=header, timeout_ms=left_ms)
+
+        self._engine.call(ask, left_ms + GRACE_MS)
 
     def request(self, message: Message, timeout_ms: int | None = None, **choice: Any) -> Message:
         """Sends a message and waits for the reply that a consumer makes with ``reply``.

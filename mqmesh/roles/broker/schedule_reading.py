@@ -13,7 +13,7 @@ from mqmesh.delayed_batch import (
     pack_due_times,
     read_delayed_meta,
 )
-from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetIllegal
 from mqmesh.message import SCHEDULE_TOPIC
 from mqmesh.payload import Buffer
 from mqmesh.protocol.schedule import ScheduledEntry
@@ -45,6 +45,9 @@ def read_schedule(store: MessageStore, cursors: Sequence[int]) -> ScheduleNewsRe
     Args:
         store: Where they are.
         cursors: Next offset of each queue; missing ones count as 0.
+
+    Raises:
+        OffsetIllegal: A queue ends before its cursor: this is another log.
     """
     found = ScheduleNewsRead([*cursors, *([0] * SCHEDULE_QUEUES)][:SCHEDULE_QUEUES], [], [], False)
     ends = [store.queue_bounds(SCHEDULE_TOPIC, queue_id)[1] for queue_id in range(SCHEDULE_QUEUES)]
@@ -78,6 +81,8 @@ def _read(
         # The store repairs the queue; until then the other queues must go on.
         _log.error("queue %d of the schedule topic: %s", queue_id, error)
         return
+    if result.status is GetStatus.OFFSET_OVERFLOW:
+        raise OffsetIllegal(f"queue {queue_id} of the schedule topic ends before {cursor}")
     if result.status is not GetStatus.FOUND:
         return
     for data in result.data:

@@ -107,10 +107,13 @@ def deliver_due(context: BrokerContext, request: Request) -> Reply | None:
         if refused is not None:
             error = error_of(refused.code, refused.remark, refused.retry_after_ms)
             context.wire.fail(request, error)
+            canceller = context.schedule.take_cancel(asked.ticket)
+            if canceller is not None:
+                context.wire.fail(canceller, error)
             return
         _count(context, action, prepared.message_count)
         context.wire.reply(request, _delivered(context, prepared, outcomes[-1].base_queue_offset))
-        canceller = context.schedule.take_cancel(asked.ticket) if asked.ticket else None
+        canceller = context.schedule.take_cancel(asked.ticket)
         if canceller is not None:
             context.wire.reply(canceller, EMPTY_REPLY)
 

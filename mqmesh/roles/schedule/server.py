@@ -1,0 +1,226 @@
+"""The schedule service's process: its connection, its timers, and the files of the timetable."""
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord, MQMeshError, ProtocolError, StorageError
+from mqmesh.host import host_id, socket_path
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    Command,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
+from mqmesh.roles.schedule.config import ScheduleConfig
+from mqmesh.roles.schedule.service import ScheduleService
+from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.sdk.client import choose_endpoint
+from mqmesh.sdk.namesrv_link import NamesrvLink
+from mqmesh.storage.checkpoint import read_boot_id
+from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
+from mqmesh.storage.store_lock import StoreLock
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.server import CommandServer
+from mqmesh.transport.sockets import Context
+from mqmesh.version import VERSION
+
+TIMETABLE_DIRECTORY: Final = "timetable"
+LOOK_MS: Final = 200
+"""How often the name servers are asked where the broker is, while there is no connection."""
+NAMESRV_TIMEOUT_MS: Final = 3_000
+MASTER_ID: Final = 0
+
+_log = logging.getLogger(__name__)
+
+
+class ScheduleServer:
+    """The schedule service of one broker group.
+
+    Args:
+        config: Settings.
+        context: ZeroMQ context of the process.
+        loop: Its event loop.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self, config: ScheduleConfig, context: Context, loop: EventLoop, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._zmq = context
+        self._loop = loop
+        self._clock = clock or loop.clock
+        self._root = Path(config.store_path_root_dir)
+        self._started_ms = 0
+        self._host_id = host_id() if config.use_ipc else None
+        self._lock: StoreLock | None = None
+        self._env: LmdbEnv | None = None
+        self._server: CommandServer | None = None
+        self._link: NamesrvLink | None = None
+        self._client: CommandClient | None = None
+        self._looking = False
+        self._timer: Timer | None = None
+        self._service = ScheduleService(
+            config,
+            clock=self._clock,
+            call_later=loop.call_later,
+            open_table=self._open_table,
+            boot_id=read_boot_id(),
+        )
+
+    def start(self) -> str:
+        """Takes its directory, and begins to look for the broker.
+
+        Returns:
+            Where it answers PING, and nothing else.
+
+        Raises:
+            ConfigError: The directory for sockets cannot be used.
+            StoreLocked: Another process has the timetable.
+            OSError: The directory cannot be used.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock = StoreLock(self._root)
+        self._started_ms = self._clock.monotonic_ms()
+        self._server = CommandServer(
+            self._zmq, self._loop, {int(RequestCode.PING): self._ping}, lambda peer: None
+        )
+        path = socket_path(self._root)
+        endpoint = self._server.bind(f"ipc://{path}" if path else "tcp://127.0.0.1:0")
+        self._link = NamesrvLink(
+            self._zmq,
+            self._loop,
+            list(self._config.namesrv_addr),
+            timeout_ms=NAMESRV_TIMEOUT_MS,
+            on_hint=self._on_hint,
+            on_connected=self._look,
+        )
+        self._timer = self._loop.call_every(LOOK_MS, self._look_if_away)
+        return endpoint
+
+    def stop(self) -> None:
+        """Closes everything; also what a failed ``start`` left open."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        table = self._service.close()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._close_env(table)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _close_env(self, table: Timetable | None) -> None:
+        if self._env is None:
+            return
+        if table is not None:
+            try:
+                self._env.sync()
+                table.mark(clean=True)
+                self._env.sync()
+            except StorageError as error:
+                _log.warning("the timetable may have to be made anew: %s", error)
+        self._env.close()
+        self._env = None
+
+    def _ping(self, request: Request) -> Reply:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms
+        name = self._config.name
+        return reply_with(RoleInfo("schedule", name, VERSION, os.getpid(), "running", uptime_ms))
+
+    # ---- The timetable's file ------------------------------------------------------------
+
+    def _open_table(self, anew: bool) -> Timetable:
+        directory = self._root / TIMETABLE_DIRECTORY
+        if anew:
+            if self._env is not None:
+                self._env.close()
+                self._env = None
+            (directory / DATA_FILE).unlink(missing_ok=True)
+        if self._env is None:
+            self._env = self._open_env(directory)
+        return Timetable(self._env)
+
+    def _open_env(self, directory: Path) -> LmdbEnv:
+        try:
+            return LmdbEnv(directory, map_size=self._config.map_size)
+        except CorruptRecord as error:
+            _log.error("the timetable is damaged, it is made anew: %s", error)
+            (directory / DATA_FILE).unlink(missing_ok=True)
+            return LmdbEnv(directory, map_size=self._config.map_size)
+
+    # ---- The way to the broker -------------------------------------------------------------
+
+    def _on_hint(self, hint: RouteHint) -> None:
+        self._look()
+
+    def _look_if_away(self) -> None:
+        if self._client is None or not self._client.connected:
+            self._look()
+
+    def _look(self) -> None:
+        if self._looking or self._link is None:
+            return
+        self._looking = True
+        header = encode_header(GetClusterRequest())
+        self._link.request(RequestCode.GET_BROKER_CLUSTER_INFO, header, self._take_cluster)
+
+    def _take_cluster(self, answer: Command | MQMeshError) -> None:
+        self._looking = False
+        if isinstance(answer, MQMeshError) or self._link is None:
+            return
+        try:
+            cluster = decode_header(ClusterInfo, answer.header)
+        except ProtocolError as error:
+            _log.warning("a name server cannot be understood: %s", error)
+            return
+        for group in cluster.brokers:
+            if group.broker_name == self._config.broker_name and MASTER_ID in group.addresses:
+                self._connect(choose_endpoint(group.addresses[MASTER_ID], self._host_id))
+
+    def _connect(self, endpoint: str) -> None:
+        old = self._client
+        if old is not None:
+            if old.endpoint == endpoint:
+                return
+            self._service.on_disconnected()
+            old.close()
+        _log.info("the broker is at %s", endpoint)
+        client = self._client = CommandClient(
+            self._zmq,
+            self._loop,
+            endpoint,
+            on_command=self._service.on_command,
+            on_connection=lambda up: self._on_connection(client, up),
+        )
+
+    def _on_connection(self, client: CommandClient, up: bool) -> None:
+        if client is not self._client:
+            return
+        if up:
+            # Later: what it asks must not come before this call returns.
+            self._loop.call_later(0, partial(self._begin, client))
+        else:
+            self._service.on_disconnected()
+
+    def _begin(self, client: CommandClient) -> None:
+        if client is self._client and client.connected:
+            self._service.on_connected(client)
