@@ -165,6 +165,9 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     for broker in config.broker:
         endpoint = f"tcp://{broker.listen_host}:{broker.listen_port}"
         yield "broker", broker.broker_name, endpoint, BROKER_STAGE, broker
+        if config.schedule:
+            service = _schedule_of(config, broker)
+            yield "schedule", service.name, "", BROKER_STAGE, service
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -183,9 +186,6 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
                 broker_addr=f"{host}:{broker.listen_port}",
                 listen_port=0,
             )
-        if config.schedule:
-            service = _schedule_of(config, broker)
-            yield "schedule", service.name, "", BROKER_STAGE, service
 
 
 def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:

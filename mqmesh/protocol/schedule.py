@@ -16,7 +16,6 @@ MAX_RUNS: Final = 16_384
 MAX_CURSORS: Final = 256
 
 _Offset = Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
-_U64 = Annotated[int, msgspec.Meta(ge=0)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
 _Cursors = Annotated[list[_Offset], msgspec.Meta(max_length=MAX_CURSORS)]
 
@@ -41,9 +40,9 @@ class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fals
         now_ms: The broker's wall clock.
     """
 
-    session: _U64
-    store_id: _U64
-    epoch: _U64
+    session: int
+    store_id: int
+    epoch: int
     now_ms: _Time
 
 
@@ -59,11 +58,11 @@ class PullScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         pending: Messages that wait, for people; -1 for unknown.
     """
 
-    session: _U64
+    session: int
     cursors: _Cursors
     lowest_offset: _Offset = -1
     caught_up: bool = False
-    pending: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    pending: int = -1
 
 
 class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -72,14 +71,15 @@ class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         commitlog_offset: Where it begins.
         message_count: Messages.
-        producer_id, first_sequence: Their ids.
+        producer_id: First half of their ids.
+        first_sequence: Second half of the first message's id; the others follow by one.
         due_times: As in ``delayed_batch.DelayedMeta``: one for all, or one a message.
     """
 
-    commitlog_offset: _U64
+    commitlog_offset: int
     message_count: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-    producer_id: _U64
-    first_sequence: _U64
+    producer_id: int
+    first_sequence: int
     due_times: bytes
 
 
@@ -124,12 +124,12 @@ class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         session: Of the service.
         action: ``schedule_record.Action``.
-        ticket: Of CANCEL_DELAYED, 0 for none.
+        ticket: Of the CANCEL_DELAYED that this carries out, 0 for none.
     """
 
-    session: _U64
+    session: int
     action: Annotated[int, msgspec.Meta(ge=1, le=255)]
-    ticket: _U64 = 0
+    ticket: int = 0
 
 
 class DeliverDueResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -151,11 +151,12 @@ class CancelDelayedRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     """CANCEL_DELAYED: from a client; answered with an empty header once it is stored.
 
     Attributes:
-        producer_id, sequence: The message's id.
+        producer_id: First half of the message's id.
+        sequence: Second half.
     """
 
-    producer_id: _U64
-    sequence: _U64
+    producer_id: int
+    sequence: int
 
 
 class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -163,12 +164,13 @@ class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         ticket: Of a CANCEL_DELAYED that the service is to look at, 0 for "pull again".
-        producer_id, sequence: The message to be cancelled.
+        producer_id: First half of the id of the message to be cancelled.
+        sequence: Second half.
     """
 
-    ticket: _U64 = 0
-    producer_id: _U64 = 0
-    sequence: _U64 = 0
+    ticket: int = 0
+    producer_id: int = 0
+    sequence: int = 0
 
 
 class CancelVerdict:
@@ -190,6 +192,6 @@ class RefuseCancelRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         verdict: ``CancelVerdict``.
     """
 
-    session: _U64
-    ticket: _U64
+    session: int
+    ticket: int
     verdict: Annotated[int, msgspec.Meta(ge=0, le=255)]

@@ -12,11 +12,13 @@ from mqmesh.config import key_names, load_config, read_toml
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.schedule.config import ScheduleConfig
 
 ROLES = [
     ("broker.toml", BrokerConfig),
     ("filtersrv.toml", FiltersrvConfig),
     ("namesrv.toml", NamesrvConfig),
+    ("schedule.toml", ScheduleConfig),
 ]
 
 

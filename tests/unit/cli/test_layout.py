@@ -99,7 +99,7 @@ def test_a_wrong_file_is_told_in_one_line(write, text, message):
 def test_each_role_gets_its_settings_in_a_file_of_its_own(tmp_path):
     config = load_cluster(None, [f"data_dir={tmp_path}", "broker.0.broker_name=a%2|b"])
     specs = {spec.name: spec for spec in role_specs(config)}
-    assert list(specs) == ["namesrv-1", "namesrv-2", "a%2|b"]
+    assert list(specs) == ["namesrv-1", "namesrv-2", "a%2|b", "schedule-a%2|b"]
     broker = specs["a%2|b"]
     assert broker.argv[:4] == [sys.executable, "-P", "-m", "mqmesh.cli"]
     assert broker.argv[4:6] == ["broker", "-c"]

@@ -74,6 +74,8 @@ def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
     if kind is str:
         least = f"{meta.min_length} ≤ " if meta and meta.min_length is not None else ""
         return f"{least}text{most}"
+    if kind is bytes:
+        return f"bytes{most}"
     if kind in (bool, float):
         return str(kind.__name__)
     assert issubclass(kind, msgspec.Struct), kind

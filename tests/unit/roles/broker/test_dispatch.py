@@ -36,6 +36,7 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
         RequestCode.CHECK_TRANSACTION_STATE,
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.NOTIFY_SCHEDULE,
     }
     by_the_server = {RequestCode.PING}
     by_others = {RequestCode.ADVANCE_INDEX, RequestCode.REGISTER_MESSAGE_FILTER_CLASS}
