@@ -20,7 +20,7 @@ class RoleProcess:
     """One role in its own process; it is running once this returns.
 
     Args:
-        role: ``namesrv`` or ``broker``.
+        role: ``namesrv``, ``broker`` or ``schedule``.
         settings: Keys and values, as after ``--set``.
         log_file: Where the process logs to.
 
@@ -113,6 +113,7 @@ class ProcessCluster:
     Attributes:
         namesrvs: The name servers' processes.
         brokers: The brokers' processes, by name.
+        schedules: The schedule services that were started, by the names of their brokers.
         namesrv_addr: What clients are given.
     """
 
@@ -127,6 +128,7 @@ class ProcessCluster:
         self.folder = folder
         self.namesrvs: list[RoleProcess] = []
         self.brokers: dict[str, RoleProcess] = {}
+        self.schedules: dict[str, RoleProcess] = {}
         self._settings = dict(broker_settings or {})
         self._addresses: dict[str, str] = {}
         try:
@@ -159,6 +161,21 @@ class ProcessCluster:
         self.brokers[name] = process
         return process
 
+    def start_schedule(self, name: str = "broker-a") -> RoleProcess:
+        """Starts the schedule service of a broker, or starts it again with its old data."""
+        quoted = ", ".join(f'"{one.endpoint}"' for one in self.namesrvs)
+        process = self.schedules[name] = RoleProcess(
+            "schedule",
+            {
+                "broker_name": name,
+                "namesrv_addr": f"[{quoted}]",
+                "store_path_root_dir": str(self.folder / f"schedule-{name}"),
+                "retry_ms": "50",
+            },
+            self.folder / f"schedule-{name}.log",
+        )
+        return process
+
     def restart_namesrv(self, number: int = 0) -> RoleProcess:
         """Kills a name server and starts an empty one at its address."""
         old = self.namesrvs[number]
@@ -168,7 +185,7 @@ class ProcessCluster:
 
     def close(self) -> None:
         """Ends all processes."""
-        for process in (*self.brokers.values(), *self.namesrvs):
+        for process in (*self.schedules.values(), *self.brokers.values(), *self.namesrvs):
             with contextlib.suppress(ProcessLookupError):
                 process.stop()
 

@@ -61,7 +61,6 @@ def pull_schedule(context: BrokerContext, request: Request) -> Reply:
     asked = decode_header(PullScheduleRequest, request.command.header)
     desk = context.schedule
     desk.check(asked.session)
-    desk.stirred = False
     desk.pending = asked.pending
     if asked.caught_up:
         lowest = asked.lowest_offset
