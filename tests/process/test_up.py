@@ -229,6 +229,7 @@ def test_a_cluster_file_is_followed(up, short_tmp_path):
         assert [row.split()[:2] for row in status.out[2:]] == [
             ["namesrv", "solo"],
             ["broker", "b|1"],
+            ["schedule", "schedule-b|1"],
         ]
         command.send_signal(signal.SIGHUP)
         assert command.wait() == 0
