@@ -23,6 +23,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 from .consume import as_dict, parse_time
 from .options import json_option, namesrv_option
 from .render import print_json, timestamp
+from .track import track
 
 DUMP_LINE_BYTES: Final = 16
 DUMP_BYTES: Final = 4_096
@@ -51,7 +52,11 @@ def query() -> None:
       mqmesh query by-key 4711 --topic orders
       mqmesh query by-id 0C6A9F0E5D3B7A12000000000000002A
       mqmesh query by-offset --topic orders --queue 3 --offset 42
+      mqmesh query track 0C6A9F0E5D3B7A12000000000000002A
     """
+
+
+query.add_command(track)
 
 
 @query.command("by-key")
@@ -99,9 +104,10 @@ def by_key(
 @query.command("by-id")
 @click.argument("message_id")
 @_max_option
+@click.option("--all", "with_system", is_flag=True, help="Copies in system topics, too.")
 @namesrv_option
 @json_option
-def by_id(message_id: str, most: int, namesrv: str, as_json: bool) -> int:
+def by_id(message_id: str, most: int, with_system: bool, namesrv: str, as_json: bool) -> int:
     """The message with an id, and its copies: retries and dead letters.
 
     \b
@@ -109,7 +115,13 @@ def by_id(message_id: str, most: int, namesrv: str, as_json: bool) -> int:
       mqmesh query by-id 0C6A9F0E5D3B7A12000000000000002A
     """
     with QueryClient(namesrv) as client:
-        result = client.by_id(message_id, max_count=most)
+        result = client.by_id(message_id, max_count=most, with_system=with_system)
+    if result.hidden:
+        click.echo(
+            f"{result.hidden} more copies are in topics of the system, where delayed messages "
+            "wait; --all shows them",
+            err=True,
+        )
     return _show(result, as_json)
 
 

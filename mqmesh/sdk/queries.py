@@ -16,7 +16,7 @@ from mqmesh.errors import (
     TopicNotFound,
     TransportError,
 )
-from mqmesh.message import StoredMessage, check_topic, parse_message_id
+from mqmesh.message import RESERVED_TOPICS, StoredMessage, check_topic, parse_message_id
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import (
@@ -56,11 +56,14 @@ class QueryResult(msgspec.Struct, frozen=True):
         more: There are further ones than were asked for.
         notes: By broker group, why its part of the answer may lack messages; empty when the
             answer is whole.
+        hidden: Copies that were found in topics of the system, where a delayed message waits,
+            and are not among the messages.
     """
 
     messages: list[StoredMessage]
     more: bool = False
     notes: dict[str, str] = {}
+    hidden: int = 0
 
 
 class QueryClient(AdminClient):
@@ -70,12 +73,19 @@ class QueryClient(AdminClient):
     cover at the moment, because it is being made, is told in ``QueryResult.notes``.
     """
 
-    def by_id(self, message_id: str, *, max_count: int = DEFAULT_QUERY_MESSAGES) -> QueryResult:
+    def by_id(
+        self,
+        message_id: str,
+        *,
+        max_count: int = DEFAULT_QUERY_MESSAGES,
+        with_system: bool = False,
+    ) -> QueryResult:
         """Everything stored under a message id: the message and its retries and dead letters.
 
         Args:
             message_id: 32 hex digits, from ``SendResult`` or ``StoredMessage``.
             max_count: Messages to return, 1 to 1,024.
+            with_system: Also copies in topics of the system, where a delayed message waits.
 
         Raises:
             InvalidArgument: That is no message id.
@@ -85,7 +95,12 @@ class QueryClient(AdminClient):
         parse_message_id(message_id)
         _check_count(max_count)
         header = encode_header(QueryMessageByIdRequest(message_id, max_count))
-        return self._query(self._addresses(), RequestCode.QUERY_MESSAGE_BY_ID, header, max_count)
+        found = self._query(self._addresses(), RequestCode.QUERY_MESSAGE_BY_ID, header, max_count)
+        if with_system:
+            return found
+        shown = [one for one in found.messages if one.info.topic not in RESERVED_TOPICS]
+        hidden = len(found.messages) - len(shown)
+        return msgspec.structs.replace(found, messages=shown, hidden=hidden)
 
     def by_key(
         self,

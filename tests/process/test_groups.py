@@ -19,6 +19,7 @@ from mqmesh.sdk.group_admin import GroupAdmin
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.tracks import TrackClient
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 
@@ -388,3 +389,81 @@ def test_settings_and_offsets_survive_a_kill_of_the_broker(short_tmp_path, names
 
 def _brokers(admin):
     return {broker.broker_name for broker in admin.cluster().brokers}
+
+
+# ---- What happened to a message ---------------------------------------------------------------
+
+
+def test_what_each_group_did_about_a_message(cluster, admin, names, tmp_path):
+    topic, group = names
+    make_topic(admin, topic)
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        sent = producer.send(Message(topic, b"1", tag="a"))
+        last = producer.send(Message(topic, b"2", tag="a"), queue=sent.message_queue)
+    held = Listener()
+    # What a filter passes over is told when a waiting pull ends.
+    quick = {"broker_suspend_max_time_ms": 200}
+    broadcasting = {"message_model": "BROADCASTING", "offsets_dir": str(tmp_path)}
+    with (
+        TrackClient(cluster.namesrv_addr) as client,
+        push(cluster, topic, f"{group}-all", everything := Listener()),
+        push(cluster, topic, f"{group}-b", Listener(), expression="b", **quick),
+        push(cluster, topic, f"{group}-held", held) as holder,
+        push(cluster, topic, f"{group}-cast", Listener(), **broadcasting),
+    ):
+        held.open.clear()
+        everything.wait_for(lambda bodies: len(bodies) == 2)
+
+        def states(message_id):
+            found = client.track(message_id)
+            return {one.group.removeprefix(group): one for one in found.tracks}
+
+        wanted = {"-all": "CONSUMED", "-b": "FILTERED", "-cast": "UNKNOWN"}
+        until(
+            lambda: (
+                wanted.items() <= {n: t.state for n, t in states(last.message_id).items()}.items()
+            )
+        )
+        found = states(last.message_id)
+        assert found["-all"].members == 1
+        assert found["-held"].state in ("CONSUMED", "IN_FLIGHT")
+        if found["-held"].state == "IN_FLIGHT":
+            assert found["-held"].client_id == holder.client_id
+        held.open.set()
+    admin.reset_offset(f"{group}-all", topic, ResetWhere.FIRST)
+    track = TrackClient(cluster.namesrv_addr)
+    with track:
+        (one,) = [t for t in track.track(last.message_id).tracks if t.group == f"{group}-all"]
+        assert (one.state, one.messages_before, one.members) == ("WAITING", 1, 0)
+        assert track.track("0" * 32).copies == []
+    command = run_command(
+        "--namesrv", cluster.namesrv_addr, "query", "track", last.message_id, "--json"
+    )
+    assert command.code == 0
+    assert '"state":"WAITING"' in command.out[0]
+    assert run_command("--namesrv", cluster.namesrv_addr, "query", "track", "0" * 32).code == 1
+
+
+def test_an_ordered_group_is_moved_too_and_stays_in_order(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 200)
+    seen: dict[MessageQueue, list[int]] = {}
+    lock = threading.Lock()
+
+    def listen(messages):
+        with lock:
+            for message in messages:
+                seen.setdefault(message.message_queue, []).append(message.queue_offset)
+        return ConsumeResult.SUCCESS
+
+    consumer = push(cluster, topic, group, listen, consume_orderly=True)
+    with consumer:
+        until(lambda: sum(map(len, seen.values())) == 200)
+        until(lambda: admin.progress(group).lag == 0)
+        admin.reset_offset(group, topic, ResetWhere.FIRST)
+        until(lambda: sum(map(len, seen.values())) == 400)
+        until(lambda: admin.progress(group).lag == 0)
+    for offsets in seen.values():
+        half = len(offsets) // 2
+        assert offsets == [*range(half), *range(half)]

@@ -92,6 +92,12 @@ class GroupPulls:
         one = self._groups.get(group)
         return one is not None and now_ms - one.seen_ms < ACTIVE_MS
 
+    def forget_queue(self, group: str, topic: str, queue_id: int) -> None:
+        """The group goes on elsewhere in a queue."""
+        one = self._groups.get(group)
+        if one is not None and one.offsets.pop((topic, queue_id), None) is not None:
+            self._count -= 1
+
     def forget(self, group: str) -> None:
         """Forgets a group."""
         one = self._groups.pop(group, None)

@@ -200,7 +200,11 @@ def _queues_of(
 def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> QueueProgress:
     low, high = context.store.queue_bounds(topic, queue_id)
     done = context.offsets.query(name, topic, queue_id)
-    pulled = context.pulls.pull_offset(name, topic, queue_id)
+    # What was handed out to consumers that are gone is with nobody.
+    running = context.groups.find(name) is not None or context.pulls.is_active(
+        name, context.clock.monotonic_ms()
+    )
+    pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
     oldest_ms = _store_time(context, topic, queue_id, max(done, low)) if done < high else 0
     claim = context.groups.claims.find(name, topic, queue_id)
     owner = claim.client_id if claim is not None else ""

@@ -138,6 +138,7 @@ def _store(
     followed = followed or context.pulls.is_active(group, context.clock.monotonic_ms())
     for one in changes:
         context.offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
+        context.pulls.forget_queue(group, one.topic, one.queue_id)
         if followed:
             context.resets.begin(group, one.topic, one.queue_id, one.new_offset)
 
