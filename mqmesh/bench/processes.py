@@ -178,6 +178,8 @@ class Crew:
     def client(self, task: Task) -> Child:
         """Starts a program that uses mqmesh."""
         module = "consumers" if task.kind.startswith("drain") else "producers"
+        if task.kind.endswith("_labelled"):
+            module = "labelled"
         return self._start(task.kind, f"mqmesh.bench.{module}", task)
 
     def role(self, role: str, settings: Sequence[str]) -> tuple[Child, str]:

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.bench.labelled import SQL, TAGS
 from mqmesh.bench.sides import (
     Conditions,
     Load,
@@ -17,6 +18,7 @@ from mqmesh.bench.sides import (
     product_both,
     product_drain,
     product_endurance,
+    product_filter,
     product_idle,
     product_produce,
 )
@@ -273,6 +275,29 @@ def _transaction_rows() -> list[Row]:
     ]
 
 
+def _filter_rows() -> list[Row]:
+    load = Load(messages=2_000_000, window=32)
+    everything = partial(product_filter, "*", "TAG", load)
+    return [
+        Row(
+            name="filter_tag_128",
+            unit="msg/s",
+            what=f"messages scanned for the tags {TAGS}, against consuming all of them",
+            product=partial(product_filter, TAGS, "TAG", load),
+            limit=everything,
+            least_ratio=0.7,
+        ),
+        Row(
+            name="filter_sql_128",
+            unit="msg/s",
+            what=f"messages scanned for {SQL}, against consuming all of them",
+            product=partial(product_filter, SQL, "SQL92", load),
+            limit=everything,
+            least_ratio=0.25,
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     return [
         Row(
@@ -303,6 +328,7 @@ ROWS: Final = {
         *_store_rows(),
         *_large_rows(),
         *_transaction_rows(),
+        *_filter_rows(),
         *_memory_rows(),
     ]
 }

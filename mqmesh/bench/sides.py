@@ -238,6 +238,21 @@ def product_drain(load: Load, conditions: Conditions) -> Sample:
         return cluster.memory(measure_alone("consumer", client, cluster.child))
 
 
+def product_filter(
+    expression: str, expression_type: str, load: Load, conditions: Conditions
+) -> Sample:
+    """A push consumer wants some of the messages that were stored before; they are labelled.
+
+    The value counts messages scanned, whether they are wanted or not.
+    """
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        _fill(crew.client(load.task("produce_labelled", cluster.namesrv, conditions)))
+        task = load.task("drain_labelled", cluster.namesrv, conditions)
+        task.expression, task.expression_type = expression, expression_type
+        return cluster.memory(measure_alone("consumer", crew.client(task), cluster.child))
+
+
 def product_both(
     producer_kind: str,
     consumer_kind: str,

@@ -47,6 +47,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         use_ipc: False keeps mqmesh's clients off the Unix socket.
         key_count: Business keys on each message.
         key_pool: After so many messages the same keys come again; 0 for never.
+        expression: What a consumer of labelled messages wants.
+        expression_type: Its language.
     """
 
     kind: str
@@ -64,6 +66,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_ipc: bool = True
     key_count: int = 0
     key_pool: int = 0
+    expression: str = "*"
+    expression_type: str = "TAG"
 
 
 class Report(msgspec.Struct, kw_only=True):

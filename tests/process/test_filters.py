@@ -8,9 +8,14 @@ import threading
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 
 from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.record_batch import check_stored, decode_messages
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.testing.commands import CommandProcess
 from mqmesh.testing.processes import ProcessCluster
@@ -19,6 +24,7 @@ PATIENCE_S = 40.0
 TOPIC = "flights"
 ROWS = 40_000
 BATCH = 200
+PREFIX_BYTES = 16
 SQL = "dep_delay > 60 AND origin IN ('JFK','EWR')"
 TAGS = "UA || DL"
 
@@ -175,6 +181,51 @@ def test_coroutines_get_them(cluster, choice):
 
     assert asyncio.run(push()) == expected
     assert asyncio.run(pull()) == expected
+
+
+def pull_everything(wire, cluster, selector):
+    """Pulls all queues to their ends, as consumers do.
+
+    Returns:
+        Bytes of all answers, frames' heads included, and the bodies of the messages.
+    """
+    size, found = 0, []
+    client = wire.client(f"tcp://{cluster.brokers['broker-a'].endpoint}")
+    for queue_id in range(4):
+        offset = 0
+        while True:
+            header = PullRequest(
+                "wire",
+                TOPIC,
+                queue_id,
+                offset,
+                expression=selector.expression,
+                expression_type=selector.expression_type,
+            )
+            command = wire.ask(client, RequestCode.PULL_MESSAGE, header)
+            size += PREFIX_BYTES + len(command.header) + len(command.body)
+            answer = decode_header(PullResponse, command.header)
+            if answer.status == PullStatus.NO_NEW_MSG:
+                break
+            assert answer.next_queue_offset > offset
+            offset = answer.next_queue_offset
+            place = 0
+            while place < len(command.body):
+                batch = check_stored(command.body, place)
+                found += decode_messages(command.body, batch, position=place)
+                place += batch.total_size
+    return size, found
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_what_nobody_wants_does_not_cross_the_network(wire, cluster, flights, name):
+    selector, wanted = SELECTORS[name]
+    size, found = pull_everything(wire, cluster, selector)
+    assert Counter(message.body for message in found) == scan(flights, wanted)
+    matches = sum(len(msgspec.msgpack.encode(message.to_message())) for message in found)
+    # Every batch has a head of about 140 bytes, even if one message in a hundred is wanted.
+    assert size <= (1.2 if name == "tags-in-sql" else 1.1) * matches
+    print(f"{name}: {size:,} bytes for {matches:,} bytes of matches: {size / matches:.3f}")
 
 
 def test_the_command_line_prints_them(cluster, choice):

@@ -21,6 +21,8 @@ WANTED = {
     "queues_10000",
     "sync_flush_128",
     "single_many",
+    "filter_tag_128",
+    "filter_sql_128",
 }
 
 
