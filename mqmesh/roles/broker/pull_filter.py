@@ -159,7 +159,7 @@ class _Sieve:
             return False
         stop = min(header.message_count, first + max(self._looks_left // self._wanted.looks, 1))
         try:
-            self._sift(data, header, first, stop)
+            stop = self._sift(data, header, first, stop)
         except CorruptBatch:
             # Its checksums were right, so whoever made it wrote nonsense. Nothing is left out
             # in silence: the consumer gets it, cannot read it either, and says so.
@@ -172,14 +172,15 @@ class _Sieve:
             return False
         return True
 
-    def _sift(self, data: memoryview, header: BatchHeader, first: int, stop: int) -> None:
+    def _sift(self, data: memoryview, header: BatchHeader, first: int, stop: int) -> int:
+        """Takes what fits from ``first`` to ``stop``, or all; returns how far it came."""
         wanted = self._wanted
         meta = self._metas.read(data, header)
         payload: memoryview | bytes | None = None
         if wanted.predicate is None:
             if len(meta.tag_hashes) <= 8:  # all have the same tag, and the store has chosen it
                 self._add(header.message_count - first, [data])
-                return
+                return header.message_count
             self._looks_left -= (stop - first) * LOOKS_A_MESSAGE
             assert wanted.tag_hashes is not None
             hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]
@@ -197,6 +198,7 @@ class _Sieve:
                 self._raw_left -= header.raw_size
                 payload = read_payload(data, header)
             self._add(count, cut_batch(header, meta, payload, bytes(first) + selected))
+        return stop
 
     def _add(self, count: int, pieces: Iterable[bytes | memoryview]) -> None:
         self.message_count += count

@@ -148,3 +148,15 @@ def test_the_commit_is_the_first_offset_not_done(counts, steps):
     waiting = [offset for offset, now in state.items() if now != DONE]
     assert queue.commit_offset() == min(waiting, default=sum(counts))
     assert queue.held()[0] == len(waiting)
+
+
+def test_what_a_filter_left_out_holds_nothing_back():
+    queue = ProcessQueue(0, LIMITS)
+    batch = FakeBatch(2, 8, offsets=[3, 4, 8])
+    span = queue.add([batch, FakeBatch(12, 1)], 20, 100)
+    assert queue.held()[0] == 4
+    assert queue.commit_offset() == 3
+    span.mark(3, 8, DONE)
+    assert queue.commit_offset() == 12
+    span.mark(12, 12, DONE)
+    assert queue.commit_offset() == 20

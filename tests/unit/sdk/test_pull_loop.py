@@ -9,7 +9,14 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.record_batch import BROKER_PART_SIZE, encode_batch, read_header, stamp
+from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
+    encode_batch,
+    read_header,
+    read_meta,
+    read_payload,
+    stamp,
+)
 from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pull_loop import (
     BACKOFF_MAX_MS,
@@ -22,6 +29,7 @@ from mqmesh.sdk.pull_loop import (
     PullSettings,
 )
 from mqmesh.sdk.pulled_batch import PullSource
+from mqmesh.sparse_batch import cut_batch
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"), filtered=True)
@@ -173,6 +181,54 @@ def test_tags_are_compared_again():
     case.network.answer(PullStatus.FOUND, stored_batch(10, 4, tags="ABAB"), next_offset=20)
     assert case.sink.offsets == [10, 12]
     assert case.asked().queue_offset == 20
+
+
+def cut(batch, *wanted):
+    """The batch as a broker sends it to whom only these positions are of interest."""
+    header = read_header(batch)
+    selected = bytes(at in wanted for at in range(header.message_count))
+    parts = read_meta(batch, header), read_payload(batch, header)
+    return b"".join(cut_batch(header, *parts, selected))
+
+
+def test_a_pull_says_in_which_language_something_is_wanted():
+    selector = MessageSelector.by_sql("a > 5")
+    request = Case(start=17, selector=selector).asked()
+    assert (request.expression, request.expression_type) == ("a > 5", "SQL92")
+
+
+def test_messages_may_be_left_out_of_batches():
+    case = Case(start=12, source=PullSource("broker-a", filtered=True))
+    case.network.answer(
+        PullStatus.FOUND,
+        cut(stored_batch(10, 6), 1, 3, 4),
+        cut(stored_batch(20, 4), 0),
+        next_offset=30,
+    )
+    assert case.sink.offsets == [13, 14, 20]
+    assert case.counters.messages == 3
+    assert case.asked().queue_offset == 30
+
+
+def test_a_cut_batch_may_hold_nothing_new():
+    case = Case(start=14, source=PullSource("broker-a", filtered=True))
+    case.network.answer(PullStatus.FOUND, cut(stored_batch(10, 6), 1, 3), next_offset=16)
+    assert case.sink.offsets == []
+    assert case.asked().queue_offset == 16
+
+
+def test_without_a_filter_nothing_may_be_left_out_of_a_batch():
+    case = Case(start=10)
+    case.network.answer(PullStatus.FOUND, cut(stored_batch(10, 6), 0, 5), next_offset=16)
+    assert case.sink.offsets == []
+    assert case.counters.failures == 1
+
+
+def test_tags_of_a_cut_batch_are_compared_again():
+    case = Case(source=ONLY_A, selector=MessageSelector.by_tag("A"))
+    batch = cut(stored_batch(10, 6, tags="ABABBA"), 0, 1, 5)
+    case.network.answer(PullStatus.FOUND, batch, next_offset=16)
+    assert case.sink.offsets == [10, 15]
 
 
 def test_without_room_nothing_is_pulled_until_there_is_some():
