@@ -9,6 +9,7 @@ The tree, by what the reader should do::
     │   ├── LocalProtocolError       we were about to send them
     │   └── RemoteProtocolError      the peer sent them
     │       └── CorruptBatch         a record batch that fails its own checks
+    │           └── UndecodableMessages  seek beyond them to go on
     ├── TransportError               the way to the peer
     │   ├── RequestTimeout           no answer in time; the outcome is unknown
     │   ├── EndpointUnreachable      no connection
@@ -66,6 +67,35 @@ class RemoteProtocolError(ProtocolError):
 
 class CorruptBatch(RemoteProtocolError):
     """Raised when bytes that should be a record batch fail a check."""
+
+
+class UndecodableMessages(CorruptBatch):
+    """Raised when a poll comes to stored messages that cannot be decoded.
+
+    Attributes:
+        topic: Where they stand.
+        broker_name: And on which broker group.
+        queue_id: And in which of its queues.
+        queue_offset: First of them.
+        next_offset: Behind the last: ``seek`` there to pass them over.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str = "",
+        broker_name: str = "",
+        queue_id: int = -1,
+        queue_offset: int = -1,
+        next_offset: int = -1,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.broker_name = broker_name
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.next_offset = next_offset
 
 
 class TransportError(MQMeshError):

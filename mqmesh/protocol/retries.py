@@ -31,6 +31,8 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         count: How many.
         reason: What went wrong; it travels with the messages.
         delay_level: 0 for 3 + reconsume times; else this level, or ``TO_DEAD_LETTERS``.
+        reconsume_times: How often the consumer itself tried them again, which brokers cannot
+            know.
     """
 
     topic: Name
@@ -39,6 +41,7 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH_MESSAGES)] = 1
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
     delay_level: Annotated[int, msgspec.Meta(ge=TO_DEAD_LETTERS, le=2**31)] = 0
+    reconsume_times: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
 
 
 class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

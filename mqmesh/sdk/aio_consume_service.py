@@ -9,8 +9,17 @@ from typing import Any, Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import OnFailed, Portion, QueueWork, Workers, make_portions
-from mqmesh.sdk.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.consume_service import (
+    OnFailed,
+    Portion,
+    QueueWork,
+    Waiting,
+    Workers,
+    find_waiting,
+    make_portions,
+    park,
+)
+from mqmesh.sdk.process_queue import DONE, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
 
 CALLS_PER_TURN: Final = 64
@@ -82,6 +91,9 @@ class AioConsumeService(Workers):
         for portion in list(self._ready):
             if portion.work is work:
                 portion.revoke()
+
+    def waiting(self) -> dict[QueueWork, Waiting]:
+        return find_waiting(list(self._ready))
 
     def close(self, timeout_s: float) -> bool:
         self._closed = True
@@ -157,7 +169,6 @@ class AioConsumeService(Workers):
     def _fail(
         self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
     ) -> None:
-        for message in messages:
-            portion.span.mark(message.queue_offset, message.queue_offset, PARKED)
-        if not portion.work.revoked:
+        messages = park(portion.span, messages)
+        if messages and not portion.work.revoked:
             self._on_failed(portion, messages, cause)

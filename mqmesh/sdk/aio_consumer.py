@@ -14,6 +14,7 @@ from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork, Workers
 from mqmesh.sdk.message_selector import Wanted
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.orderly_retry import to_dead_letters
 from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.rebalance import AllocateStrategy
@@ -245,7 +246,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
                 _async_listener,
                 self.options.suspend_current_queue_time_ms,
                 self._call_later,
-                self._to_dead_letters,
+                to_dead_letters(self._back),
                 lambda: self.closer,
             )
         return AioConsumeService(
@@ -254,6 +255,14 @@ class _InnerPushConsumer(BlockingPushConsumer):
             self._retry.on_failed,
             lambda: self.closer,
         )
+
+    def _make_retry_listener(self) -> "_Bridge":
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            bridge = self._listener_of(messages[0].topic)
+            assert isinstance(bridge, _Bridge)
+            return await bridge.listener(messages)
+
+        return _Bridge(listen)
 
 
 class _Bridge:

@@ -18,7 +18,7 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.host import host_id
-from mqmesh.message import MessageQueue
+from mqmesh.message import RETRY_PREFIX, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
@@ -402,11 +402,20 @@ class ClientEngine:
         return client
 
     def _take_hint(self, hint: RouteHint) -> None:
-        missing = [topic for topic in self._topics if self.routes.route(topic) is None]
+        missing = [
+            topic
+            for topic in self._topics
+            if self.routes.route(topic) is None
+            and (topic in hint.topics or not hint.topics or not _comes_late(topic))
+        ]
         self.refresh({*self.routes.concerned(hint), *missing} & self._topics)
 
     def _refresh_missing(self) -> None:
-        self.refresh([topic for topic in self._topics if self.routes.route(topic) is None])
+        self.refresh(
+            topic
+            for topic in self._topics
+            if self.routes.route(topic) is None and not _comes_late(topic)
+        )
 
     def _take_route(self, topic: str, answer: Command | MQMeshError) -> None:
         asking = self._asking.pop(topic, [])
@@ -517,6 +526,11 @@ def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:
     if address.ipc and address.host_id == own_host_id and os.access(address.ipc, os.W_OK):
         return f"ipc://{address.ipc}"
     return sockets.zmq_endpoint(address.tcp)
+
+
+def _comes_late(topic: str) -> bool:
+    """True for topics that may never come: nobody asks for them each second, or at each hint."""
+    return topic.startswith(RETRY_PREFIX)
 
 
 def _ignore(_outcome: TopicRoute | MQMeshError) -> None:

@@ -14,15 +14,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import Final, Protocol
+
+import msgspec
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult, Listener
-from mqmesh.sdk.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.units import MAX_OFFSET
 
 PORTION_MESSAGES: Final = 256
 """A portion has at least so many if there are, and more only for one call."""
@@ -36,6 +39,10 @@ _SUCCESS: Final = ConsumeResult.SUCCESS
 _log = logging.getLogger(__name__)
 
 
+OnBroken = Callable[[PulledBatch, Span, CorruptBatch], None]
+"""Takes over the messages of a batch that cannot be decoded."""
+
+
 class QueueWork:
     """One queue's side of the work.
 
@@ -43,7 +50,7 @@ class QueueWork:
         listener: Whom the messages are for.
         batch_size: How many a call gets at most.
         on_progress: Called by a worker now and then, when messages of the queue were done.
-        on_broken: Called by a worker when a batch cannot be decoded; its messages stay open.
+        on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
         in_order: What stands behind such a batch must not be called either.
 
     Attributes:
@@ -57,7 +64,7 @@ class QueueWork:
         listener: Listener,
         batch_size: int,
         on_progress: Callable[[], None],
-        on_broken: Callable[[CorruptBatch], None],
+        on_broken: OnBroken,
         *,
         in_order: bool = False,
     ) -> None:
@@ -112,6 +119,24 @@ class Portion:
         """About how many calls were begun."""
         return 0 if self._source is not None else self.call_count - length_hint(self.calls)
 
+    def waiting(self) -> list[int]:
+        """Queue offsets of what was not begun; of a first try the first one stands for all."""
+        if self._source is not None:
+            source: Sequence[PulledBatch | StoredMessage | list[StoredMessage]] = self._source
+        else:
+            left = length_hint(self.calls)
+            source = self._items[len(self._items) - left :] if left else []
+        if not self.attempt:
+            source = source[:1]
+        offsets: list[int] = []
+        for item in source:
+            if isinstance(item, PulledBatch):
+                offsets.append(item.first)
+            else:
+                messages = item if isinstance(item, list) else [item]
+                offsets += [message.queue_offset for message in messages]
+        return offsets
+
     def open(self) -> None:
         """Decodes the messages, unless that was done."""
         if self._source is None:
@@ -125,7 +150,7 @@ class Portion:
             try:
                 found = item.decode()
             except CorruptBatch as error:
-                self.work.on_broken(error)
+                self.work.on_broken(item, self.span, error)
                 if self.work.in_order:
                     break
                 continue
@@ -149,6 +174,50 @@ class Portion:
         unwanted.difference_update(message.queue_offset for message in found)
         for offset in unwanted:
             self.span.mark(offset, offset, DONE)
+
+
+def park(span: Span, messages: list[StoredMessage]) -> list[StoredMessage]:
+    """Parks messages whose call failed.
+
+    Returns:
+        Those that are still the worker's: none that were taken from it, being late.
+    """
+    base, states = span.base, span.states
+    own = [message for message in messages if states[message.queue_offset - base] == OPEN]
+    for message in own:
+        span.mark(message.queue_offset, message.queue_offset, PARKED)
+    return own
+
+
+class Waiting(msgspec.Struct):
+    """Messages of a queue that no worker has begun.
+
+    Attributes:
+        first: All from this queue offset on.
+        again: Queue offsets of those before that wait for a further try.
+    """
+
+    first: int = MAX_OFFSET
+    again: frozenset[int] = frozenset()
+
+
+def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
+    """What was not begun of each queue that has something left.
+
+    Args:
+        portions: Those that workers will take from.
+    """
+    found: dict[QueueWork, Waiting] = {}
+    for portion in portions:
+        offsets = portion.waiting()
+        if not offsets:
+            continue
+        waiting = found.setdefault(portion.work, Waiting())
+        if portion.attempt:
+            waiting.again |= frozenset(offsets)
+        else:
+            waiting.first = min(waiting.first, offsets[0])
+    return found
 
 
 def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> Iterator[Portion]:
@@ -217,6 +286,10 @@ class Workers(Protocol):
         """One work of a queue takes the place of another that was revoked."""
         return
 
+    def waiting(self) -> dict[QueueWork, Waiting]:
+        """What no worker has begun; in the client's own thread."""
+        return {}
+
     def close(self, timeout_s: float) -> bool:
         """Hands out nothing more, and waits for calls that run; also from within a listener.
 
@@ -278,6 +351,10 @@ class ConsumeService(Workers):
             for portion in self._ready:
                 if portion.work is work:
                     portion.revoke()
+
+    def waiting(self) -> dict[QueueWork, Waiting]:
+        with self._changed:
+            return find_waiting(self._ready)
 
     def close(self, timeout_s: float) -> bool:
         with self._changed:
@@ -401,8 +478,7 @@ class ConsumeService(Workers):
     def _fail(
         self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
     ) -> None:
-        for message in messages:
-            portion.span.mark(message.queue_offset, message.queue_offset, PARKED)
-        if portion.work.revoked:
-            return  # its new owner has it
+        messages = park(portion.span, messages)
+        if not messages or portion.work.revoked:
+            return  # somebody else has them
         self._on_failed(portion, messages, cause)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final, Generic
 
 from mqmesh.errors import (
-    CorruptBatch,
     MQMeshError,
     RemoteProtocolError,
     StaleGeneration,
@@ -242,12 +241,6 @@ class ConsumerEngine(Generic[S]):
     def sinks(self) -> dict[MessageQueue, S]:
         """What is pulled at present, and where it goes."""
         return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
-
-    def stop_queue(self, queue: MessageQueue, error: CorruptBatch) -> None:
-        """A batch of a queue cannot be decoded: nothing behind it is pulled or committed."""
-        one = self.assigned.get(queue)
-        if one is not None and one.loop is not None and not one.loop.stopped:
-            one.loop.stop(error)
 
     # ---- Offsets ------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
+from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
 from mqmesh.sdk.options import Ms
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullSettings
@@ -67,13 +68,16 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         consume_message_batch_max_size: Most messages that one call gets.
         consume_concurrently_max_span: Queue offsets between the first message not yet
             handled and the last one held, before pulling pauses.
-        consume_timeout_ms: A message that is with the listener for longer is reported.
+        consume_timeout_ms: A message that is with the listener for longer is sent back for a
+            later try, though the call goes on; BROADCASTING and ``consume_orderly`` only report
+            it.
         close_timeout_ms: How long ``close`` waits for listeners that run.
         consume_orderly: Each queue is consumed by one member and one call at a time, in order;
             a message that fails holds up its queue until it succeeds.
         suspend_current_queue_time_ms: So long, with ``consume_orderly``.
-        max_reconsume_times: With ``consume_orderly``: a message that failed so often and fails
-            again goes to the dead letters, and its queue goes on; -1 for never.
+        max_reconsume_times: What was tried again so often and fails once more goes to the dead
+            letters. -1 is 16 times, and with ``consume_orderly`` without limit. BROADCASTING does
+            not try again.
         rebalance_lock_interval_ms: Between renewals of the queues' locks, with
             ``consume_orderly``; brokers keep them for 60 s.
     """
@@ -87,6 +91,11 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     suspend_current_queue_time_ms: Annotated[int, msgspec.Meta(ge=10, le=30_000)] = 1_000
     max_reconsume_times: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
+
+    def most_retries(self) -> int:
+        """What brokers are told of ``max_reconsume_times``."""
+        most = self.max_reconsume_times
+        return DEFAULT_MAX_RECONSUME_TIMES if most < 0 else most
 
     def flow_limits(self) -> FlowLimits:
         """When a queue is not pulled any further."""

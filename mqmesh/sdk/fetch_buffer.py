@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, UndecodableMessages
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pulled_batch import PulledBatch
@@ -22,8 +22,8 @@ class FetchBuffer(QueueSink):
         limits: When to stop pulling for a while.
         changed: Its lock is held whenever the messages are touched.
         on_arrival: Called under that lock when messages have come.
-        on_broken: Called under that lock when a batch cannot be decoded; nothing behind it is
-            handed out.
+        on_broken: Called under that lock, once, when a batch cannot be decoded; nothing behind
+            it is handed out, and whoever polls is told.
 
     Attributes:
         position: Queue offset of the next message that a poll returns.
@@ -38,7 +38,7 @@ class FetchBuffer(QueueSink):
         limits: FlowLimits,
         changed: threading.Condition,
         on_arrival: Callable[[], None],
-        on_broken: Callable[[CorruptBatch], None],
+        on_broken: Callable[[PulledBatch, CorruptBatch], UndecodableMessages],
     ) -> None:
         self.position = start
         self.acked = start
@@ -48,7 +48,7 @@ class FetchBuffer(QueueSink):
         self._changed = changed
         self._on_arrival = on_arrival
         self._on_broken = on_broken
-        self._broken = False
+        self._broken: UndecodableMessages | None = None
         self._next_offset = start
         self._waiting: deque[PulledBatch | list[StoredMessage]] = deque()
         self._count = 0
@@ -82,7 +82,7 @@ class FetchBuffer(QueueSink):
         """Goes on at another offset; what was held is given up."""
         with self._changed:
             self._clear()
-            self._broken = False
+            self._broken = None
             self._next_offset = self.position = self.acked = offset
 
     def commit_offset(self) -> int:
@@ -101,8 +101,15 @@ class FetchBuffer(QueueSink):
         Args:
             most: How many at most.
             found: Where they go.
+
+        Raises:
+            UndecodableMessages: The next one cannot be decoded, and none before it was found.
         """
-        while self._waiting and most > 0 and not self._broken:
+        while self._waiting and most > 0:
+            if self._broken is not None:
+                if found:
+                    return
+                raise self._broken
             first = self._waiting[0]
             if isinstance(first, PulledBatch):
                 self._decode(first)
@@ -123,8 +130,7 @@ class FetchBuffer(QueueSink):
         try:
             messages = batch.decode()
         except CorruptBatch as error:
-            self._broken = True
-            self._on_broken(error)
+            self._broken = self._on_broken(batch, error)
             return
         self._note_handed_out(batch.count - len(messages))
         if messages:
@@ -150,7 +156,11 @@ class PollOrder:
         self._last: MessageQueue | None = None
 
     def poll(self, buffers: dict[MessageQueue, FetchBuffer], most: int) -> list[StoredMessage]:
-        """Takes up to ``most`` messages of all buffers; under their lock."""
+        """Takes up to ``most`` messages of all buffers; under their lock.
+
+        Raises:
+            UndecodableMessages: It is the turn of a queue whose next message cannot be decoded.
+        """
         found: list[StoredMessage] = []
         queues = list(buffers)
         if self._last in buffers:
@@ -160,7 +170,11 @@ class PollOrder:
             buffer = buffers[queue]
             if not buffer.paused:
                 before = len(found)
-                buffer.poll(most - before, found)
+                try:
+                    buffer.poll(most - before, found)
+                except UndecodableMessages:
+                    self._last = queue  # the other queues have their turn first
+                    raise
                 if len(found) > before:
                     self._last = queue
                 if len(found) == most:

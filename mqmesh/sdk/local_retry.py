@@ -1,4 +1,4 @@
-"""What becomes of messages whose listener failed: they wait here, and are tried again.
+"""What becomes of messages that were not consumed and are nobody else's: they wait here.
 
 They hold back what the group commits of their queue, but not the messages behind them.
 """
@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.message import StoredMessage
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, Span
@@ -47,7 +48,8 @@ class LocalRetry:
         """Plans the next try of a failed call's messages; called by a worker."""
         self.failures += 1
         delay_ms = self._delays_ms[min(portion.attempt, len(self._delays_ms) - 1)]
-        _report(messages, portion.attempt, cause, delay_ms)
+        then = f"try {portion.attempt + 2} in {delay_ms} ms"
+        report_failure(messages, portion.attempt, cause, then)
 
         def retry() -> None:
             if portion.work.revoked:
@@ -74,17 +76,56 @@ class NoRetry:
     ) -> None:
         """Gives up a failed call's messages; called by a worker."""
         self.failures += 1
-        _report(messages, portion.attempt, cause, None)
+        report_failure(
+            messages, portion.attempt, cause, "BROADCASTING does not try again", wanted=False
+        )
         for message in messages:
             portion.span.mark(message.queue_offset, message.queue_offset, DONE)
 
+    def on_undecodable(
+        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+    ) -> None:
+        """Gives up messages that cannot be read; called by a worker."""
+        _log.error(
+            "%s, offsets %d to %d: messages that cannot be decoded are passed over: %s",
+            queue,
+            first,
+            end - 1,
+            error,
+        )
+        span.mark(first, end - 1, DONE)
 
-def _report(
+    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+        """Reports a message that is with a listener for too long; in the client's thread."""
+        _log.warning(
+            "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms)",
+            queue,
+            offset,
+            late_ms,
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Nothing is ever under way."""
+        return True
+
+
+def report_failure(
     messages: list[StoredMessage],
     attempt: int,
     cause: BaseException | object,
-    delay_ms: int | None,
+    then: str,
+    *,
+    wanted: bool = True,
 ) -> None:
+    """Logs that a listener failed.
+
+    Args:
+        messages: What its call was given.
+        attempt: How often they have failed here before.
+        cause: What it raised, or answered instead of SUCCESS.
+        then: What comes next.
+        wanted: A listener that asks for a later try gets one, so that is no news.
+    """
     first = messages[0]
     what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
     where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
@@ -97,9 +138,6 @@ def _report(
     )
     # One trace is enough: the same failure may repeat for hours.
     trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
-    wanted = cause is ConsumeResult.RECONSUME_LATER and delay_ms is not None
-    then = "BROADCASTING does not try again"
-    if delay_ms is not None:
-        then = f"try {attempt + 2} in {delay_ms} ms"
-    level = logging.DEBUG if wanted else logging.WARNING
+    asked = cause is ConsumeResult.RECONSUME_LATER and wanted
+    level = logging.DEBUG if asked else logging.WARNING
     _log.log(level, "%s (%s) %s; %s", what, where, told, then, exc_info=trace)

@@ -17,8 +17,9 @@ from typing import Final, Protocol
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult, Listener
-from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.consume_service import OnBroken, Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, Span
+from mqmesh.sdk.pulled_batch import PulledBatch
 
 NO_LIMIT: Final = -1
 
@@ -105,13 +106,13 @@ class OrderlyQueue(QueueWork):
         listener: Listener,
         batch_size: int,
         on_progress: Callable[[], None],
-        on_broken: Callable[[CorruptBatch], None],
+        on_broken: OnBroken,
         lease: MayBegin,
         max_reconsume_times: int = NO_LIMIT,
     ) -> None:
-        def broken(error: CorruptBatch) -> None:
+        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
             self._broken = True
-            on_broken(error)
+            on_broken(batch, span, error)
 
         super().__init__(listener, batch_size, on_progress, broken, in_order=True)
         self.lease = lease
@@ -123,6 +124,12 @@ class OrderlyQueue(QueueWork):
         self._max_times = max_reconsume_times
         self._span: Span | None = None
         self._broken = False
+
+    @property
+    def begun_offset(self) -> int:
+        """Queue offset behind what is being called; 0 when nothing is."""
+        current = self.current
+        return 0 if current is None else current[-1].queue_offset + 1
 
     @property
     def has_more(self) -> bool:

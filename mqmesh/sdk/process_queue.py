@@ -138,6 +138,22 @@ class ProcessQueue:
                 return span.base + min(places)
         return self.next_offset
 
+    def open_before(self, offset: int, waiting: frozenset[int]) -> list[tuple[int, Span]]:
+        """Messages that are with a worker, and where their states are kept.
+
+        Args:
+            offset: From here on none was begun.
+            waiting: Queue offsets before it whose messages wait for a further try.
+        """
+        found = []
+        for span in self._unfinished:
+            at = span.states.find(OPEN, 0, max(offset - span.base, 0))
+            while at >= 0:
+                if span.base + at not in waiting:
+                    found.append((span.base + at, span))
+                at = span.states.find(OPEN, at + 1, max(offset - span.base, 0))
+        return found
+
     def has_room(self) -> bool:
         """True when more may be pulled."""
         limits = self._limits

@@ -18,6 +18,7 @@ from mqmesh.errors import (
     MQMeshError,
     NoRoute,
     OffsetIllegal,
+    UndecodableMessages,
 )
 from mqmesh.message import MessageQueue, StoredMessage, check_topic
 from mqmesh.protocol.pulling import QueueBoundsResponse
@@ -33,6 +34,7 @@ from mqmesh.sdk.message_selector import Wanted, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
+from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.units import MIB
 
@@ -254,6 +256,8 @@ class PullConsumer:
         Raises:
             InvalidArgument: ``max_messages`` is not positive.
             ClientClosed: Before ``start``, or after ``close``.
+            UndecodableMessages: The next messages of a queue cannot be decoded. Each time it is
+                that queue's turn, until ``seek`` passes them over; other queues go on.
         """
         self._check_running()
         most = self.options.pull_batch_size if max_messages is None else max_messages
@@ -483,8 +487,19 @@ class PullConsumer:
     def _make_sink(self, queue: MessageQueue, start: int) -> FetchBuffer:
         options = self.options
 
-        def broken(error: CorruptBatch) -> None:
-            self._engine.client.post(lambda: self._engine.stop_queue(queue, error))
+        def broken(batch: PulledBatch, error: CorruptBatch) -> UndecodableMessages:
+            self._engine.counters.corrupt_batches += 1
+            told = UndecodableMessages(
+                f"messages {batch.first} to {batch.end - 1} of {queue} cannot be decoded; "
+                f"seek({batch.end}) passes them over: {error}",
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                queue_offset=batch.first,
+                next_offset=batch.end,
+            )
+            _log.error("%s", told)
+            return told
 
         limits = FlowLimits(
             messages=options.pull_threshold_for_queue,

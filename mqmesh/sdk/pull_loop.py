@@ -216,20 +216,12 @@ class PullLoop:
                 self._sink.next_offset,
                 offset,
             )
-        if self.stopped:
-            self.stopped = self.dropped = False
+        self.stopped = False
         self._backoff_ms = self._corrupt_tries = 0
         if self._on_reset is not None:
             self._on_reset()
         self._sink.move(offset)
         self.restart()
-
-    def stop(self, error: CorruptBatch) -> None:
-        """Ends the loop for damage that asking again cannot mend; nothing is skipped."""
-        self._counters.corrupt_batches += 1
-        self.stopped = True
-        self.drop()
-        _log.error("%s is stopped, nothing is skipped: %s", _named(self.queue), error)
 
     def drop(self) -> None:
         """Ends the loop; what is under way has no effect any more."""

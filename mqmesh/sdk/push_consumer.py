@@ -1,6 +1,7 @@
 """Consumes by calling a listener."""
 
 import logging
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,17 +16,20 @@ from mqmesh.errors import (
     InvalidArgument,
     MQMeshError,
 )
-from mqmesh.message import MessageQueue, StoredMessage, check_topic
+from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.sdk.back_sender import BackSender
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
-from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Workers
+from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
+from mqmesh.sdk.group_retry import GroupRetry, Retry
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.message_selector import Wanted, as_selector
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
+from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
 from mqmesh.sdk.process_queue import ProcessQueue, Span
 from mqmesh.sdk.pull_loop import PullCounters
@@ -34,6 +38,10 @@ from mqmesh.sdk.queue_sink import QueueSink
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
 
 WATCH_INTERVAL_MS: Final = 1_000
+SENT_BACK_S: Final = 0.5
+"""How long a consumer that closes waits for brokers to take what was sent back."""
+TOLD: Final = -1
+"""In place of the time since when a message is with the listener."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +68,7 @@ class PushSink(QueueSink):
         self._make_work = make_work
         self._process = ProcessQueue(start, options.flow_limits())
         self._work = make_work()
-        self._stuck_at = -1
-        self._stuck_since_ms = 0
-        self._reported = False
+        self._since_ms: dict[int, int] = {}
 
     @property
     def next_offset(self) -> int:
@@ -85,6 +91,7 @@ class PushSink(QueueSink):
         self._service.revoke(before)
         self._service.follow(self._work, before)
         self._process = ProcessQueue(offset, self._options.flow_limits())
+        self._since_ms.clear()
 
     def commit_offset(self) -> int:
         """All before this queue offset is done."""
@@ -106,24 +113,36 @@ class PushSink(QueueSink):
         """Calls back when ``is_idle`` is true, after ``drop``."""
         self._service.when_idle(self._work, callback)
 
-    def is_stuck(self, now_ms: int) -> bool:
-        """True once when the first message held has been there for ``consume_timeout_ms``."""
-        offset = self._process.commit_offset()
-        if offset != self._stuck_at or offset == self._process.next_offset:
-            self._stuck_at, self._stuck_since_ms, self._reported = offset, now_ms, False
-            return False
-        late = now_ms - self._stuck_since_ms >= self._options.consume_timeout_ms
-        first_time = late and not self._reported
-        self._reported = late
-        return first_time
+    def overdue(self, now_ms: int, waiting: dict[QueueWork, Waiting]) -> list[tuple[int, Span]]:
+        """Messages that are with the listener for longer than ``consume_timeout_ms``.
+
+        Args:
+            now_ms: Monotonic clock.
+            waiting: What no worker has begun.
+
+        Returns:
+            Queue offsets, each told once, and where the states are kept.
+        """
+        left = waiting.get(self._work, Waiting())
+        if isinstance(self._work, OrderlyQueue):
+            left = Waiting(self._work.begun_offset)
+        begun = self._process.open_before(left.first, left.again)
+        self._since_ms = {offset: self._since_ms.get(offset, now_ms) for offset, _ in begun}
+        timeout_ms = self._options.consume_timeout_ms
+        late = [one for one in begun if 0 <= self._since_ms[one[0]] <= now_ms - timeout_ms]
+        for offset, _ in late:
+            self._since_ms[offset] = TOLD
+        return late
 
 
 class PushConsumer:
     """Calls a listener with the messages of its topics, on several threads.
 
     The members of a group share the queues of a topic. A message is done when the listener
-    answers ``ConsumeResult.SUCCESS``; if it answers ``RECONSUME_LATER`` or raises, the message
-    comes again. After a crash some messages come again, so a listener must bear repeats::
+    answers ``ConsumeResult.SUCCESS``. If it answers ``RECONSUME_LATER`` or raises, the message
+    comes again to a member of the group, after 10 s, 30 s, 1 minute and so on; what failed
+    after ``max_reconsume_times`` of these retries is a dead letter in ``%DLQ%<group>``. After a
+    crash some messages come again, so a listener must bear repeats::
 
         def on_messages(messages):
             for message in messages:
@@ -164,11 +183,10 @@ class PushConsumer:
             allocate_strategy(strategy),
             self._make_sink,
         )
-        self._retry: LocalRetry | NoRetry = (
-            NoRetry()
-            if not self._is_clustering
-            else LocalRetry(self._call_later, self._submit_again)
+        self._back = BackSender(
+            self.group, self._engine, self._call_soon, self.options.most_retries()
         )
+        self._retry = self._make_retry()
         self._service = self._make_service()
         if isinstance(self._service, OrderlyWorkers) and self._is_clustering:
             self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
@@ -198,6 +216,9 @@ class PushConsumer:
                 self.close()
                 raise
             self._state = "running"
+            if self._is_clustering:
+                # Messages of the group that failed come back there.
+                self._engine.subscribe(retry_topic(self.group), "*")
             self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
             try:
                 self._engine.start()
@@ -213,12 +234,15 @@ class PushConsumer:
         timeout_s = self.options.close_timeout_ms / 1_000
 
         def stop_work() -> None:
+            until_s = time.monotonic() + timeout_s
             if not self._service.close(timeout_s):
                 _log.warning(
                     "group %s: listeners still run after %s s; their messages will come again",
                     self.group,
                     timeout_s,
                 )
+            # What was sent back in time is committed.
+            self._retry.wait(min(max(until_s - time.monotonic(), 0), SENT_BACK_S))
 
         if running:
             self._engine.close(stop_work)
@@ -286,8 +310,12 @@ class PushConsumer:
         return self._engine.client.client_id
 
     def assignment(self) -> list[MessageQueue]:
-        """The queues that this member has at present, sorted."""
-        return sorted(self._engine.assigned.copy())
+        """The queues of its topics that this member has at present, sorted.
+
+        Queues of the group's retry topic are divided, too, but not listed.
+        """
+        own = retry_topic(self.group)
+        return sorted(queue for queue in self._engine.assigned.copy() if queue.topic != own)
 
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
@@ -327,7 +355,7 @@ class PushConsumer:
                 self.options.consume_thread_count,
                 self.options.suspend_current_queue_time_ms,
                 self._call_later,
-                self._to_dead_letters,
+                to_dead_letters(self._back),
             )
         return ConsumeService(
             name,
@@ -336,17 +364,49 @@ class PushConsumer:
             self._retry.on_failed,
         )
 
+    def _make_retry(self) -> Retry:
+        if self.options.consume_orderly:
+            return OrderlyRetry(self._back)
+        if not self._is_clustering:
+            return NoRetry()
+        keep = LocalRetry(self._call_later, self._submit_again)
+        return GroupRetry(self.group, self._back, self._call_later, keep.on_failed)
+
+    def _listener_of(self, topic: str) -> Listener:
+        """The listener of messages that were sent to a topic at first.
+
+        Raises:
+            InvalidArgument: There is none in this member.
+        """
+        listener = self._listeners.get(topic)
+        if listener is None:
+            raise InvalidArgument(
+                f"this member of group {self.group} has no listener for topic {topic}"
+            )
+        return listener
+
+    def _make_retry_listener(self) -> Listener:
+        def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            return self._listener_of(messages[0].topic)(messages)
+
+        return listen
+
     def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
-        listener = self._listeners[queue.topic]
         batch_size = self.options.consume_message_batch_max_size
+        if queue.topic == retry_topic(self.group):
+            # One by one: so the one that spoilt a call of many is found, and each has its topic.
+            listener, batch_size = self._make_retry_listener(), 1
+        else:
+            listener = self._listeners[queue.topic]
 
         def progress() -> None:
             one = self._engine.assigned.get(queue)
             if one is not None and one.loop is not None and one.loop.waiting_for_room:
                 self._call_soon(one.loop.resume)
 
-        def broken(error: CorruptBatch) -> None:
-            self._call_soon(lambda: self._engine.stop_queue(queue, error))
+        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
+            self._engine.counters.corrupt_batches += 1
+            self._retry.on_undecodable(queue, batch.first, batch.end, span, error)
 
         def work() -> QueueWork:
             if not self.options.consume_orderly:
@@ -363,14 +423,6 @@ class PushConsumer:
     ) -> None:
         self._service.submit_again(work, messages, span, attempt)
 
-    def _to_dead_letters(
-        self,
-        messages: list[StoredMessage],
-        cause: BaseException | object,
-        on_done: Callable[[bool], None],
-    ) -> None:
-        self._call_later(0, lambda: on_done(False))
-
     def _call_soon(self, callback: Callable[[], None]) -> None:
         try:
             self._engine.client.post(callback)
@@ -385,12 +437,8 @@ class PushConsumer:
 
     def _watch(self) -> None:
         now_ms = self._engine.client.loop.clock.monotonic_ms()
+        waiting = self._service.waiting()
         for queue, sink in self._engine.sinks().items():
-            if sink.is_stuck(now_ms):
-                _log.warning(
-                    "%s: the message at offset %d is not done after %d ms (consume_timeout_ms)",
-                    queue,
-                    sink.commit_offset(),
-                    self.options.consume_timeout_ms,
-                )
+            for offset, span in sink.overdue(now_ms, waiting):
+                self._retry.on_overdue(queue, offset, span, self.options.consume_timeout_ms)
         self._engine.call_later(WATCH_INTERVAL_MS, self._watch)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError
-from mqmesh.message import MessageQueue
+from mqmesh.message import RETRY_PREFIX, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import ConsumeFromWhere
@@ -123,6 +123,12 @@ class StartPositions:
             else:
                 chosen(bounds.max_queue_offset if last else bounds.min_queue_offset)
 
+        if queue.topic.startswith(RETRY_PREFIX):
+            # Whatever is there failed in this group, which has to try it again.
+            self.find_bounds(
+                queue, lambda b: chosen(b if isinstance(b, MQMeshError) else b.min_queue_offset)
+            )
+            return
         is_old = queue in self._first_queues.get(queue.topic, ())
         last = self._where == ConsumeFromWhere.LAST_OFFSET and is_old
         if self._where == ConsumeFromWhere.TIMESTAMP:

@@ -47,6 +47,7 @@ def plan_retry(
     count: int,
     max_reconsume_times: int,
     delay_level: int = 0,
+    reconsume_times: int = 0,
     reason: str = "",
 ) -> list[RetryStep]:
     """Decides about messages of a stored batch.
@@ -59,6 +60,7 @@ def plan_retry(
         count: Messages sent back.
         max_reconsume_times: What was sent back as often becomes a dead letter.
         delay_level: 0 for 3 + reconsume times; else this one, or ``TO_DEAD_LETTERS``.
+        reconsume_times: Tries that the consumer made by itself.
         reason: What went wrong.
 
     Returns:
@@ -79,7 +81,7 @@ def plan_retry(
             level = delay_level or FIRST_RETRY_LEVEL + times
             if times >= max_reconsume_times:
                 level = TO_DEAD_LETTERS
-            change = _changer(times + 1, reason)
+            change = _changer(max(times, reconsume_times) + 1, reason)
             steps.append(RetryStep(first + start, at - start, level, change))
             start = at
     return steps

@@ -43,7 +43,7 @@ class Case:
         self.timers = []
         self.progress = 0
         self.service = ConsumeService("test", threads, self._call_later, self._on_failed)
-        self.broken: list[CorruptBatch] = []
+        self.broken = []
         self.work = self.new_work(batch_size, listener)
         self.span = Span(0, bytearray(10_000), 0)
 
@@ -54,7 +54,7 @@ class Case:
         return ConsumeResult.SUCCESS
 
     def new_work(self, batch_size=1, listener=None):
-        return QueueWork(listener or self.listen, batch_size, self._progress, self.broken.append)
+        return QueueWork(listener or self.listen, batch_size, self._progress, self._broken)
 
     def submit(self, start, *counts, work=None, **batch):
         batches = []
@@ -86,6 +86,10 @@ class Case:
         with self.changed:
             self.failed.append(([m.queue_offset for m in found], cause))
             self.changed.notify_all()
+
+    def _broken(self, batch, span, error):
+        assert span is self.span
+        self.broken.append((batch.first, batch.end, error))
 
     def _progress(self):
         with self.changed:
@@ -327,7 +331,7 @@ def test_a_batch_that_cannot_be_decoded_is_reported_and_stays_open(make_case):
     case.submit(0, 3, error=error)
     case.submit(3, 2)
     case.until_done(2)
-    assert case.broken == [error]
+    assert case.broken == [(0, 3, error)]
     assert case.seen == [[3], [4]]
     assert case.span.states.count(OPEN) == 9_998
 
@@ -361,3 +365,43 @@ def test_a_listener_that_was_quick_is_not_given_company(make_case):
     assert case.service.thread_count == 2
     release.set()
     case.until_done(12)
+
+
+def test_what_was_taken_from_a_late_listener_is_not_its_to_fail(make_case):
+    entered, release = threading.Event(), threading.Event()
+
+    def listen(found):
+        entered.set()
+        release.wait(PATIENCE_S)
+        return ConsumeResult.RECONSUME_LATER
+
+    case = make_case(batch_size=3, listener=listen)
+    case.submit(0, 3)
+    assert entered.wait(PATIENCE_S)
+    case.span.mark(1, 1, DONE)
+    case.span.mark(2, 2, PARKED)
+    release.set()
+    case.until(lambda: case.progress)
+    assert case.failed == [([0], ConsumeResult.RECONSUME_LATER)]
+
+
+def test_it_is_known_what_no_worker_has_begun(make_case):
+    entered, release = threading.Event(), threading.Event()
+
+    def listen(found):
+        if found[0].queue_offset == 2:
+            entered.set()
+            release.wait(PATIENCE_S)
+        return ConsumeResult.SUCCESS
+
+    case = make_case(threads=1, listener=listen)
+    case.submit(0, 300)
+    assert entered.wait(PATIENCE_S)
+    assert case.service.waiting()[case.work].first == 3
+    case.submit(300, 5)
+    case.service.submit_again(case.work, FakeBatch(400, 2).decode(), case.span, 1)
+    left = case.service.waiting()[case.work]
+    assert (left.first, left.again) == (3, {400, 401})
+    release.set()
+    case.until_done(307)
+    assert case.service.waiting() == {}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, UndecodableMessages
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
 from mqmesh.sdk.process_queue import FlowLimits
@@ -34,7 +34,7 @@ class Case:
         self.arrivals = 0
         self.broken = []
         self.buffer = FetchBuffer(
-            start, FlowLimits(**limits), threading.Condition(), self._arrived, self.broken.append
+            start, FlowLimits(**limits), threading.Condition(), self._arrived, self._broken
         )
 
     def take(self, count, **batch):
@@ -48,6 +48,10 @@ class Case:
 
     def _arrived(self):
         self.arrivals += 1
+
+    def _broken(self, batch, error):
+        self.broken.append((batch.first, batch.end, error))
+        return UndecodableMessages("told", next_offset=batch.end)
 
 
 def test_messages_come_in_order_and_as_many_as_are_wanted():
@@ -92,8 +96,11 @@ def test_nothing_behind_a_batch_that_cannot_be_decoded_is_handed_out():
     case.take(2, error=error)
     case.take(2)
     assert case.poll(10) == [0, 1]
-    assert case.poll(10) == []
-    assert case.broken == [error]
+    for _ in range(2):
+        with pytest.raises(UndecodableMessages) as caught:
+            case.poll(10)
+        assert caught.value.next_offset == 4
+    assert case.broken == [(2, 4, error)]
     assert case.buffer.position == 2
     case.buffer.move(4)
     case.take(1)
@@ -168,3 +175,17 @@ def test_a_paused_queue_is_passed_over():
     buffers = {MessageQueue("t", "b", n): case.buffer for n, case in enumerate(cases)}
     assert len(PollOrder().poll(buffers, 10)) == 3
     assert cases[0].buffer.position == 0
+
+
+def test_a_queue_that_cannot_be_decoded_has_its_turn_and_holds_up_no_other():
+    bad, good = Case(), Case()
+    bad.take(2, error=CorruptBatch("undecodable"))
+    good.take(4)
+    buffers = {MessageQueue("t", "b", 0): bad.buffer, MessageQueue("t", "b", 1): good.buffer}
+    order, seen, told = PollOrder(), [], 0
+    for _ in range(4):
+        try:
+            seen += [message.queue_offset for message in order.poll(buffers, 2)]
+        except UndecodableMessages:
+            told += 1
+    assert (seen, told) == ([0, 1, 2, 3], 2)

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import Portion, QueueWork
 from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
@@ -38,7 +39,7 @@ class Case:
             lambda delay_ms, callback: self.timers.append((delay_ms, callback)),
             lambda *portion: self.submitted.append(portion),
         )
-        self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda _: None)
+        self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda *_: None)
         self.span = Span(0, bytearray([PARKED] * 4), 0)
         self.messages = [
             StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO) for at in (1, 2)
@@ -108,3 +109,20 @@ def test_a_trace_is_logged_once():
     case.fail(0, error)
     case.fail(1, error)
     assert case.retry.failures == 2
+
+
+def test_broadcasting_passes_over_what_cannot_be_decoded(caplog):
+    retry, span = NoRetry(), Span(0, bytearray(4), 0)
+    with caplog.at_level(logging.ERROR):
+        retry.on_undecodable(MessageQueue("t", "b", 0), 1, 3, span, CorruptBatch("no"))
+    assert list(span.states) == [OPEN, DONE, DONE, OPEN]
+    assert "cannot be decoded" in caplog.text
+
+
+def test_broadcasting_only_reports_what_takes_too_long(caplog):
+    retry, span = NoRetry(), Span(0, bytearray(4), 0)
+    with caplog.at_level(logging.WARNING):
+        retry.on_overdue(MessageQueue("t", "b", 0), 1, span, 900_000)
+    assert list(span.states) == [OPEN] * 4
+    assert "consume_timeout_ms" in caplog.text
+    assert retry.wait(0)

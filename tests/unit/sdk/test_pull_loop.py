@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerError, CorruptBatch, EndpointUnreachable, SystemBusy
+from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -363,16 +363,6 @@ def test_an_unreadable_header_is_a_failure():
     case.network.requests.pop()[1](Command(0, 0, 1, memoryview(b"\xc1"), memoryview(b"")))
     assert case.counters.failures == 1
     assert case.network.run_timer() == BACKOFF_MS
-
-
-def test_damage_that_asking_again_cannot_mend_ends_the_loop():
-    case = Case()
-    case.loop.stop(CorruptBatch("undecodable"))
-    assert case.loop.stopped
-    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
-    assert case.sink.messages == []
-    assert not case.network.requests
-    assert case.counters.corrupt_batches == 1
 
 
 # ---- Offsets that the broker does not hold --------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork, Workers
+from mqmesh.sdk.consume_service import QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_options import (
     ConsumerOptions,
     PullConsumerOptions,
@@ -95,17 +95,27 @@ def test_a_dropped_queue_hands_out_nothing_more():
     assert work.revoked
 
 
-def test_a_message_that_is_not_done_for_long_is_told_once():
+def test_what_is_with_the_listener_for_too_long_is_told_once():
     case = Case(consume_timeout_ms=1_000)
-    assert not case.sink.is_stuck(0)
-    assert not case.sink.is_stuck(10_000)  # empty for long
-    _, _, span = case.take(2)
-    assert not case.sink.is_stuck(10_999)
-    assert case.sink.is_stuck(11_000)
-    assert not case.sink.is_stuck(12_000)
-    span.mark(0, 0, DONE)  # now the next one is first
-    assert not case.sink.is_stuck(13_000)
-    assert case.sink.is_stuck(14_000)
+    assert case.sink.overdue(0, {}) == []
+    work, _, span = case.take(5)
+    waiting = {work: Waiting(3)}
+    assert case.sink.overdue(10_000, waiting) == []
+    span.mark(1, 1, DONE)
+    assert case.sink.overdue(10_999, waiting) == []
+    assert case.sink.overdue(11_000, waiting) == [(0, span), (2, span)]
+    assert case.sink.overdue(12_000, waiting) == []
+    # The others were begun only now.
+    assert case.sink.overdue(12_000, {}) == []
+    assert case.sink.overdue(13_000, {}) == [(3, span), (4, span)]
+
+
+def test_what_waits_for_a_further_try_is_not_with_the_listener():
+    case = Case(consume_timeout_ms=1_000)
+    work, _, span = case.take(3)
+    waiting = {work: Waiting(again=frozenset({1}))}
+    case.sink.overdue(0, waiting)
+    assert case.sink.overdue(5_000, waiting) == [(0, span), (2, span)]
 
 
 # ---- Options --------------------------------------------------------------------------

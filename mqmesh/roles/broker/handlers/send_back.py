@@ -131,6 +131,7 @@ def _send_back_entry(
                 back.group, back.max_reconsume_times
             ),
             delay_level=entry.delay_level,
+            reconsume_times=entry.reconsume_times,
             reason=entry.reason,
         )
         for step in steps:

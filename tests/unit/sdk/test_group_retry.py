@@ -1,0 +1,167 @@
+"""What failed goes back to its broker; what cannot go stays here."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mqmesh.errors import CorruptBatch, RequestTimeout
+from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.group_retry import SEND_AGAIN_MS, GroupRetry, consecutive, reason_of
+from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+INFO = BatchInfo(
+    "t",
+    2,
+    "broker-a",
+    QueueOffset(0),
+    CommitLogOffset(0),
+    100,
+    TimestampMs(0),
+    TimestampMs(0),
+    "h:1",
+    "h:2",
+    1,
+    1,
+    0,
+)
+QUEUE = MessageQueue("t", "broker-a", 2)
+
+
+class Case:
+    """Plays the sender."""
+
+    def __init__(self):
+        self.sent = []
+        self.kept = []
+        self.timers = []
+        self.progress = 0
+        self.retry = GroupRetry(
+            "g",
+            self,
+            lambda delay_ms, callback: self.timers.append((delay_ms, callback)),
+            lambda *failed: self.kept.append(failed),
+        )
+        self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, self._progress, lambda *_: None)
+        self.span = Span(0, bytearray([PARKED] * 8), 0)
+
+    def send(self, messages):
+        self.sent.append(messages)
+
+    def wait(self, timeout_s):
+        return True
+
+    def fail(self, *offsets, cause=ConsumeResult.RECONSUME_LATER):
+        messages = [
+            StoredMessage("t", b"x", queue_offset=QueueOffset(o), batch=INFO) for o in offsets
+        ]
+        portion = Portion(self.work, messages, self.span)
+        self.retry.on_failed(portion, messages, cause)
+        return portion, messages
+
+    def _progress(self):
+        self.progress += 1
+
+
+def test_it_is_sent_back_and_done_when_the_broker_has_it():
+    case = Case()
+    case.fail(3, cause=ValueError("bad amount"))
+    (back,) = case.sent
+    assert (back.queue, back.first, back.count) == (QUEUE, 3, 1)
+    assert (back.reason, back.delay_level) == ("ValueError: bad amount", 0)
+    assert case.span.states[3] == PARKED
+    back.on_done(0)
+    assert case.span.states[3] == DONE
+    assert (case.retry.failures, case.progress, case.kept) == (1, 1, [])
+
+
+def test_a_call_of_several_messages_goes_back_as_a_whole():
+    case = Case()
+    case.fail(1, 2, 3, 6)
+    assert [(back.first, back.count) for back in case.sent] == [(1, 3), (6, 1)]
+    case.sent[0].on_done(0)
+    assert list(case.span.states) == [PARKED, DONE, DONE, DONE] + [PARKED] * 4
+
+
+def test_what_cannot_be_sent_back_is_kept_and_not_done():
+    case = Case()
+    portion, messages = case.fail(3)
+    case.sent[0].on_done(RequestTimeout("late"))
+    assert case.kept == [(portion, messages, ConsumeResult.RECONSUME_LATER)]
+    assert case.span.states[3] == PARKED
+
+
+def test_a_dead_letter_is_reported(caplog):
+    case = Case()
+    case.fail(3, cause=ValueError("bad amount"))
+    with caplog.at_level(logging.WARNING):
+        case.sent[0].on_done(1)
+    assert "dead letter" in caplog.text
+    assert "bad amount" in caplog.text
+
+
+def test_what_cannot_be_decoded_is_sent_back_until_the_broker_takes_it(caplog):
+    case = Case()
+    case.span.mark(0, 7, OPEN)
+    with caplog.at_level(logging.ERROR):
+        case.retry.on_undecodable(QUEUE, 2, 5, case.span, CorruptBatch("no messages"))
+    assert "%DLQ%g" in caplog.text
+    assert list(case.span.states[1:6]) == [OPEN, PARKED, PARKED, PARKED, OPEN]
+    (back,) = case.sent
+    assert (back.first, back.count) == (2, 3)
+    assert "CorruptBatch: no messages" in back.reason
+    back.on_done(RequestTimeout("late"))
+    delay_ms, again = case.timers.pop()
+    assert delay_ms == SEND_AGAIN_MS
+    again()
+    case.sent[1].on_done(3)
+    assert list(case.span.states[1:6]) == [OPEN, DONE, DONE, DONE, OPEN]
+
+
+def test_what_takes_too_long_is_sent_back():
+    case = Case()
+    case.span.mark(0, 7, OPEN)
+    case.retry.on_overdue(QUEUE, 4, case.span, 900_000)
+    (back,) = case.sent
+    assert (back.first, back.count) == (4, 1)
+    assert back.reason.startswith("ConsumeTimeout: ")
+    assert case.span.states[4] == PARKED
+    back.on_done(0)
+    assert case.span.states[4] == DONE
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (ConsumeResult.RECONSUME_LATER, "the listener answered RECONSUME_LATER"),
+        (None, "the listener returned NoneType, not a ConsumeResult"),
+        (ValueError("x"), "ValueError: x"),
+        (KeyError(), "KeyError"),
+        (CorruptBatch("y"), "mqmesh.errors.CorruptBatch: y"),
+        (ValueError("\ud800"), "ValueError: ?"),
+    ],
+)
+def test_the_reason_names_the_exception_and_its_text(cause, reason):
+    assert reason_of(cause) == reason
+
+
+def test_an_exception_without_words_has_a_reason_too():
+    assert reason_of(Unspeakable()).endswith("Unspeakable")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "groups"),
+    [([1], [[1]]), ([1, 2, 3], [[1, 2, 3]]), ([1, 3, 4, 9], [[1], [3, 4], [9]])],
+)
+def test_messages_are_divided_where_some_are_missing(offsets, groups):
+    messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(o), batch=INFO) for o in offsets]
+    assert [[m.queue_offset for m in some] for some in consecutive(messages)] == groups
