@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "consume": ("consume", "consume"),
     "query": ("query", "query"),
     "group": ("group", "group"),
+    "dlq": ("dlq", "dlq"),
     "store": ("store", "store"),
     "tx": ("tx", "tx"),
     "namesrv": ("serve", "namesrv"),

@@ -94,8 +94,8 @@ def by_key(
         result = client.by_key(
             topic,
             key,
-            from_ms=_time("--from", from_text, now_ms, 0),
-            to_ms=_time("--to", to_text, now_ms, MAX_TIMESTAMP_MS),
+            from_ms=time_option("--from", from_text, now_ms, 0),
+            to_ms=time_option("--to", to_text, now_ms, MAX_TIMESTAMP_MS),
             max_count=most,
         )
     return _show(result, as_json)
@@ -163,7 +163,18 @@ def by_offset(
     return _show(QueryResult([message]), as_json)
 
 
-def _time(option: str, text: str | None, now_ms: int, default: int) -> int:
+def time_option(option: str, text: str | None, now_ms: int, default: int) -> int:
+    """What a user wrote for a time, as ms since 1970.
+
+    Args:
+        option: Its name.
+        text: What was written; None for nothing.
+        now_ms: Wall clock.
+        default: In place of nothing.
+
+    Raises:
+        ConfigError: It is no time.
+    """
     if text is None:
         return default
     try:

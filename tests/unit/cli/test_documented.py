@@ -18,6 +18,7 @@ SOURCES = [
     "consume",
     "serve",
     "bench",
+    "dlq",
     "group",
     "group_offsets",
 ]

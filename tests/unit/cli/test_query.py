@@ -107,7 +107,7 @@ def test_json_for_programs_has_every_field():
 
 
 def test_times_are_read_and_the_option_is_named_when_they_are_none():
-    assert query._time("--to", None, 5, 77) == 77
-    assert query._time("--to", "10s", 20_000, 0) == 10_000
+    assert query.time_option("--to", None, 5, 77) == 77
+    assert query.time_option("--to", "10s", 20_000, 0) == 10_000
     with pytest.raises(ConfigError, match="--to 'soon'"):
-        query._time("--to", "soon", 0, 0)
+        query.time_option("--to", "soon", 0, 0)

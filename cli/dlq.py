@@ -1,0 +1,376 @@
+"""`mqmesh dlq`: dead letters, to be looked at, kept and given another chance."""
+
+import base64
+import contextlib
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError
+from mqmesh.logs import one_line
+from mqmesh.message import parse_message_id
+from mqmesh.protocol.retries import ResendStatus, ResendTarget
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
+from mqmesh.units import MAX_TIMESTAMP_MS
+
+from .options import json_option, namesrv_option
+from .query import body_lines, fields_of, full_dict, time_option
+from .render import print_json, print_table, timestamp
+
+DEFAULT_SHOWN: Final = 32
+REASON_WIDTH: Final = 60
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@click.group()
+def dlq() -> None:
+    """Dead letters: messages that a group could not consume.
+
+    \b
+    Examples:
+      mqmesh dlq list
+      mqmesh dlq list billing --reason timeout --from 2h
+      mqmesh dlq show billing 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh dlq export billing letters.jsonl
+      mqmesh dlq resend billing --all --dry-run
+    """
+
+
+def filter_options(function: _F) -> _F:
+    """Adds the options that choose dead letters."""
+    for option in reversed(
+        [
+            click.option("-t", "--topic", help="Sent to this topic at first."),
+            click.option("--tag", help="With this tag."),
+            click.option("-k", "--key", help="With this key."),
+            click.option("--reason", metavar="TEXT", help="With this text in the last failure."),
+            click.option(
+                "--from",
+                "from_text",
+                metavar="TIME",
+                help="Given up at this time or later: 2026-03-01T12:00Z, or an age like 2h.",
+            ),
+            click.option("--to", "to_text", metavar="TIME", help="Given up then or before."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+@dlq.command("list")
+@click.argument("group", required=False)
+@filter_options
+@click.option("--resent/--not-resent", default=None, help="Only those that were resent, or not.")
+@click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1, 1_000_000),
+    default=DEFAULT_SHOWN,
+    show_default=True,
+    help="Dead letters to show: the last ones.",
+)
+@namesrv_option
+@json_option
+def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **chosen: Any) -> int:
+    """The dead letters of GROUP, or all groups that have some.
+
+    \b
+    Examples:
+      mqmesh dlq list
+      mqmesh dlq list billing
+      mqmesh dlq list billing --topic orders --reason ValueError --not-resent --max 1000
+    """
+    with DeadLetterClient(namesrv) as client:
+        if group is None:
+            _show_groups(client.groups(), as_json)
+            return ExitCode.OK
+        last: deque[DeadLetter] = deque(maxlen=most)
+        count = 0
+        with _progress("reading") as on_progress:
+            for letter in client.scan(group, _filter(**chosen), on_progress=on_progress):
+                last.append(letter)
+                count += letter.count
+    if as_json:
+        print_json({"dead_letters": [as_dict(one) for one in last], "count": count})
+        return ExitCode.OK
+    print_table(
+        ("MESSAGE ID", "TOPIC", "TAG", "KEYS", "GIVEN UP", "TRIES", "RESENT", "LAST FAILURE"),
+        map(_row, last),
+    )
+    if len(last) < count:
+        click.echo(f"the last {len(last):,} of {count:,}; --max shows more", err=True)
+    return ExitCode.OK
+
+
+@dlq.command()
+@click.argument("group")
+@click.argument("message_id")
+@namesrv_option
+@json_option
+def show(group: str, message_id: str, namesrv: str, as_json: bool) -> int:
+    """One dead letter of GROUP with all its fields and its body.
+
+    \b
+    Examples:
+      mqmesh dlq show billing 0C6A9F0E5D3B7A12000000000000002A
+    """
+    with DeadLetterClient(namesrv) as client:
+        found = list(client.scan(group, _filter(message_ids=(message_id,))))
+    if as_json:
+        print_json([as_dict(letter) for letter in found])
+    else:
+        for letter in found:
+            _print_letter(letter)
+    if not found:
+        click.echo(f"group {group} has no dead letter {message_id}", err=True)
+    return ExitCode.OK if found else ExitCode.FAILED
+
+
+@dlq.command()
+@click.argument("group")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
+@filter_options
+@click.option("--resent/--not-resent", default=None, help="Only those that were resent, or not.")
+@namesrv_option
+@json_option
+def export(group: str, file: Path, namesrv: str, as_json: bool, **chosen: Any) -> int:
+    """Write dead letters of GROUP to FILE (- for standard output), a line of JSON each.
+
+    They stay where they are. A batch that cannot be decoded is written as it is stored, in
+    base64.
+
+    \b
+    Examples:
+      mqmesh dlq export billing letters.jsonl
+      mqmesh dlq export billing - --reason timeout
+    """
+    count = 0
+    with (
+        DeadLetterClient(namesrv) as client,
+        click.open_file(str(file), "wb", atomic=str(file) != "-") as out,
+        _progress("exporting") as on_progress,
+    ):
+        for letter in client.scan(group, _filter(**chosen), on_progress=on_progress):
+            out.write(msgspec.json.encode(as_dict(letter)) + b"\n")
+            count += letter.count
+    if str(file) == "-":
+        return ExitCode.OK
+    if as_json:
+        print_json({"exported": count, "file": str(file)})
+    else:
+        click.echo(f"{count:,} dead letters written to {file}")
+    return ExitCode.OK
+
+
+@dlq.command()
+@click.argument("group")
+@click.argument("message_ids", nargs=-1, metavar="[MESSAGE_ID]...")
+@filter_options
+@click.option("--all", "everything", is_flag=True, help="All dead letters of the group.")
+@click.option(
+    "--target",
+    type=click.Choice(["retry", "topic"]),
+    default="retry",
+    show_default=True,
+    help="retry: only this group gets them. topic: all groups of their topic do.",
+)
+@click.option("--force", is_flag=True, help="Also those that were resent before.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@namesrv_option
+@json_option
+def resend(
+    group: str,
+    message_ids: tuple[str, ...],
+    everything: bool,
+    target: str,
+    force: bool,
+    dry_run: bool,
+    namesrv: str,
+    as_json: bool,
+    **chosen: Any,
+) -> int:
+    """Give dead letters of GROUP another chance: some by id, some by filter, or all.
+
+    Each is resent once only, however often this is called, unless --force says so. What failed
+    in the middle can be called again.
+
+    \b
+    Examples:
+      mqmesh dlq resend billing 0C6A9F0E5D3B7A12000000000000002A
+      mqmesh dlq resend billing --reason timeout --from 2h --dry-run
+      mqmesh dlq resend billing --all --target topic
+    """
+    if not everything and not message_ids and not any(chosen.values()):
+        raise click.UsageError("say which ones: ids, a filter, or --all")
+    if everything and (message_ids or any(chosen.values())):
+        raise click.UsageError("--all and a choice exclude each other")
+    counts: Counter[ResendStatus] = Counter()
+    problems: list[tuple[DeadLetter, str]] = []
+    wanted = _filter(message_ids=message_ids, **chosen)
+    with DeadLetterClient(namesrv) as client, _progress("resending") as on_progress:
+        letters = client.scan(group, wanted, on_progress=on_progress)
+        where = ResendTarget(target.upper())
+        for letter, result in client.resend(
+            group, letters, target=where, force=force, dry_run=dry_run
+        ):
+            status = ResendStatus(result.status)
+            counts[status] += 1
+            if status is ResendStatus.REFUSED:
+                problems.append((letter, result.remark))
+    _show_resent(counts, problems, dry_run=dry_run, as_json=as_json)
+    missing = bool(message_ids) and not counts
+    if missing:
+        click.echo(f"group {group} has no such dead letter", err=True)
+    return ExitCode.FAILED if missing or problems else ExitCode.OK
+
+
+def as_dict(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter for programs; the names and their order are stable."""
+    head = {
+        "broker_name": letter.broker_name,
+        "dlq_offset": letter.queue_offset,
+        "reason": letter.reason,
+        "resent_timestamp": letter.resent_ms,
+    }
+    if letter.message is None:
+        return head | {
+            "message_count": letter.count,
+            "batch_base64": base64.b64encode(letter.undecodable).decode(),
+        }
+    return head | full_dict(letter.message)
+
+
+def _filter(
+    *,
+    message_ids: tuple[str, ...] = (),
+    topic: str | None = None,
+    tag: str | None = None,
+    key: str | None = None,
+    reason: str | None = None,
+    from_text: str | None = None,
+    to_text: str | None = None,
+    resent: bool | None = None,
+) -> DeadLetterFilter:
+    now_ms = SystemClock().wall_ms()
+    for message_id in message_ids:
+        parse_message_id(message_id)
+    from_ms = time_option("--from", from_text, now_ms, 0)
+    to_ms = time_option("--to", to_text, now_ms, MAX_TIMESTAMP_MS)
+    if from_ms > to_ms:
+        raise ConfigError("--from is behind --to; no dead letter fits")
+    return DeadLetterFilter(
+        topic=topic,
+        tag=tag,
+        key=key,
+        message_ids=frozenset(one.upper() for one in message_ids) or None,
+        reason=reason,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        resent=resent,
+    )
+
+
+def _show_groups(groups: dict[str, int], as_json: bool) -> None:
+    if as_json:
+        print_json([{"group": group, "dead_letters": n} for group, n in sorted(groups.items())])
+    else:
+        print_table(("GROUP", "DEAD LETTERS"), sorted(groups.items()))
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    message = letter.message
+    resent = timestamp(letter.resent_ms)
+    if message is None:
+        name = f"{letter.count} messages at {letter.broker_name}@{letter.queue_offset}"
+        return (name, "-", "-", "-", "-", "-", resent, letter.reason)
+    return (
+        message.message_id,
+        message.topic,
+        message.tag or "-",
+        one_line(", ".join(message.keys))[:REASON_WIDTH] or "-",
+        timestamp(message.store_timestamp),
+        str(message.reconsume_times),
+        resent,
+        one_line(letter.reason)[:REASON_WIDTH],
+    )
+
+
+def _print_letter(letter: DeadLetter) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    assert letter.message is not None, "it was found by its id"
+    fields = [*fields_of(letter.message), ("resent", timestamp(letter.resent_ms))]
+    for name, value in fields:
+        console.print(f"{name:<18}{one_line(value)}", markup=False)
+    console.print("body", markup=False)
+    for line in body_lines(letter.message.body):
+        console.print(f"  {line}", markup=False)
+    sys.stdout.flush()
+
+
+def _show_resent(
+    counts: Counter[ResendStatus],
+    problems: list[tuple[DeadLetter, str]],
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json(
+            {"dry_run": dry_run}
+            | {status.name.lower(): counts[status] for status in ResendStatus}
+            | {
+                "problems": [
+                    {
+                        "broker_name": letter.broker_name,
+                        "dlq_offset": letter.queue_offset,
+                        "message_id": letter.message.message_id if letter.message else None,
+                        "remark": remark,
+                    }
+                    for letter, remark in problems
+                ]
+            }
+        )
+        return
+    verb = "would be resent" if dry_run else "resent"
+    parts = [f"{counts[ResendStatus.RESENT]:,} {verb}"]
+    if counts[ResendStatus.ALREADY_RESENT]:
+        count = counts[ResendStatus.ALREADY_RESENT]
+        parts.append(f"{count:,} resent before and left alone (--force resends them)")
+    if counts[ResendStatus.GONE]:
+        parts.append(f"{counts[ResendStatus.GONE]:,} gone meanwhile")
+    if problems:
+        parts.append(f"{len(problems):,} refused")
+    click.echo(", ".join(parts))
+    for letter, remark in problems[:DEFAULT_SHOWN]:
+        place = f"{letter.broker_name}@{letter.queue_offset}"
+        name = letter.message.message_id if letter.message else place
+        click.echo(f"refused: {name}: {one_line(remark)}", err=True)
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[OnProgress | None]:
+    """A bar on a terminal; nothing where nobody would see it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
