@@ -8,9 +8,11 @@ import pytest
 
 from mqmesh.errors import CorruptBatch, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
+from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import Portion, QueueWork
 from mqmesh.sdk.group_retry import SEND_AGAIN_MS, GroupRetry, consecutive, reason_of
+from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -165,3 +167,57 @@ def test_an_exception_without_words_has_a_reason_too():
 def test_messages_are_divided_where_some_are_missing(offsets, groups):
     messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(o), batch=INFO) for o in offsets]
     assert [[m.queue_offset for m in some] for some in consecutive(messages)] == groups
+
+
+# ---- In order -------------------------------------------------------------------------
+
+
+class OrderlyCase(Case):
+    def __init__(self):
+        super().__init__()
+        self.safe = []
+        self.dead = to_dead_letters(self)
+
+    def give_up(self, *offsets, times=3):
+        properties = {"RECONSUME_TIMES": str(times)}
+        messages = [
+            StoredMessage(
+                "t", b"x", properties=properties, queue_offset=QueueOffset(offset), batch=INFO
+            )
+            for offset in offsets
+        ]
+        self.dead(messages, ValueError("no"), self.safe.append)
+
+
+def test_what_failed_too_often_in_order_goes_to_the_dead_letters_at_once():
+    case = OrderlyCase()
+    case.give_up(4)
+    (back,) = case.sent
+    assert (back.first, back.count, back.delay_level) == (4, 1, TO_DEAD_LETTERS)
+    assert (back.reason, back.reconsume_times) == ("ValueError: no", 3)
+    assert case.safe == []
+    back.on_done(1)
+    assert case.safe == [True]
+
+
+def test_in_order_it_is_safe_when_all_of_a_call_are_stored():
+    case = OrderlyCase()
+    case.give_up(1, 2, 5)
+    case.sent[0].on_done(2)
+    assert case.safe == []
+    case.sent[1].on_done(RequestTimeout("late"))
+    assert case.safe == [False]
+
+
+def test_in_order_nothing_is_passed_over(caplog):
+    case = OrderlyCase()
+    retry = OrderlyRetry(case)
+    case.span.mark(0, 7, OPEN)
+    with caplog.at_level(logging.WARNING):
+        retry.on_undecodable(QUEUE, 2, 5, case.span, CorruptBatch("no messages"))
+        retry.on_overdue(QUEUE, 2, case.span, 900_000)
+    assert "nothing is passed over" in caplog.text
+    assert "consume_timeout_ms" in caplog.text
+    assert list(case.span.states) == [OPEN] * 8
+    assert case.sent == []
+    assert retry.wait(0)

@@ -116,7 +116,12 @@ class Case:
             return result
 
         work = NamedQueue(
-            listen, batch_size, lambda: None, self.broken.append, lease or Always(), limit
+            listen,
+            batch_size,
+            lambda: None,
+            lambda batch, span, error: self.broken.append(error),
+            lease or Always(),
+            limit,
         )
         work.name = name
         return work
