@@ -28,7 +28,9 @@ _numbers = itertools.count()
 def cluster(tmp_path_factory):
     """A cluster that no test harms; topics get 8 queues."""
     folder = tmp_path_factory.mktemp("cluster")
-    with ProcessCluster(folder, broker_settings={"default_topic_queue_nums": "8"}) as cluster:
+    settings = {"default_topic_queue_nums": "8", "message_delay_level": "1s 1s 1s 1s"}
+    with ProcessCluster(folder, broker_settings=settings) as cluster:
+        cluster.start_schedule()
         yield cluster
 
 

@@ -1,0 +1,395 @@
+"""Messages that fail: they come again later, elsewhere if need be, and end as dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+import zlib
+from collections import Counter
+
+import pytest
+
+from mqmesh import aio
+from mqmesh.cli import main
+from mqmesh.errors import UndecodableMessages
+from mqmesh.message import (
+    PROPERTY_LAST_FAILURE,
+    PROPERTY_RECONSUME_TIMES,
+    PROPERTY_RESENT_FROM_DLQ,
+    Message,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.messaging import decode_outcomes, encode_send
+from mqmesh.protocol.retries import ResendStatus
+from mqmesh.record_batch import BROKER_PART_SIZE, encode_batch
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.dead_letters import DeadLetterClient, DeadLetterFilter
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.testing.processes import ProcessCluster
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+
+PATIENCE_S = 30.0
+LEVELS = "1s 1s 1s 1s 1s 1s"
+SETTINGS = {"default_topic_queue_nums": "4", "message_delay_level": LEVELS}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster that no test harms; every retry comes after a second."""
+    with ProcessCluster(tmp_path_factory.mktemp("c"), broker_settings=SETTINGS) as cluster:
+        cluster.start_schedule()
+        yield cluster
+
+
+@pytest.fixture
+def own_cluster(short_tmp_path):
+    """A cluster that the test may harm."""
+    with ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster:
+        cluster.start_schedule()
+        yield cluster
+
+
+@pytest.fixture
+def names():
+    """A topic and a group that no other test uses."""
+    number = next(_numbers)
+    return f"retry-topic-{number}", f"retry-group-{number}"
+
+
+class Listener:
+    """Fails as it is told, and keeps what it gets."""
+
+    def __init__(self, fails=lambda message, attempt: False):
+        self.changed = threading.Condition()
+        self.tries: Counter[bytes] = Counter()
+        self.done: list[bytes] = []
+        self.seen: list[tuple[float, bytes, object]] = []
+        self._fails = fails
+
+    def __call__(self, messages):
+        for message in messages:
+            with self.changed:
+                self.tries[message.body] += 1
+                self.seen.append((time.monotonic(), message.body, message))
+                attempt = self.tries[message.body]
+                self.changed.notify_all()
+            if self._fails(message, attempt):
+                raise ValueError(f"bad amount in {message.body.decode()}")
+            with self.changed:
+                self.done.append(message.body)
+                self.changed.notify_all()
+        return ConsumeResult.SUCCESS
+
+    def until(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(lambda: condition(self), PATIENCE_S), "waited in vain"
+
+
+def until(condition):
+    began, pause = time.monotonic(), threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < began + PATIENCE_S, "waited in vain"
+        pause.wait(0.02)
+    return found
+
+
+def bodies(count):
+    return [b"%d" % number for number in range(count)]
+
+
+def send(cluster, topic, wanted, **fields):
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        return [producer.send(Message(topic, body, **fields)).message_id for body in wanted]
+
+
+def consumer_of(cluster, topic, group, listener, **options):
+    options = {"consume_from_where": "FIRST_OFFSET", **options}
+    consumer = PushConsumer(group, namesrv_addr=cluster.namesrv_addr, **options)
+    consumer.subscribe(topic, listener=listener)
+    return consumer
+
+
+def letters_of(cluster, group, **wanted):
+    with DeadLetterClient(cluster.namesrv_addr) as client:
+        return list(client.scan(group, DeadLetterFilter(**wanted)))
+
+
+def run(capsys, cluster, *arguments):
+    """Runs `mqmesh dlq … --json`; returns the exit code and the decoded answer."""
+    capsys.readouterr()
+    code = main.main(["dlq", *arguments, "--namesrv", cluster.namesrv_addr, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_poison_message_delays_nobody_and_ends_with_its_cause(own_cluster, names, capsys):
+    topic, group = names
+    healed = threading.Event()
+    listener = Listener(lambda message, _: message.body == b"7" and not healed.is_set())
+    with consumer_of(own_cluster, topic, group, listener, max_reconsume_times=2):
+        began = time.monotonic()
+        ids = send(own_cluster, topic, bodies(50), keys=["k"], tag="T", properties={"own": "1"})
+        listener.until(lambda one: set(one.done) == set(bodies(50)) - {b"7"})
+        assert time.monotonic() - began < 1 + 0.02 * 50
+        letter = until(lambda: letters_of(own_cluster, group))[0]
+        assert listener.tries[b"7"] == 3
+        times = [at for at, body, _ in listener.seen if body == b"7"]
+        assert all(later - earlier >= 0.9 for earlier, later in itertools.pairwise(times))
+
+        dead = letter.message
+        assert (dead.topic, dead.message_id, dead.tag, dead.keys) == (topic, ids[7], "T", ("k",))
+        assert dead.properties == {
+            "own": "1",
+            PROPERTY_RECONSUME_TIMES: "3",
+            PROPERTY_LAST_FAILURE: "ValueError: bad amount in 7",
+        }
+        retried = [message for _, body, message in listener.seen if body == b"7"][1:]
+        assert [message.reconsume_times for message in retried] == [1, 2]
+        assert {message.topic for message in retried} == {topic}
+        assert {message.message_id for message in retried} == {ids[7]}
+
+        code, told = run(capsys, own_cluster, "resend", group, "--all", "--dry-run")
+        assert (code, told["resent"], told["dry_run"]) == (0, 1, True)
+        healed.set()
+        code, told = run(capsys, own_cluster, "resend", group, ids[7])
+        assert (code, told["resent"], told["already_resent"]) == (0, 1, 0)
+        listener.until(lambda one: b"7" in one.done)
+        own_cluster.brokers["broker-a"].kill()
+        own_cluster.start_broker()
+        until(lambda: letters_of(own_cluster, group, resent=True))
+        code, told = run(capsys, own_cluster, "resend", group, "--all")
+        assert (code, told["resent"], told["already_resent"]) == (0, 0, 1)
+        send(own_cluster, topic, [b"last"])
+        listener.until(lambda one: b"last" in one.done)
+    assert Counter(listener.done)[b"7"] == 1
+    again = [message for _, body, message in listener.seen if body == b"7"][3]
+    assert again.reconsume_times == 0
+    assert PROPERTY_RESENT_FROM_DLQ in again.properties
+
+
+def test_without_its_broker_a_failed_message_is_kept_and_tried_here(own_cluster, names):
+    topic, group = names
+    entered, failing = threading.Event(), threading.Event()
+
+    def fails(message, attempt):
+        if message.body == b"3" and attempt == 1:
+            entered.set()
+            assert failing.wait(PATIENCE_S)
+            return True
+        return False
+
+    listener = Listener(fails)
+    with consumer_of(own_cluster, topic, group, listener):
+        send(own_cluster, topic, bodies(10))
+        assert entered.wait(PATIENCE_S)
+        own_cluster.brokers["broker-a"].kill()
+        failing.set()
+        listener.until(lambda one: b"3" in one.done)
+        own_cluster.start_broker()
+        send(own_cluster, topic, [b"last"])
+        listener.until(lambda one: {*bodies(10), b"last"} <= set(one.done))
+    assert letters_of(own_cluster, group) == []
+
+
+def test_what_waits_for_its_retry_outlives_consumer_broker_and_schedule(own_cluster, names):
+    topic, group = names
+    first = Listener(lambda message, _: message.body == b"3")
+    with consumer_of(own_cluster, topic, group, first) as consumer:
+        send(own_cluster, topic, bodies(10))
+        first.until(lambda one: len(one.done) == 9 and one.tries[b"3"])
+        until(lambda: consumer.failures)
+    own_cluster.schedules["broker-a"].kill()
+    own_cluster.brokers["broker-a"].kill()
+    own_cluster.start_broker()
+    own_cluster.start_schedule()
+    second = Listener()
+    with consumer_of(own_cluster, topic, group, second):
+        second.until(lambda one: b"3" in one.done)
+
+
+def test_a_coroutine_listener_that_fails_gets_its_message_again(cluster, names):
+    topic, group = names
+    tries: Counter[bytes] = Counter()
+
+    async def consume():
+        done = asyncio.Event()
+
+        async def listen(messages):
+            (message,) = messages
+            tries[message.body] += 1
+            if message.body == b"2" and tries[b"2"] < 3:
+                raise KeyError("no such account")
+            if set(tries) == set(bodies(5)) and tries[b"2"] == 3:
+                done.set()
+            return ConsumeResult.SUCCESS
+
+        consumer = aio.PushConsumer(
+            group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+        )
+        await consumer.subscribe(topic, listener=listen)
+        await consumer.start()
+        await asyncio.to_thread(send, cluster, topic, bodies(5))
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        await consumer.close()
+
+    asyncio.run(consume())
+    assert tries == {b"0": 1, b"1": 1, b"2": 3, b"3": 1, b"4": 1}
+
+
+def test_of_a_call_with_many_messages_only_the_bad_one_fails_again(cluster, names):
+    topic, group = names
+    send(cluster, topic, bodies(20))
+    listener = Listener(lambda message, attempt: message.body == b"4" and attempt < 3)
+    with consumer_of(
+        cluster, topic, group, listener, consume_message_batch_max_size=32, consume_thread_count=1
+    ):
+        listener.until(lambda one: set(one.done) == set(bodies(20)))
+    assert listener.tries[b"4"] == 3
+
+
+def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, names):
+    topic, group = names
+    release = threading.Event()
+
+    def fails(message, attempt):
+        if message.body == b"4" and attempt == 1:
+            release.wait(PATIENCE_S)
+        return False
+
+    listener = Listener(fails)
+    with consumer_of(cluster, topic, group, listener, consume_timeout_ms=1_000) as consumer:
+        send(cluster, topic, bodies(10))
+        listener.until(lambda one: set(one.done) == set(bodies(10)))
+        retried = [message for _, body, message in listener.seen if body == b"4"][-1]
+        assert retried.property(PROPERTY_LAST_FAILURE).startswith("ConsumeTimeout: ")
+        assert consumer.failures == 0
+        release.set()
+
+
+def test_members_without_the_topic_leave_a_trace(cluster, names):
+    topic, group = names
+    listener = Listener(lambda message, _: True)
+    with consumer_of(cluster, topic, group, listener, max_reconsume_times=1):
+        send(cluster, topic, [b"0"])
+        listener.until(lambda one: one.tries[b"0"])
+    other, stranger = Listener(), f"{topic}-other"
+    with consumer_of(cluster, stranger, group, other, max_reconsume_times=1):
+        letter = until(lambda: letters_of(cluster, group))[0]
+    assert f"no listener for topic {topic}" in letter.reason
+    assert other.seen == []
+
+
+def undecodable(data):
+    """A batch whose checksum is right and whose messages are none."""
+    raw = bytearray(data)
+    raw[-1:] = b"\xc1"  # msgpack never uses this byte
+    crc = zlib.crc32(raw[BROKER_PART_SIZE + 4 :])
+    raw[BROKER_PART_SIZE : BROKER_PART_SIZE + 4] = crc.to_bytes(4, "little")
+    return bytes(raw)
+
+
+def send_undecodable(cluster, topic):
+    """Three messages to queue 0 that nobody can read; returns their first offset."""
+    batch = undecodable(
+        encode_batch(
+            [Message(topic, b"a"), Message(topic, b"b"), Message(topic, b"c")],
+            topic=topic,
+            queue_id=0,
+            producer_id=99,
+            first_sequence=0,
+            born_timestamp=1,
+        )
+    )
+    context = sockets.new_context()
+    channel = BlockingChannel(context, f"tcp://{cluster.brokers['broker-a'].endpoint}")
+    try:
+        answer = channel.request(
+            RequestCode.SEND_MESSAGE, batch, header=encode_send(3_000, 1), timeout_ms=5_000
+        )
+    finally:
+        channel.close()
+        context.destroy(linger=0)
+    (outcome,) = decode_outcomes(answer.header, answer.body)
+    assert outcome.code == 0
+    return outcome.base_queue_offset
+
+
+def test_messages_that_nobody_can_read_stop_no_queue(cluster, names, capsys, tmp_path):
+    topic, group = names
+    send(cluster, topic, bodies(8))
+    send_undecodable(cluster, topic)
+    send(cluster, topic, [b"behind-%d" % number for number in range(8)])
+    listener = Listener()
+    with consumer_of(cluster, topic, group, listener):
+        listener.until(lambda one: len(one.done) == 16)
+        (letter,) = until(lambda: letters_of(cluster, group))
+    assert (letter.message, letter.count) == (None, 3)
+    file = tmp_path / "letters.jsonl"
+    code, told = run(capsys, cluster, "export", group, str(file))
+    assert (code, told["exported"]) == (0, 3)
+    assert json.loads(file.read_text())["batch_base64"]
+    code, told = run(capsys, cluster, "resend", group, "--all")
+    assert (code, told["refused"]) == (1, 1)
+    assert "decoded" in told["problems"][0]["remark"]
+
+
+def test_a_pull_consumer_is_told_of_what_it_cannot_read_and_may_pass_it_over(cluster, names):
+    topic, group = names
+    send(cluster, topic, bodies(8))
+    first = send_undecodable(cluster, topic)
+    send(cluster, topic, [b"behind-%d" % number for number in range(8)])
+    got, told = [], []
+    with PullConsumer(
+        group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    ) as consumer:
+        consumer.subscribe(topic)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(got) < 16 and time.monotonic() < deadline:
+            try:
+                got += consumer.poll(200)
+            except UndecodableMessages as error:
+                told.append(error)
+                (queue,) = [q for q in consumer.assignment() if q.queue_id == error.queue_id]
+                if len(told) == 3:
+                    consumer.seek(queue, error.next_offset)
+    assert len(got) == 16
+    assert [(one.queue_offset, one.next_offset) for one in told] == [(first, first + 3)] * 3
+
+
+def test_dead_letters_are_found_by_what_they_are(cluster, names, capsys, tmp_path):
+    topic, group = names
+    listener = Listener(lambda message, _: True)
+    with consumer_of(cluster, topic, group, listener, max_reconsume_times=0):
+        send(cluster, topic, bodies(6), keys=["even"], tag="A")
+        ids = send(cluster, topic, [b"60", b"61"], keys=["odd"])
+        until(lambda: len(letters_of(cluster, group)) == 8)
+    assert len(letters_of(cluster, group, key="odd")) == 2
+    assert len(letters_of(cluster, group, tag="A")) == 6
+    assert len(letters_of(cluster, group, topic="another")) == 0
+    assert len(letters_of(cluster, group, reason="BAD AMOUNT IN 6")) == 2
+    assert len(letters_of(cluster, group, from_ms=1, to_ms=2)) == 0
+    code, told = run(capsys, cluster, "list")
+    assert {"group": group, "dead_letters": 8} in told
+    code, told = run(capsys, cluster, "list", group, "--max", "3")
+    assert (code, len(told["dead_letters"]), told["count"]) == (0, 3, 8)
+    code, (letter,) = run(capsys, cluster, "show", group, ids[0])
+    assert (letter["body"], letter["reason"]) == ("60", "ValueError: bad amount in 60")
+    code, told = run(capsys, cluster, "resend", group, "--key", "odd", "--target", "topic")
+    assert (code, told["resent"]) == (0, 2)
+    code, told = run(capsys, cluster, "resend", group, "--all")
+    assert (told["resent"], told["already_resent"]) == (6, 2)
+    code, told = run(capsys, cluster, "resend", group, ids[0], "--force")
+    assert told["resent"] == 1
+    with DeadLetterClient(cluster.namesrv_addr) as client:
+        letters = list(client.scan(group))
+        results = [result for _, result in client.resend(group, letters, dry_run=True)]
+    assert {result.status for result in results} == {ResendStatus.ALREADY_RESENT}
+    healed = Listener()
+    with consumer_of(cluster, topic, group, healed):
+        healed.until(lambda one: {*bodies(6), b"60", b"61"} <= set(one.done))
