@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError, TransportError
+from mqmesh.errors import EndpointUnreachable, MQMeshError, RemoteProtocolError, TransportError
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -24,9 +24,9 @@ from mqmesh.sdk.pull_loop import Network
 
 MAX_ENTRIES: Final = 64
 """Of a request: each may cost the broker the decoding of a batch."""
-TIMEOUT_MS: Final = 10_000
+TIMEOUT_MS: Final = 6_000
 """A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
-TRIES: Final = 3
+TRIES: Final = 2
 """Requests whose outcome is unknown are repeated so often, under the same token."""
 AGAIN_MS: Final = 300
 
@@ -71,6 +71,8 @@ class BackSender:
         network: The client's engine.
         post: Calls in the client's own thread, soon; from any thread.
         max_reconsume_times: What was sent back as often becomes a dead letter.
+        is_down: True for a broker that there is no connection to: what is to go there is not
+            worth waiting for.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class BackSender:
         network: Network,
         post: Callable[[Callable[[], None]], None],
         max_reconsume_times: int,
+        is_down: Callable[[str], bool] = lambda broker_name: False,
     ) -> None:
+        self._is_down = is_down
         self._group = group
         self._network = network
         self._post = post
@@ -124,6 +128,11 @@ class BackSender:
         if broker_name in self._busy or not waiting:
             return
         groups = join(waiting)
+        if self._is_down(broker_name):
+            self._waiting[broker_name] = []
+            error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
+            self._finish(groups, [error] * len(groups))
+            return
         now, later = groups[:MAX_ENTRIES], groups[MAX_ENTRIES:]
         self._waiting[broker_name] = [one for group in later for one in group]
         self._busy.add(broker_name)
@@ -139,7 +148,8 @@ class BackSender:
         self, broker_name: str, header: bytes, groups: list[list[SentBack]], attempt: int
     ) -> None:
         def done(answer: Command | MQMeshError) -> None:
-            if isinstance(answer, TransportError) and attempt < TRIES:
+            down = self._is_down(broker_name)
+            if isinstance(answer, TransportError) and attempt < TRIES and not down:
                 self._network.call_later(
                     AGAIN_MS, lambda: self._ask(broker_name, header, groups, attempt + 1)
                 )

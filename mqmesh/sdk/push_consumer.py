@@ -184,7 +184,11 @@ class PushConsumer:
             self._make_sink,
         )
         self._back = BackSender(
-            self.group, self._engine, self._call_soon, self.options.most_retries()
+            self.group,
+            self._engine,
+            self._call_soon,
+            self.options.most_retries(),
+            self._engine.client.is_unreachable,
         )
         self._retry = self._make_retry()
         self._service = self._make_service()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import DiskFull, MQMeshError, RequestTimeout, SystemBusy
+from mqmesh.errors import DiskFull, EndpointUnreachable, MQMeshError, RequestTimeout, SystemBusy
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -26,7 +26,10 @@ class Case:
         self.timers = []
         self.posted = []
         self.outcomes = []
-        self.sender = BackSender("g", self, self.posted.append, 16)
+        self.down = set()
+        self.sender = BackSender(
+            "g", self, self.posted.append, 16, lambda broker_name: broker_name in self.down
+        )
 
     def request(self, broker_name, code, on_done, *, header, timeout_ms):
         assert code == RequestCode.CONSUMER_SEND_MSG_BACK
@@ -160,3 +163,20 @@ def test_one_can_wait_for_what_is_under_way():
     assert not case.sender.wait(0)
     case.answer(OK)
     assert case.sender.wait(0)
+
+
+def test_a_broker_that_is_down_is_not_waited_for():
+    case = Case()
+    case.down.add("a")
+    case.send(case.back(1), case.back(1, broker="b"))
+    assert [request[0] for request in case.requests] == ["b"]
+    assert isinstance(case.outcomes[0][1], EndpointUnreachable)
+
+
+def test_nor_asked_again_when_it_went_down():
+    case = Case()
+    case.send(case.back(1))
+    case.down.add("a")
+    case.answer(EndpointUnreachable("broke"))
+    assert case.timers == []
+    assert isinstance(case.outcomes[0][1], EndpointUnreachable)
