@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh import message, payload, record_batch, units
 from mqmesh.message import BatchInfo, Message, StoredMessage
-from mqmesh.record_batch import Attributes, BatchHeader, BatchMeta
+from mqmesh.record_batch import Attributes, BatchHeader, BatchMeta, SparseMeta
 
 TYPES = {"s": "bytes", "B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
 
@@ -125,3 +125,9 @@ def test_limits_are_those_of_the_code(chapter: str) -> None:
     for name, value, _ in table(chapter, "Limits"):
         owner = record_batch if hasattr(record_batch, name) else payload
         assert getattr(owner, name) == int(value), name
+
+
+def test_the_meta_of_cut_batches_is_described(chapter: str) -> None:
+    fields = SparseMeta.__struct_fields__
+    described = [(int(row[0]), row[1]) for row in table(chapter, "Cut batches")]
+    assert described == list(enumerate(fields))[len(BatchMeta.__struct_fields__) :]
