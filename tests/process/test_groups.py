@@ -239,6 +239,20 @@ def _newest(cluster, topic):
         return max(found, key=lambda message: message.store_timestamp)
 
 
+def test_a_new_group_begins_at_the_time_it_is_told(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 60)
+    border_ms = _newest(cluster, topic).store_timestamp + 1
+    until(lambda: time.time() * 1_000 > border_ms + 5)
+    send(cluster, topic, 40, 60)
+    options = {"consume_from_where": "TIMESTAMP", "consume_timestamp_ms": border_ms}
+    with push(cluster, topic, group, got := Listener(), **options):
+        got.wait_for(lambda bodies: len(bodies) >= 40)
+        until(lambda: admin.progress(group).lag == 0)
+    assert sorted(got.bodies) == sorted(b"%d" % n for n in range(60, 100))
+
+
 def test_one_queue_goes_to_an_offset_and_no_further_than_it_reaches(cluster, admin, names):
     topic, group = names
     make_topic(admin, topic)

@@ -91,3 +91,56 @@ def test_a_save_that_fails_is_told_and_made_up_for(opened, tmp_path):
     assert done[1] is None
     offsets.close()
     assert fetched(opened(), A0) == [5]
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [
+        ("pathlib.Path.open", 5),
+        ("msgspec.json.encode", 5),
+        ("os.fdatasync", 5),
+        ("pathlib.Path.replace", 5),
+        ("os.fsync", 9),
+    ],
+)
+def test_a_kill_in_any_step_of_saving_leaves_the_old_or_the_new_offsets(
+    opened, monkeypatch, step, after
+):
+    offsets = opened()
+    offsets.commit({A0: 5, A1: 1}, lambda _: None)
+
+    def die(*arguments, **options):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, die)
+        with pytest.raises(Killed):
+            offsets.commit({A0: 9}, lambda _: None)
+    offsets.close()
+    again = opened()
+    assert fetched(again, A0, A1) == [after, 1]
+    again.commit({A0: 11}, lambda _: None)  # what was left behind is not in the way
+    again.close()
+    assert fetched(opened(), A0, A1) == [11, 1]
+
+
+def test_what_cannot_be_saved_is_told_and_tried_again(opened, monkeypatch):
+    offsets, done = opened(), []
+    offsets.commit({A0: 5}, done.append)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", full)
+        offsets.commit({A0: 9}, done.append)
+    assert isinstance(done[1], ConfigError)
+    assert fetched(offsets, A0) == [5]
+    offsets.commit({A0: 9}, done.append)
+    offsets.close()
+    assert done[2] is None
+    assert fetched(opened(), A0) == [9]
