@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.membership import ConsumeFromWhere as ConsumeFromWhere
     from mqmesh.protocol.membership import MessageModel as MessageModel
     from mqmesh.protocol.messaging import SendStatus as SendStatus
+    from mqmesh.sdk.group_admin import GroupAdmin as GroupAdmin
     from mqmesh.sdk.message_selector import MessageSelector as MessageSelector
     from mqmesh.sdk.producer import Producer as Producer
     from mqmesh.sdk.pull_consumer import PullConsumer as PullConsumer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.requests import is_request as is_request
     from mqmesh.sdk.send_result import SendFuture as SendFuture
     from mqmesh.sdk.send_result import SendResult as SendResult
+    from mqmesh.sdk.tracks import TrackClient as TrackClient
     from mqmesh.sdk.transaction_producer import TransactionProducer as TransactionProducer
     from mqmesh.sdk.transactions import LocalTransactionState as LocalTransactionState
     from mqmesh.sdk.transactions import TransactionListener as TransactionListener
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "ConsumeFromWhere": "mqmesh.protocol.membership",
     "ConsumeResult": "mqmesh.sdk.push_consumer",
+    "GroupAdmin": "mqmesh.sdk.group_admin",
     "LocalTransactionState": "mqmesh.sdk.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
@@ -48,6 +51,7 @@ _MODULE_OF = {
     "SendResult": "mqmesh.sdk.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
     "StoredMessage": "mqmesh.message",
+    "TrackClient": "mqmesh.sdk.tracks",
     "TransactionListener": "mqmesh.sdk.transactions",
     "TransactionProducer": "mqmesh.sdk.transaction_producer",
     "is_request": "mqmesh.sdk.requests",
@@ -57,6 +61,7 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeResult",
     "LocalTransactionState",
+    "GroupAdmin",
     "MQMeshError",
     "Message",
     "MessageModel",
@@ -70,6 +75,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredMessage",
+    "TrackClient",
     "TransactionListener",
     "TransactionProducer",
     "__version__",

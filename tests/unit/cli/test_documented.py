@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.cli import main
 
-DOCUMENTS = ["README.md", "docs/operations.md"]
+DOCUMENTS = ["README.md", "docs/operations.md", "docs/groups.md"]
 SOURCES = [
     "main",
     "cluster",
