@@ -29,6 +29,7 @@ from mqmesh.testing.chaos_scene import (
 from mqmesh.testing.checker import Report
 from mqmesh.testing.history import Outage
 from mqmesh.testing.processes import ProcessCluster
+from mqmesh.testing.transaction_scene import run_rounds
 from mqmesh.testing.workload import now_ms
 from mqmesh.units import MIB
 
@@ -183,6 +184,13 @@ def kill_producers(folder: Path, seed: int, rounds: int) -> Outcome:
         return Outcome(scene.finish(), {"producers killed": 3})
 
 
+def kill_in_transactions(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Producers die at every step of their transactions, and brokers at any time."""
+    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
+    report, kills = run_rounds(folder, seed, rounds, flush)
+    return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
+
+
 class Processes(ProcessCluster):
     """A cluster without a supervisor, so that what is killed stays dead until it is wanted.
 
@@ -208,6 +216,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "kill-name-servers": kill_name_servers,
     "kill-consumer": kill_consumer,
     "kill-producers": kill_producers,
+    "kill-in-transactions": kill_in_transactions,
     "pause-broker": pause_broker,
 }
 

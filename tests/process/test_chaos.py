@@ -12,6 +12,7 @@ from mqmesh.testing.chaos import (
     kill_broker_async,
     kill_broker_sync,
     kill_consumer,
+    kill_in_transactions,
     kill_name_servers,
     kill_producers,
     main,
@@ -54,6 +55,12 @@ def test_the_queues_of_a_killed_consumer_are_taken_by_the_others_and_nothing_is_
 
 def test_what_killed_producers_sent_is_there_once_or_not_at_all(harm):
     harm(kill_producers, 5)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [8, 9])
+def test_transactions_end_once_whoever_dies_at_whichever_step(harm, seed):
+    assert sum(harm(kill_in_transactions, seed).figures.values()) >= ROUNDS
 
 
 def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):

@@ -1,0 +1,300 @@
+"""Transactions over real sockets: what consumers see, who is asked, and what bad listeners do."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqmesh.cli.main import main
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    TransactionConflict,
+)
+from mqmesh.message import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    Message,
+)
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.queries import QueryClient
+from mqmesh.sdk.transaction_admin import TransactionAdmin
+from mqmesh.sdk.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions import LocalTransactionState, TransactionListener
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 30.0
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+UNKNOWN = LocalTransactionState.UNKNOWN
+
+
+class Listener(TransactionListener):
+    """Does what the argument of the send, and a function for checks, say."""
+
+    def __init__(self, check: Callable[[bytes], LocalTransactionState] | None = None) -> None:
+        self._check = check or (lambda body: UNKNOWN)
+        self.checked: list[bytes] = []
+
+    def execute_local_transaction(self, message, arg):
+        assert message.message_id
+        if isinstance(arg, Exception):
+            raise arg
+        return arg
+
+    def check_local_transaction(self, message):
+        self.checked.append(message.body)
+        return self._check(message.body)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.02)
+
+
+def visible(cluster: ProcessCluster, topic: str) -> list[tuple[bytes, str]]:
+    """Everything that a consumer of a topic gets: bodies and ids."""
+    with PullConsumer("audit", namesrv_addr=cluster.namesrv_addr, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        consumer.seek_to_begin()
+        left, found = sum(consumer.lag().values()), []
+        while left > 0:
+            messages = consumer.poll(10_000, 1_000)
+            assert messages
+            left -= len(messages)
+            found += [(one.body, one.message_id) for one in messages]
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
+    """A name server and a broker that asks soon and gives up soon."""
+    settings = {
+        "transaction_timeout_ms": "400",
+        "transaction_check_interval_ms": "200",
+        "transaction_check_max": "3",
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="mq-") as folder,
+        ProcessCluster(Path(folder), broker_settings=settings) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def start(cluster) -> Iterator[Callable[..., TransactionProducer]]:
+    """Start producers; closed with the test."""
+    producers: list[TransactionProducer] = []
+
+    def start(group: str, listener=None, **options) -> TransactionProducer:
+        producer = TransactionProducer(
+            group, listener or Listener(), namesrv_addr=cluster.namesrv_addr, **options
+        )
+        producers.append(producer)
+        producer.start()
+        return producer
+
+    yield start
+    for producer in producers:
+        producer.close()
+
+
+def test_consumers_see_what_was_committed_under_its_id_and_nothing_else(cluster, start):
+    producer = start("g1")
+    done = producer.send_message_in_transaction(Message("t1", b"yes"), COMMIT)
+    assert done.is_ended
+    refused = producer.send_message_in_transaction(Message("t1", b"no"), ROLLBACK)
+    assert (refused.is_ended, refused.local_transaction_state) == (True, ROLLBACK)
+    open_one = producer.send_message_in_transaction(Message("t1", b"open"), UNKNOWN)
+    assert not open_one.is_ended
+    failed = producer.send_message_in_transaction(Message("t1", b"bug"), ValueError("planned"))
+    assert failed.local_transaction_state is UNKNOWN
+    assert visible(cluster, "t1") == [(b"yes", done.message_id)]
+
+
+def test_the_block_commits_and_rolls_back(cluster, start):
+    producer = start("g2")
+    with producer.transaction(Message("t2", b"good")) as good:
+        assert visible(cluster, "t2") == []
+    assert good.is_ended
+    with pytest.raises(KeyError), producer.transaction(Message("t2", b"bad")):
+        raise KeyError
+    with producer.transaction(Message("t2", b"early")) as early:
+        early.rollback()
+    with pytest.raises(InvalidArgument, match="ROLLBACK before"):
+        early.commit()
+    assert visible(cluster, "t2") == [(b"good", good.message_id)]
+
+
+def test_an_interrupted_block_is_left_to_the_check_back(cluster, start):
+    listener = Listener(lambda body: COMMIT)
+    producer = start("g3", listener)
+    with pytest.raises(KeyboardInterrupt), producer.transaction(Message("t3", b"perhaps")):
+        raise KeyboardInterrupt
+    eventually(lambda: [body for body, _ in visible(cluster, "t3")] == [b"perhaps"])
+    assert listener.checked == [b"perhaps"]
+
+
+def test_many_in_flight_all_end_as_they_should(cluster, start):
+    producer = start("g4")
+    futures = [
+        producer.send_message_in_transaction_async(
+            Message("t4", b"%d" % number), ROLLBACK if number % 3 == 0 else COMMIT
+        )
+        for number in range(3_000)
+    ]
+    assert all(future.result(PATIENCE_S).is_ended for future in futures)
+    found = sorted(int(body) for body, _ in visible(cluster, "t4"))
+    assert found == [number for number in range(3_000) if number % 3]
+
+
+def test_order_within_a_sharding_key_is_kept(cluster, start):
+    producer = start("g5")
+    for number in range(20):
+        message = Message("t5", b"%02d" % number, sharding_key="one")
+        producer.send_message_in_transaction(message, COMMIT)
+    assert [body for body, _ in visible(cluster, "t5")] == [b"%02d" % n for n in range(20)]
+
+
+def test_half_messages_are_in_no_query_and_no_lag_and_nobody_reads_their_topic(cluster, start):
+    producer = start("g6")
+    producer.send_message_in_transaction(Message("t6", b"first"), COMMIT)
+    message = Message("t6", b"hidden", keys=("hidden-key",))
+    with producer.transaction(message) as transaction, QueryClient(cluster.namesrv_addr) as query:
+        eventually(lambda: _is_indexed(query))
+        assert query.by_key("t6", "hidden-key").messages == []
+        assert query.by_id(transaction.message_id).messages == []
+        assert len(visible(cluster, "t6")) == 1
+        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+            assert _read(cluster, topic) == []
+    with QueryClient(cluster.namesrv_addr) as query:
+        assert [one.body for one in query.by_id(transaction.message_id).messages] == [b"hidden"]
+        assert [one.body for one in query.by_key("t6", "hidden-key").messages] == [b"hidden"]
+
+
+def _is_indexed(query: QueryClient) -> bool:
+    try:
+        return not query.by_key("t6", "nothing").notes
+    except MQMeshError:
+        return False
+
+
+def _read(cluster, topic):
+    with PullConsumer("audit", namesrv_addr=cluster.namesrv_addr, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        consumer.seek_to_begin()
+        return consumer.poll(10, 300)
+
+
+def test_bad_listeners_park_only_their_own_message(cluster, start):
+    hanging = threading.Event()
+
+    def check(body: bytes) -> LocalTransactionState:
+        if body.startswith(b"throws"):
+            raise ValueError("planned")
+        if body.startswith(b"hangs"):
+            hanging.wait(PATIENCE_S)
+        return COMMIT if body.startswith(b"good") else UNKNOWN
+
+    producer = start("g7", Listener(check))
+    bad = [b"throws", b"hangs 1", b"hangs 2", b"unknown"]
+    for body in bad + [b"good %d" % number for number in range(20)]:
+        producer.send_message_in_transaction(Message("t7", body), UNKNOWN)
+    eventually(lambda: len(visible(cluster, "t7")) == 20)
+    with TransactionAdmin(cluster.namesrv_addr) as admin:
+        eventually(lambda: len(admin.half_messages(group="g7", parked=True).messages) == len(bad))
+    hanging.set()
+    assert {body for body, _ in visible(cluster, TRANS_CHECK_MAX_TIME_TOPIC)} >= set(bad)
+    assert all(body.startswith(b"good") for body, _ in visible(cluster, "t7"))
+
+
+def test_another_member_is_asked_when_the_sender_is_gone(cluster, start):
+    sender = start("g8")
+    sender.send_message_in_transaction(Message("t8", b"orphan"), UNKNOWN)
+    sender.close()
+    with pytest.raises(ClientClosed):
+        sender.send_message_in_transaction(Message("t8", b"late"), COMMIT)
+    # It has sent nothing, and is asked all the same.
+    listener = Listener(lambda body: COMMIT)
+    start("g8", listener)
+    eventually(lambda: [body for body, _ in visible(cluster, "t8")] == [b"orphan"])
+    assert listener.checked == [b"orphan"]
+
+
+def test_a_decision_that_comes_too_late_is_told(cluster, start):
+    producer = start("g9", Listener(lambda body: ROLLBACK))
+    with pytest.raises(TransactionConflict, match="had ended otherwise"):  # noqa: SIM117
+        with producer.transaction(Message("t9", b"slow")) as transaction:
+            with TransactionAdmin(cluster.namesrv_addr) as admin:
+                eventually(lambda: not admin.half_messages(group="g9").messages)
+    assert not transaction.is_ended
+    assert visible(cluster, "t9") == []
+
+
+def test_the_commands_list_show_and_end_half_messages(cluster, start, capsys):
+    producer = start("g10")
+    ids = [
+        producer.send_message_in_transaction(
+            Message(
+                "t10",
+                b'{"order": %d}' % number,
+                keys=(f"k{number}",),
+                properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"},
+            ),
+            UNKNOWN,
+        ).message_id
+        for number in range(3)
+    ]
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        code = main(["--namesrv", cluster.namesrv_addr, "tx", *arguments])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    listed = json.loads(run("list", "--group", "g10", "--json"))["messages"]
+    assert [one["message_id"] for one in listed] == ids
+    assert {one["state"] for one in listed} == {"PENDING"}
+    assert listed[0]["live_members"] == 1
+    assert listed[0]["next_check_ms"] > 3_000_000
+    shown = json.loads(run("show", ids[1], "--json"))
+    assert (shown["body"], shown["keys"]) == ('{"order": 1}', ["k1"])
+    assert "goes to" in run("show", ids[1])
+    assert json.loads(run("commit", ids[0], "--yes", "--json"))["decision"] == "commit"
+    run("rollback", ids[1], "--yes")
+    assert [body for body, _ in visible(cluster, "t10")] == [b'{"order": 0}']
+    assert ids[2] in run("list", "--topic", "t10", "--older-than", "0")
+    assert main(["--namesrv", cluster.namesrv_addr, "tx", "commit", ids[0], "--yes"]) == 1
+    assert "has ended" in capsys.readouterr().err
+    assert main(["--namesrv", cluster.namesrv_addr, "tx", "commit", ids[2], "--json"]) == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t11", b"x", delay_level=1),
+        Message("t11", b"x", deliver_at_ms=1),
+        Message("t11", b""),
+        Message(TRANS_HALF_TOPIC, b"x"),
+    ],
+)
+def test_what_cannot_be_sent_in_a_transaction_is_refused_before_it_begins(start, message):
+    with pytest.raises(InvalidArgument):
+        start("g11").send_message_in_transaction(message, COMMIT)
+
+
+def test_plain_messages_may_be_sent_too(cluster, start):
+    producer = start("g12")
+    sent = producer.send(Message("t12", b"plain"))
+    assert visible(cluster, "t12") == [(b"plain", sent.message_id)]
