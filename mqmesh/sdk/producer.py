@@ -25,6 +25,7 @@ from mqmesh.message import (
     is_plain,
     is_system_topic,
 )
+from mqmesh.payload import Payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
@@ -127,6 +128,7 @@ class Producer(ProducerRequests):
         self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
+        self._batch_size = one.batch_size_bytes
         self._async_retries = one.retry_times_when_send_async_failed
         self._codec = BatchCodec(secrets.randbits(64), one.compress_msg_body_over_how_much)
         self._routes = PublishRoutes(
@@ -312,6 +314,8 @@ class Producer(ProducerRequests):
                 )
                 if not used.in_flight and self._sender.has_room(used.queue.broker_name):
                     self._sender.schedule()
+                if not future.index:
+                    self._sender.give_way(self._batch_size)  # about what the batch will have
                 return future
         else:
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
@@ -488,19 +492,12 @@ class Producer(ProducerRequests):
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
-        checked, plain = check_messages_of_batch(
-            messages, max_message_size=self.options.max_message_size
-        )
-        first = checked[0]
-        if not plain and any(one.sharding_key != first.sharding_key for one in checked):
-            raise InvalidArgument("the messages of a batch have different sharding keys")
-        delay = 0 if plain else delay_of(first)
-        if not plain and any(delay_of(one) != delay for one in checked):
-            raise InvalidArgument("the messages of a batch have different delays")
-        at_times = delay == AT_TIMES
-        due_times = pack_due_times([one.deliver_at_ms for one in checked]) if at_times else b""
         # Encoded here, not in the engine's thread, which serves all senders.
-        payload = self._codec.payload(checked, plain=plain)
+        payload = self._codec.uniform(messages, self._max_message_size)
+        delay, due_times = 0, b""
+        if payload is None:
+            messages, payload, delay, due_times = self._encode_each(messages)
+        first = messages[0]
         topic = self._topic(first.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, first, queue)
         bound = lane is not None
@@ -518,7 +515,23 @@ class Producer(ProducerRequests):
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()
+        self._sender.give_way(len(payload.data))
         return future
+
+    def _encode_each(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Message], Payload, int, bytes]:
+        """Looks at each message of a batch; also returns their delay and due times."""
+        checked, plain = check_messages_of_batch(messages, max_message_size=self._max_message_size)
+        first = checked[0]
+        if not plain and any(one.sharding_key != first.sharding_key for one in checked):
+            raise InvalidArgument("the messages of a batch have different sharding keys")
+        delay = 0 if plain else delay_of(first)
+        if not plain and any(delay_of(one) != delay for one in checked):
+            raise InvalidArgument("the messages of a batch have different delays")
+        at_times = delay == AT_TIMES
+        due_times = pack_due_times([one.deliver_at_ms for one in checked]) if at_times else b""
+        return checked, self._codec.payload(checked, plain=plain), delay, due_times
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
         # The sender ends every send by its deadline; the grace is for a stuck machine.

@@ -184,20 +184,18 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     Programs hold hundreds of thousands of them, so the garbage collector is spared: the one
     cycle, by a callback, is cut when the batch is done.
+
+    Attributes:
+        index: Position of the message in that batch.
     """
 
     _batch: PendingBatch
-    _index: int
+    index: int
 
     @property
     def batch(self) -> PendingBatch:
         """The batch that the message travels in; for the SDK's own parts."""
         return self._batch
-
-    @property
-    def index(self) -> int:
-        """Position of the message in that batch."""
-        return self._index
 
     def done(self) -> bool:
         """True once ``result`` returns or raises at once."""
@@ -225,7 +223,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         if batch.error is not None:
             # One error may be raised many times; what it saw the last time is not of interest.
             raise batch.error.with_traceback(None)
-        return make_result(batch, self._index)
+        return make_result(batch, self.index)
 
     def add_done_callback(self, on_done: OnDone) -> None:
         """Calls back with this future when it is done, at once if it is.

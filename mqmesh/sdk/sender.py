@@ -20,7 +20,7 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.message import Message, MessageQueue
-from mqmesh.payload import Payload, encode_payload
+from mqmesh.payload import Payload, encode_payload, encode_uniform
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
@@ -39,6 +39,8 @@ from mqmesh.sdk.send_result import PendingBatch
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request takes no further batch beyond it."""
+GIVE_WAY_BYTES: Final = 256 * 1024
+GIVE_WAY_S: Final = 0.001
 WATCH_MS: Final = 100
 """Between looks at what waits for brokers without a connection."""
 
@@ -87,6 +89,14 @@ class BatchCodec:
         except Exception as error:
             # Also what messages do that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
+
+    def uniform(self, messages: Sequence[Message], max_message_size: int) -> Payload | None:
+        """Checks and encodes messages at once, if they are ``payload.encode_uniform``'s."""
+        return encode_uniform(
+            messages,
+            max_body_bytes=max_message_size,
+            compress_over_bytes=self._compress_over_bytes,
+        )
 
     def encode(self, batch: PendingBatch, now_ms: int) -> tuple[bytes, ...]:
         """The batch in pieces; encoded once a queue, numbered once for ever.
@@ -175,6 +185,8 @@ class Sender:
         self._absent: set[str] = set()
         self._watching = False
         self._scheduled = False
+        self._ahead_bytes = 0
+        self._pumped = threading.Event()
 
     def has_room(self, broker_name: str) -> bool:
         """True when another request may go to a broker now; from any thread, a hint only."""
@@ -187,13 +199,42 @@ class Sender:
         """Makes the engine's thread pump soon; from any thread."""
         if not self._scheduled:
             self._scheduled = True
+            self._pumped.clear()
             try:
                 self._engine.post(self.pump)
             except ClientClosed:
                 return  # whoever closes ends what is in the buffer
 
+    def give_way(self, size: int) -> None:
+        """Lets the engine's thread have the interpreter for a moment; from any other thread.
+
+        A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
+        in which the engine's thread can neither send what there is nor see an answer, and the
+        broker has nothing to do. So who is ahead of it by ``GIVE_WAY_BYTES`` waits until it
+        ran, or for ``GIVE_WAY_S`` at most.
+
+        Args:
+            size: Bytes that were added to the buffer.
+        """
+        self._ahead_bytes += size
+        if self._ahead_bytes < GIVE_WAY_BYTES or self._engine.loop.in_loop_thread:
+            return
+        self._ahead_bytes = 0
+        if not self._scheduled:
+            if not any(self._in_flight.values()):
+                return
+            self._pumped.clear()
+        self._pumped.wait(GIVE_WAY_S)
+
     def pump(self) -> None:
         """Sends what is ready and may be sent."""
+        try:
+            self._pump()
+        finally:
+            self._ahead_bytes = 0
+            self._pumped.set()
+
+    def _pump(self) -> None:
         self._scheduled = False
         # First forgotten and then looked for again: who reads it meanwhile schedules in vain,
         # whereas the other way round a message could be overlooked.

@@ -114,7 +114,7 @@ def test_plain_messages_gather_like_all_others():
     taken = buffer.take_all()
     assert sorted(len(one) for one in bodies(taken)) == [1, 3, 3]
     for number, (future, lane) in enumerate(put):
-        batch, index = future._batch, future._index
+        batch, index = future._batch, future.index
         assert batch.messages[index].body == str(number).encode()
         assert (lane, batch) in taken
     assert buffer.pending_bytes == sum(batch.size for _, batch in taken)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,9 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
 from mqmesh.record_batch import Attributes, check_batch, decode_messages, read_meta
+from mqmesh.sdk import sender as sender_module
 from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.sdk.sender import BatchCodec, read_outcomes
+from mqmesh.sdk.sender import GIVE_WAY_BYTES, BatchCodec, Sender, read_outcomes
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
@@ -182,3 +186,65 @@ def test_the_watch_goes_on_after_a_failure(world, monkeypatch) -> None:
     monkeypatch.setattr(producer._sender, "_look_after", fail)
     world.run(1_000)
     assert isinstance(future.exception(), EndpointUnreachable)
+
+
+# ---- Giving way ----------------------------------------------------------------------------
+
+
+class ThreadlessEngine:
+    """An engine whose thread is the test."""
+
+    def __init__(self) -> None:
+        self.loop = SimpleNamespace(in_loop_thread=False)
+        self.closed = True  # a pump has nothing to do
+        self.posted: list[Callable[[], None]] = []
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self.posted.append(callback)
+
+
+@pytest.fixture
+def engine(monkeypatch) -> ThreadlessEngine:
+    monkeypatch.setattr(sender_module, "GIVE_WAY_S", 60)
+    return ThreadlessEngine()
+
+
+def sender_of(engine: ThreadlessEngine) -> Sender:
+    parts: Any = [engine, None, None, None]
+    return Sender(*parts, max_in_flight=2)
+
+
+def test_who_is_far_ahead_waits_until_the_engine_ran(engine) -> None:
+    sender = sender_of(engine)
+    sender.schedule()
+    sender.give_way(GIVE_WAY_BYTES - 1)
+    waiting = threading.Thread(target=sender.give_way, args=(1,))
+    waiting.start()
+    waiting.join(0.01)
+    assert waiting.is_alive()
+    engine.posted[0]()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_an_engine_that_ran_is_not_waited_for(engine) -> None:
+    sender = sender_of(engine)
+    sender.schedule()
+    sender.give_way(GIVE_WAY_BYTES - 1)
+    engine.posted[0]()
+    sender.give_way(GIVE_WAY_BYTES - 1)  # counted anew
+    sender.give_way(GIVE_WAY_BYTES)  # nothing is planned, and nothing in flight
+
+
+def test_the_engines_own_thread_never_waits_for_itself(engine) -> None:
+    sender = sender_of(engine)
+    engine.loop.in_loop_thread = True
+    sender.schedule()
+    sender.give_way(10 * GIVE_WAY_BYTES)
+
+
+def test_an_engine_that_does_not_run_is_not_waited_for_long(engine, monkeypatch) -> None:
+    monkeypatch.setattr(sender_module, "GIVE_WAY_S", 0.001)
+    sender = sender_of(engine)
+    sender.schedule()
+    sender.give_way(GIVE_WAY_BYTES)
