@@ -321,6 +321,14 @@ class PushConsumer:
         own = retry_topic(self.group)
         return sorted(queue for queue in self._engine.assigned.copy() if queue.topic != own)
 
+    def generation(self, queue: MessageQueue) -> int | None:
+        """In which generation of the group this member was given a queue; None if it has not it.
+
+        In one generation a queue is given to one member; a later one replaces it.
+        """
+        one = self._engine.assigned.get(queue)
+        return one.loop.generation if one is not None and one.loop is not None else None
+
     @property
     def filter_errors(self) -> dict[str, MQMeshError]:
         """Why filters in Python do not work at present, by topic; their queues wait."""

@@ -1,0 +1,368 @@
+"""Ordered consumption, and groups whose members come and go, in real processes under load.
+
+As a program (``scripts/ordered``) it runs the long forms and prints figures; tests run short
+ones.
+"""
+
+import argparse
+import csv
+import io
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+import zstandard
+
+from mqmesh.errors import MQMeshError
+from mqmesh.message import Message
+from mqmesh.sdk.producer import Producer
+from mqmesh.testing.ordered_calls import (
+    CallLog,
+    find_disorder,
+    find_overlaps,
+    find_shared,
+    find_skips,
+)
+from mqmesh.testing.ordered_member import NUMBER
+from mqmesh.testing.processes import ProcessCluster
+
+FLIGHTS: Final = Path("examples/data/flights.csv.zst")
+TOPIC: Final = "flights"
+GROUP: Final = "ordered"
+QUEUES: Final = 8
+LOOK_S: Final = 0.05
+PATIENCE_S: Final = 60.0
+"""So long nothing new may be consumed before a run is given up."""
+CLOSE_S: Final = 10.0
+MEMBERS: Final = (2, 6)
+IN_FLIGHT: Final = 20_000
+
+
+class Figures(msgspec.Struct):
+    """What a run showed.
+
+    Attributes:
+        faults: What must not be; none if all is well.
+        messages: Messages sent.
+        repeats: Messages consumed again.
+        keys: Sharding keys.
+        joins: Members that came during the load.
+        leaves: Members that left by themselves.
+        kills: Members killed.
+        seconds: From the first message sent to the last one consumed.
+        longest_pause_s: Longest time in which no message at all was consumed.
+    """
+
+    faults: list[str]
+    messages: int = 0
+    repeats: int = 0
+    keys: int = 0
+    joins: int = 0
+    leaves: int = 0
+    kills: int = 0
+    seconds: float = 0.0
+    longest_pause_s: float = 0.0
+
+    def text(self) -> str:
+        """For people."""
+        share = self.repeats / max(self.messages, 1)
+        return (
+            f"{self.messages:,} messages, {self.keys:,} keys, {self.repeats:,} repeats "
+            f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
+            f"{self.seconds:.1f} s, longest pause {self.longest_pause_s:.2f} s; "
+            + ("; ".join(self.faults[:10]) or "no fault")
+        )
+
+
+class Group:
+    """Consumers in processes of their own.
+
+    Args:
+        cluster: Where they consume.
+        folder: For their files.
+        failing: Share of calls that fail.
+        orderly: How they consume.
+    """
+
+    def __init__(
+        self, cluster: ProcessCluster, folder: Path, *, failing: float, orderly: bool
+    ) -> None:
+        self.log = CallLog(folder)
+        self.members: list[subprocess.Popen[bytes]] = []
+        self._cluster = cluster
+        self._folder = folder
+        self._failing = failing
+        self._orderly = orderly
+        self._count = 0
+        self._ended: list[subprocess.Popen[bytes]] = []
+
+    def join(self, *, wait: bool = False) -> None:
+        """One member more."""
+        self._count += 1
+        path = self._folder / f"m{self._count}.calls"
+        errors = self._folder / f"m{self._count}.log"
+        with errors.open("wb") as log:
+            member = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mqmesh.testing.ordered_member"),
+                    *(self._cluster.namesrv_addr, TOPIC, GROUP, str(path)),
+                    *(str(self._failing), "orderly" if self._orderly else "concurrently"),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self.members.append(member)
+        if wait:
+            assert member.stdout is not None
+            assert member.stdout.readline() == b"ready\n"
+
+    def leave(self, member: subprocess.Popen[bytes]) -> None:
+        """A member closes its consumer and ends, in its own time."""
+        self.members.remove(member)
+        self._ended.append(member)
+        member.terminate()
+
+    def kill(self, member: subprocess.Popen[bytes]) -> None:
+        """A member ends as in a crash."""
+        self.members.remove(member)
+        self._ended.append(member)
+        member.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in list(self.members):
+            self.leave(member)
+        for member in self._ended:
+            try:
+                member.wait(CLOSE_S)
+            except subprocess.TimeoutExpired:
+                member.send_signal(signal.SIGKILL)
+                member.wait()
+            if member.stdout is not None:
+                member.stdout.close()
+
+
+class Load:
+    """Sends messages from a thread of its own.
+
+    Args:
+        cluster: Where to.
+        keys: Sharding key of each message, empty for none.
+        rate: Messages a second; 0 for as fast as it goes.
+    """
+
+    def __init__(self, cluster: ProcessCluster, keys: Sequence[str], rate: int = 0) -> None:
+        self.failure: MQMeshError | None = None
+        self._cluster = cluster
+        self._keys = keys
+        self._rate = rate
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+
+    def start(self) -> None:
+        """Begins to send."""
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until all was sent."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._send()
+        except MQMeshError as error:
+            self.failure = error
+
+    def _send(self) -> None:
+        began = time.monotonic()
+        pause = threading.Event()
+        futures = []
+        with Producer("ordered-load", namesrv_addr=self._cluster.namesrv_addr) as producer:
+            for number, key in enumerate(self._keys):
+                if self._rate and number % 50 == 0:
+                    pause.wait(max(began + number / self._rate - time.monotonic(), 0))
+                futures.append(
+                    producer.send_async(
+                        Message(
+                            TOPIC,
+                            b"%d" % number,
+                            properties={NUMBER: str(number)},
+                            sharding_key=key or None,
+                        )
+                    )
+                )
+                if len(futures) >= IN_FLIGHT:
+                    for future in futures:
+                        future.result()
+                    futures.clear()
+            for future in futures:
+                future.result()
+
+
+def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
+    """Tail number of each flight of the file, empty where it is missing."""
+    with path.open("rb") as file:
+        reader = zstandard.ZstdDecompressor().stream_reader(file)
+        for row in csv.DictReader(io.TextIOWrapper(reader, "utf-8", newline="")):
+            yield row["tailnum"] if row["tailnum"] != "NA" else ""
+
+
+def _cluster(folder: Path) -> ProcessCluster:
+    return ProcessCluster(folder, broker_settings={"default_topic_queue_nums": str(QUEUES)})
+
+
+def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Figures:
+    """Three consumers in order; one is killed and one added in the middle.
+
+    Args:
+        folder: Empty; a short path.
+        keys: Sharding key of each message, in the order they are sent.
+        failing: Share of calls that fail.
+    """
+    figures = Figures([], messages=len(keys), keys=len(set(keys) - {""}))
+    with (
+        ProcessCluster(
+            folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
+        ) as cluster,
+        Group(cluster, folder, failing=failing, orderly=True) as group,
+    ):
+        for _ in range(3):
+            group.join(wait=True)
+        load = Load(cluster, keys)
+        load.start()
+        for seen in _progress(group, load, len(keys), figures):
+            if seen >= len(keys) // 4 and not figures.kills:
+                group.kill(group.members[0])
+                figures.kills += 1
+            if seen >= len(keys) // 2 and figures.kills and not figures.joins:
+                group.join()
+                figures.joins += 1
+    _judge(group, figures, keys, orderly=True)
+    return figures
+
+
+def run_churn(
+    folder: Path,
+    *,
+    seconds: float,
+    events_a_minute: int = 50,
+    rate: int = 2_000,
+    orderly: bool = True,
+    kill_share: float = 0.0,
+    seed: int = 1,
+) -> Figures:
+    """Members come and go under load.
+
+    Args:
+        folder: Empty; a short path.
+        seconds: How long.
+        events_a_minute: Joins and leaves.
+        rate: Messages a second.
+        orderly: How the members consume.
+        kill_share: Of the leaves, so many are kills.
+        seed: Decides who comes and goes.
+    """
+    chance = random.Random(seed)
+    keys = [f"key-{chance.randrange(500)}" for _ in range(int(seconds * rate))]
+    figures = Figures([], messages=len(keys), keys=len(set(keys)))
+    with (
+        ProcessCluster(
+            folder, broker_settings={"default_topic_queue_nums": str(QUEUES)}
+        ) as cluster,
+        Group(cluster, folder, failing=0.0, orderly=orderly) as group,
+    ):
+        for _ in range(3):
+            group.join(wait=True)
+        load = Load(cluster, keys, rate)
+        load.start()
+        due = time.monotonic()
+        ends = due + seconds
+        for _ in _progress(group, load, len(keys), figures):
+            now = time.monotonic()
+            if now < due or now > ends:
+                continue
+            due += 60 / events_a_minute
+            count = len(group.members)
+            if count <= MEMBERS[0] or (count < MEMBERS[1] and chance.random() < 0.5):
+                group.join()
+                figures.joins += 1
+            elif chance.random() < kill_share:
+                group.kill(chance.choice(group.members))
+                figures.kills += 1
+            else:
+                group.leave(chance.choice(group.members))
+                figures.leaves += 1
+    _judge(group, figures, keys, orderly=orderly)
+    return figures
+
+
+def _progress(group: Group, load: Load, count: int, figures: Figures) -> Iterator[int]:
+    """Looks until all messages were consumed; yields how many were so far."""
+    pause = threading.Event()
+    began = moved = time.monotonic()
+    seen = 0
+    while seen < count:
+        pause.wait(LOOK_S)
+        group.log.read()
+        now = time.monotonic()
+        if len(group.log.numbers) > seen:
+            figures.longest_pause_s = max(figures.longest_pause_s, now - moved)
+            seen, moved = len(group.log.numbers), now
+        figures.seconds = now - began
+        if load.failure is not None:
+            figures.faults.append(f"sending failed: {load.failure}")
+            return
+        if now - moved > PATIENCE_S:
+            figures.faults.append(f"{count - seen} messages do not come")
+            return
+        yield seen
+
+
+def _judge(group: Group, figures: Figures, keys: Sequence[str], *, orderly: bool) -> None:
+    group.log.read()
+    calls = group.log.calls
+    figures.repeats = len(calls) - len(group.log.numbers)
+    figures.faults += find_shared(calls)
+    if orderly:
+        figures.faults += find_skips(calls) + find_overlaps(calls) + find_disorder(calls, keys)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what was asked for and prints figures; returns 1 if something was wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/ordered", description=__doc__)
+    parser.add_argument("what", choices=["flights", "churn"])
+    parser.add_argument("--seconds", type=float, default=120.0, help="of churn")
+    parser.add_argument("--rate", type=int, default=2_000, help="messages a second of churn")
+    parser.add_argument("--events", type=int, default=50, help="joins and leaves a minute")
+    parser.add_argument("--kill-share", type=float, default=0.0, help="of the leaves")
+    parser.add_argument("--concurrently", action="store_true", help="churn without order")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder:
+        if options.what == "flights":
+            figures = run_flights(Path(folder), list(flight_keys()))
+        else:
+            figures = run_churn(
+                Path(folder),
+                seconds=options.seconds,
+                events_a_minute=options.events,
+                rate=options.rate,
+                orderly=not options.concurrently,
+                kill_share=options.kill_share,
+                seed=options.seed,
+            )
+    sys.stdout.write(f"{options.what}: {figures.text()}\n")
+    return 1 if figures.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

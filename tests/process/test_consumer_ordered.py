@@ -1,0 +1,329 @@
+"""Ordered consumption against real clusters: crashes, pauses, rebalances, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mqmesh import aio
+from mqmesh.message import Message
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.testing.ordered_calls import find_disorder, find_overlaps, find_shared, find_skips
+from mqmesh.testing.ordered_run import Group, Load, flight_keys, run_churn, run_flights
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 30.0
+SETTINGS = {"default_topic_queue_nums": "4"}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster that no test harms; topics get 4 queues."""
+    with ProcessCluster(tmp_path_factory.mktemp("ordered"), broker_settings=SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_cluster(short_tmp_path):
+    """A cluster that the test may harm."""
+    with ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def names():
+    """A topic and a group that no other test uses."""
+    number = next(_numbers)
+    return f"topic-{number}", f"group-{number}"
+
+
+def until(condition, patience_s=PATIENCE_S):
+    """Looks until something is so."""
+    began = time.monotonic()
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < began + patience_s, "waited in vain"
+        pause.wait(0.01)
+
+
+def send(cluster, topic, count, start=0):
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        futures = [
+            producer.send_async(Message(topic, b"%d" % n, sharding_key=f"k{n % 40}"))
+            for n in range(start, start + count)
+        ]
+        for future in futures:
+            future.result()
+
+
+class Collector:
+    """A listener that keeps the numbers it gets, by key."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.seen: list[int] = []
+        self.by_key: dict[str, list[int]] = {}
+        self.fails = lambda number, times: False
+
+    def __call__(self, messages):
+        for message in messages:
+            number = int(message.body)
+            if self.fails(number, message.reconsume_times):
+                raise ValueError(number)
+            with self.lock:
+                self.seen.append(number)
+                self.by_key.setdefault(message.sharding_key, []).append(number)
+        return ConsumeResult.SUCCESS
+
+    def check(self, count):
+        """Everything came once, each key's in order."""
+        until(lambda: len(self.seen) >= count)
+        assert sorted(self.seen) == list(range(count))
+        assert all(found == sorted(found) for found in self.by_key.values())
+
+
+def consumer_of(cluster, topic, group, listener, **options):
+    options = {
+        "consume_from_where": "FIRST_OFFSET",
+        "suspend_current_queue_time_ms": 10,
+        **options,
+    }
+    consumer = PushConsumer(
+        group, namesrv_addr=cluster.namesrv_addr, consume_orderly=True, **options
+    )
+    consumer.subscribe(topic, listener=listener)
+    return consumer
+
+
+# ---- One consumer, or several in one process --------------------------------------------
+
+
+def test_each_key_is_consumed_in_the_order_it_was_sent(cluster, names):
+    send(cluster, names[0], 2_000)
+    got = Collector()
+    with consumer_of(cluster, *names, got) as consumer:
+        got.check(2_000)
+        assert len(consumer.assignment()) == 4
+
+
+def test_a_message_that_fails_holds_up_its_queue_only(cluster, names):
+    send(cluster, names[0], 400)
+    got = Collector()
+    got.fails = lambda number, times: number == 100 and times < 5
+    with consumer_of(cluster, *names, got) as consumer:
+        got.check(400)
+        assert consumer.failures == 5
+
+
+def test_one_more_member_takes_over_without_a_repeat(cluster, names):
+    got = Collector()
+    with consumer_of(cluster, *names, got):
+        send(cluster, names[0], 4_000)
+        with consumer_of(cluster, *names, got) as second:
+            send(cluster, names[0], 4_000, 4_000)
+            until(lambda: len(second.assignment()) == 2)
+        send(cluster, names[0], 1_000, 8_000)
+        got.check(9_000)
+
+
+def test_a_rebalance_waits_for_the_listener_that_runs(cluster, names):
+    send(cluster, names[0], 400)
+    first, second = Collector(), Collector()
+    gate, inside = threading.Event(), threading.Semaphore(0)
+
+    def slow(messages):
+        inside.release()
+        gate.wait(PATIENCE_S)
+        return first(messages)
+
+    with consumer_of(cluster, *names, slow) as one:
+        for _ in range(4):
+            assert inside.acquire(timeout=PATIENCE_S)
+        with consumer_of(cluster, *names, second, start_timeout_ms=500) as two:
+            until(lambda: len(one.assignment()) == 2)
+            assert len(two.assignment()) == 2
+            assert not second.seen
+            gate.set()
+            until(lambda: len(first.seen) + len(second.seen) >= 400)
+    assert sorted(first.seen + second.seen) == list(range(400))
+    for key, numbers in first.by_key.items():
+        assert numbers + second.by_key.get(key, []) == sorted(numbers + second.by_key.get(key, []))
+
+
+def test_all_of_it_in_coroutines(cluster, names):
+    send(cluster, names[0], 1_000)
+    got = Collector()
+    got.fails = lambda number, times: number % 200 == 7 and times == 0
+
+    done = asyncio.Event()
+
+    async def listen(messages):
+        await asyncio.sleep(0)
+        answer = got(messages)
+        if len(got.seen) == 1_000:
+            done.set()
+        return answer
+
+    async def run():
+        async with aio.PushConsumer(
+            names[1],
+            namesrv_addr=cluster.namesrv_addr,
+            consume_orderly=True,
+            consume_from_where="FIRST_OFFSET",
+            suspend_current_queue_time_ms=10,
+        ) as consumer:
+            await consumer.subscribe(names[0], listener=listen)
+            await asyncio.wait_for(done.wait(), PATIENCE_S)
+
+    asyncio.run(run())
+    got.check(1_000)
+
+
+# ---- Members that die, hang, come and go --------------------------------------------------
+
+
+def test_all_flights_in_the_order_of_their_aircraft(short_tmp_path, project_root):
+    keys = list(flight_keys(project_root / "examples" / "data" / "flights.csv.zst"))
+    figures = run_flights(short_tmp_path, keys)
+    assert figures.faults == []
+    assert (figures.messages, figures.keys) == (336_776, 4_043)
+    assert (figures.kills, figures.joins) == (1, 1)
+
+
+@pytest.mark.parametrize("orderly", [True, False], ids=["in-order", "concurrently"])
+def test_members_come_and_go_under_load(short_tmp_path, orderly):
+    figures = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly)
+    assert figures.faults == []
+    assert figures.joins >= 2
+    assert figures.leaves >= 1
+    assert figures.repeats <= figures.messages * 0.001
+
+
+def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
+    """Scenario 32: stopped until another took over, then let go on."""
+    keys = [f"k{n % 100}" for n in range(8_000)]
+    with (
+        ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
+        Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
+    ):
+        group.join(wait=True)
+        group.join(wait=True)
+        zombie = group.members[0]
+        load = Load(cluster, keys, rate=1_000)
+        load.start()
+
+        def seen(count):
+            group.log.read()
+            return len(group.log.numbers) >= count
+
+        until(lambda: seen(1_000))
+        zombie.send_signal(signal.SIGSTOP)
+        others = {f"broker-a:{n}" for n in range(4)}
+
+        def taken_over():
+            group.log.read()
+            return {call.queue for call in group.log.calls if call.member == "m2"} == others
+
+        until(taken_over)
+        until(lambda: seen(6_000))
+        zombie.send_signal(signal.SIGCONT)
+        until(lambda: seen(len(keys)))
+        group.log.read()
+        calls = list(group.log.calls)
+    # At most the call that was running when it was stopped ends while the new owner is at work.
+    stopped = find_overlaps(calls)
+    assert len(stopped) <= 1, stopped
+    assert find_skips(calls) == find_shared(calls) == find_disorder(calls, keys) == []
+    log = (short_tmp_path / "m1.log").read_text()
+    assert "took this member for dead" in log or "taken anew" in log
+
+
+ZOMBIE = """
+import sys, time
+from mqmesh import PushConsumer, ConsumeResult
+def listen(messages):
+    print(messages[0].queue_id, messages[0].queue_offset, flush=True)
+    return ConsumeResult.SUCCESS
+with PushConsumer(sys.argv[2], namesrv_addr=sys.argv[1], consume_from_where="FIRST_OFFSET",
+                  persist_consumer_offset_interval_ms=100_000) as consumer:
+    consumer.subscribe(sys.argv[3], listener=listen)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_offsets_of_a_replaced_member_do_not_count(own_cluster, names):
+    """Scenario 32 without order: what the zombie did not commit in time is refused."""
+    topic, group = names
+    send(own_cluster, topic, 40)
+    zombie = subprocess.Popen(
+        [sys.executable, "-c", ZOMBIE, own_cluster.namesrv_addr, group, topic],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = {zombie.stdout.readline() for _ in range(41)}
+        assert "ready\n" in lines
+        os.kill(zombie.pid, signal.SIGSTOP)
+        got = Collector()
+        with consumer_of(own_cluster, topic, group, got):
+            got.check(40)  # nothing was committed, so all of it comes again
+            send(own_cluster, topic, 40, 40)
+            until(lambda: len(got.seen) == 80)
+        with PullConsumer(group, namesrv_addr=own_cluster.namesrv_addr) as looker:
+            queues = looker.queues(topic)
+            before = [looker.committed(queue) for queue in queues]
+            assert sum(at for at in before if at) == 80
+            os.kill(zombie.pid, signal.SIGCONT)
+            _, log = zombie.communicate(timeout=PATIENCE_S)
+            after = [looker.committed(queue) for queue in queues]
+        assert after == before
+        assert zombie.returncode == 0, log
+    finally:
+        zombie.kill()
+        zombie.communicate()
+
+
+def test_order_survives_a_broker_that_is_killed_and_started_again(short_tmp_path):
+    keys = [f"k{n % 100}" for n in range(3_000)]
+    with (
+        ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
+        Group(cluster, short_tmp_path, failing=0.2, orderly=True) as group,
+    ):
+        load = Load(cluster, keys)
+        load.start()
+        load.wait(PATIENCE_S)
+        for _ in range(2):
+            group.join(wait=True)
+
+        def seen(count):
+            group.log.read()
+            return len(group.log.numbers) >= count
+
+        until(lambda: seen(1_000))
+        cluster.brokers["broker-a"].kill()
+        cluster.start_broker("broker-a")
+        assert not seen(len(keys))
+        until(lambda: seen(len(keys)))
+        calls = list(group.log.calls)
+    assert (
+        find_disorder(calls, keys)
+        == find_skips(calls)
+        == find_overlaps(calls)
+        == find_shared(calls)
+        == []
+    )
