@@ -57,6 +57,10 @@ class FilterError(Exception):
     """Raised when a filter cannot be used, or failed; the text is for its author."""
 
 
+class FilterExhausted(FilterError):
+    """Raised when a filter has used up its memory: the process is of no use any more."""
+
+
 def load_filter(source: str) -> Match:
     """Runs a filter's source and finds its ``match``.
 
@@ -82,6 +86,7 @@ def match_all(match: Match, messages: Iterable[StoredMessage]) -> bytes:
         One byte a message: 1 for a match, else 0.
 
     Raises:
+        FilterExhausted: It has used up its memory.
         FilterError: It raised, or answered something else than True or False.
     """
     found = bytearray()
@@ -89,6 +94,8 @@ def match_all(match: Match, messages: Iterable[StoredMessage]) -> bytes:
     for message in messages:
         try:
             answer = match(message)
+        except MemoryError as error:
+            raise FilterExhausted(_failed_at(message, f"raised {describe(error)}")) from None
         except BaseException as error:
             raise FilterError(_failed_at(message, f"raised {describe(error)}")) from None
         # Whoever forgets to return something shall not lose every message for it.

@@ -33,10 +33,12 @@ from mqmesh.sandbox.frames import (
     Status,
     encode_answer,
 )
-from mqmesh.sandbox.runtime import FilterError, Match, load_filter, match_all
+from mqmesh.sandbox.runtime import FilterError, FilterExhausted, Match, load_filter, match_all
 
 QUESTIONS: Final = 0
 ANSWERS: Final = 1
+EXHAUSTED: Final = 12
+"""Exit code of a worker without memory."""
 _CHUNK = 1 << 20
 
 
@@ -72,6 +74,9 @@ def _serve(match: Match, broker_name: str) -> None:
     nonce, body = _read_question()
     try:
         found = b"".join(match_all(match, some) for some in _batches(body, broker_name))
+    except FilterExhausted as error:
+        _answer(nonce, Status.FAILED, _text(str(error)))
+        os._exit(EXHAUSTED)  # what it holds would be in the way of all further messages
     except (FilterError, CorruptBatch) as error:
         _answer(nonce, Status.FAILED, _text(str(error)))
     except MemoryError:

@@ -213,6 +213,7 @@ class WorkerProcess:
 
 
 _CAUSES = {
+    12: "it used up its memory (worker_memory_bytes)",
     -31: "it made a system call that filters may not make (SIGSYS)",
     -24: "it used up its processor time (SIGXCPU)",
     -9: "it was killed (SIGKILL)",

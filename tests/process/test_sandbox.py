@@ -297,6 +297,14 @@ def test_a_filter_that_lost_its_way_while_loading_is_ended_in_time():
     loop.close()
 
 
+def test_a_worker_without_memory_ends_so_that_a_fresh_one_may_go_on(own):
+    owner = own("kept = []\ndef match(m):\n kept.append(bytes(1 << 20)); return True")
+    owner.next()
+    answer = owner.ask(batch_of(500), 500)
+    assert b"MemoryError" in answer.body
+    assert "used up its memory" in owner.next()
+
+
 def test_processor_time_is_limited_by_the_kernel_too(own):
     owner = own("def match(m):\n while True: pass", cpu_s=1)
     owner.next()

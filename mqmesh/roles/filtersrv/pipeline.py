@@ -69,10 +69,14 @@ class Passage:
         self._found += found
 
     def reply(self) -> Reply:
-        """What the consumer gets."""
+        """What the consumer gets: what was judged, and where to go on behind it."""
         parts: list[bytes | memoryview] = []
+        next_queue_offset = self._answer.next_queue_offset
         start = 0
         for position, header in self._batches:
+            if start == len(self._found):
+                next_queue_offset = max(header.base_queue_offset, self._queue_offset)
+                break
             found = self._found[start : start + header.message_count]
             start += header.message_count
             before = self._queue_offset - header.base_queue_offset
@@ -87,6 +91,7 @@ class Passage:
                 payload = read_payload(self._body, header, position)
                 parts += cut_batch(header, meta, payload, bytes(found))
         status = PullStatus.FOUND if parts else PullStatus.NO_MATCHED_MSG
-        return Reply(
-            encode_header(msgspec.structs.replace(self._answer, status=int(status))), parts
+        answer = msgspec.structs.replace(
+            self._answer, status=int(status), next_queue_offset=next_queue_offset
         )
+        return Reply(encode_header(answer), parts)

@@ -51,6 +51,8 @@ from mqmesh.transport.server import CommandServer
 from mqmesh.transport.sockets import Context, zmq_endpoint
 
 REGISTER_MS: Final = 1_000
+PULL_BUDGET_MS: Final = 3_000
+"""A pull whose messages take longer than this is answered with those that were judged."""
 PULL_MARGIN_MS: Final = 5_000
 """What the way to the broker and back may add to the time that a pull waits there."""
 
@@ -264,7 +266,36 @@ class FilterServer:
         except MQMeshError as error:
             done(error)
         else:
-            _ask_next(runner, passage, passage.questions(), done)
+            self._ask_next(runner, passage, passage.questions(), done)
+
+    def _ask_next(
+        self,
+        runner: FilterRunner,
+        passage: Passage,
+        questions: list[Question],
+        done: Callable[[Reply | MQMeshError], None],
+        began_ms: int | None = None,
+    ) -> None:
+        now_ms = self._clock.monotonic_ms()
+        began_ms = now_ms if began_ms is None else began_ms
+        if not questions or now_ms - began_ms >= PULL_BUDGET_MS:
+            try:
+                reply = passage.reply()
+            except MQMeshError as error:
+                done(error)
+            else:
+                done(reply)
+            return
+        first, *rest = questions
+
+        def judged(outcome: bytes | BrokerError) -> None:
+            if isinstance(outcome, BrokerError):
+                done(outcome)
+                return
+            passage.take(outcome)
+            self._ask_next(runner, passage, rest, done, began_ms)
+
+        runner.match(first.parts, first.messages, judged)
 
     def _make_runner(self, group: str, filter_id: str, source: str) -> FilterRunner:
         return FilterRunner(group, filter_id, source, self._config, self._start_worker, self._clock)
@@ -295,32 +326,6 @@ class FilterServer:
     def _fail(self, request: Request, error: Exception) -> None:
         if self._server is not None:
             self._server.fail(request, error)
-
-
-def _ask_next(
-    runner: FilterRunner,
-    passage: Passage,
-    questions: list[Question],
-    done: Callable[[Reply | MQMeshError], None],
-) -> None:
-    if not questions:
-        try:
-            reply = passage.reply()
-        except MQMeshError as error:
-            done(error)
-        else:
-            done(reply)
-        return
-    first, *rest = questions
-
-    def judged(outcome: bytes | BrokerError) -> None:
-        if isinstance(outcome, BrokerError):
-            done(outcome)
-            return
-        passage.take(outcome)
-        _ask_next(runner, passage, rest, done)
-
-    runner.match(first.parts, first.messages, judged)
 
 
 def _without_frame(request: Request) -> Request:

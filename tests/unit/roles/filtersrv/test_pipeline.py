@@ -101,6 +101,15 @@ def test_a_question_is_not_larger_than_a_filter_can_answer_in_time():
     assert received(one.reply())[2] == [(big, big)]
 
 
+def test_what_was_not_judged_in_time_is_pulled_again():
+    big = QUESTION_MESSAGES
+    one = passage(stored(5, big), stored(5 + big, 10), queue_offset=7)
+    first, second = one.questions()
+    assert (first.messages, second.messages) == (big, 10)
+    one.take(bytes(big - 1) + b"\1")
+    assert received(one.reply()) == (PullStatus.FOUND, 5 + big, [(4 + big, 4 + big)])
+
+
 def test_damage_is_not_passed_over():
     data = bytearray(stored(0, 3))
     data[-1] ^= 1
