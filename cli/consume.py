@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -64,6 +65,13 @@ Show = Callable[[StoredMessage], None]
     help="Only messages that an SQL92 expression over properties and TAGS is true for: "
     "\"price > 10 AND TAGS = 'new'\".",
 )
+@click.option(
+    "--python",
+    "python_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Only messages that match(message) of this file answers True for; the cluster must allow "
+    "filters in Python.",
+)
 @click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
     "--timeout",
@@ -79,6 +87,7 @@ def consume(
     where: str,
     tags: str | None,
     sql: str | None,
+    python_file: Path | None,
     most: int | None,
     timeout: float | None,
     only_body: bool,
@@ -97,14 +106,7 @@ def consume(
       mqmesh consume orders --sql "price > 10 AND country IN ('FR', 'DE')"
       mqmesh consume orders --group audit --timeout 5
     """
-    if tags is not None and sql is not None:
-        raise click.UsageError("--tags and --sql exclude each other; SQL92 knows TAGS")
-    selector = (
-        MessageSelector.by_tag(ALL if tags is None else tags)
-        if sql is None
-        else MessageSelector.by_sql(sql)
-    )
-    selector.check()
+    selector = _selector(tags, sql, python_file)
     options = _start_position(where, SystemClock().wall_ms())
     _warn_if_missing(topic, namesrv)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
@@ -125,6 +127,28 @@ def consume(
         click.echo(f"error: only {count:,} of {most:,} messages came", err=True)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _selector(tags: str | None, sql: str | None, python_file: Path | None) -> MessageSelector:
+    if sum(one is not None for one in (tags, sql, python_file)) > 1:
+        raise click.UsageError(
+            "--tags, --sql and --python exclude each other; SQL92 knows TAGS, Python message.tag"
+        )
+    if python_file is not None:
+        selector = MessageSelector.by_python(_read_source(python_file))
+    elif sql is not None:
+        selector = MessageSelector.by_sql(sql)
+    else:
+        selector = MessageSelector.by_tag(ALL if tags is None else tags)
+    selector.check()
+    return selector
+
+
+def _read_source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text: {error.reason}") from None
 
 
 def _print_messages(
