@@ -181,7 +181,7 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
             host = "127.0.0.1" if broker.listen_host in WILDCARDS else broker.listen_host
             yield msgspec.structs.replace(
                 config.filter_server,
-                name=f"{broker.broker_name}-filter",
+                name=f"filtersrv-{broker.broker_name}",
                 broker_name=broker.broker_name,
                 broker_addr=f"{host}:{broker.listen_port}",
                 listen_port=0,

@@ -274,12 +274,12 @@ def test_a_filter_server_is_started_beside_the_broker_and_healed(up):
     cluster = up("--set", "filter_server.enable=true")
     cluster.wait_ready()
     before = cluster.pids()
-    assert list(before) == [*NAMES, "broker-a-filter"]
+    assert list(before) == [*NAMES, "filtersrv-broker-a"]
     code, status = cluster.status()
     assert code == 0
-    assert [role["state"] for role in status["roles"]] == ["running"] * 4
+    assert [role["state"] for role in status["roles"]] == ["running"] * len(before)
 
-    os.kill(before["broker-a-filter"], signal.SIGKILL)
-    cluster.command.expect("broker-a-filter ended: killed by SIGKILL; starting it again in 0.2 s")
-    cluster.command.expect("filtersrv broker-a-filter is ready")
+    os.kill(before["filtersrv-broker-a"], signal.SIGKILL)
+    cluster.command.expect("filtersrv-broker-a ended: killed by SIGKILL; starting it again in 0.2 s")
+    cluster.command.expect("filtersrv filtersrv-broker-a is ready")
     assert cluster.status()[0] == 0
