@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import threading
 import time
@@ -385,7 +386,7 @@ def test_settings_and_offsets_survive_a_kill_of_the_broker(short_tmp_path, names
         until(lambda: _brokers(admin))
         make_topic(admin, topic)
         send(cluster, topic, 50)
-        with push(cluster, topic, group, Listener()) as stranger:
+        with push(cluster, topic, group, Listener(), start_timeout_ms=300) as stranger:
             assert until(lambda: stranger.assignment() == [])
         with pytest.raises(GroupNotFound):
             admin.progress(group)
@@ -481,3 +482,39 @@ def test_an_ordered_group_is_moved_too_and_stays_in_order(cluster, admin, names)
     for offsets in seen.values():
         half = len(offsets) // 2
         assert offsets == [*range(half), *range(half)]
+
+
+def test_the_command_line_from_creation_to_deletion(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+
+    def run(*arguments, code=0):
+        command = run_command("--namesrv", cluster.namesrv_addr, "group", *arguments)
+        assert command.code == code, command.err
+        return command
+
+    run("create", group, "--retry-max-times", "5")
+    assert "exists already" in run("create", group, code=1).err[0]
+    assert len(json.loads(run("create", group, "--if-missing", "--json").out[0])["brokers"]) == 2
+    run("update", group, "--retry-max-times", "7")
+    assert admin.groups(group)["broker-b"][0].config.retry_max_times == 7
+    send(cluster, topic, 30)
+    with push(cluster, topic, group, got := Listener()):
+        got.wait_for(lambda bodies: len(bodies) == 30)
+        assert any("connected" in line for line in run("connections", group).out)
+        listed = json.loads(run("list", "--json").out[0])
+        (row,) = [row for row in listed if row["group"] == group]
+        assert (row["members"], row["topics"]) == (1, [topic])
+    until(lambda: admin.progress(group).members == 0)
+    shown = run("progress", group).out
+    assert shown[-1].startswith("lag 0 messages")
+    preview = run("reset-offset", group, "-t", topic, "--to-first", "--dry-run").out
+    assert preview[-1].startswith(f"group {group} would read 30 messages again")
+    assert json.loads(run("progress", group, "--json").out[0])["lag"] == 0
+    run("reset-offset", group, "-t", topic, "--to-first", "--yes")
+    run("clone-offset", group, f"{group}-2", "--yes")
+    done = json.loads(run("skip", group, "--yes", "--json").out[0])
+    assert (done["skipped"], done["dry_run"]) == (30, False)
+    assert json.loads(run("progress", f"{group}-2", "--json").out[0])["lag"] == 30
+    run("delete", group, "--with-topics", "--yes")
+    assert "no broker knows" in run("progress", group, code=1).err[0]
