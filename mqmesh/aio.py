@@ -10,11 +10,29 @@
         async for message in consumer:
             ...
 
+    async with TransactionProducer("orders", listener) as producer:
+        async with producer.transaction(Message("orders", b"two")) as tx:
+            await database.execute(..., tx.message_id)
+
+    async with GroupAdmin() as admin:
+        print(await admin.progress("billing"))
+
 Messages, results and errors are those of ``mqmesh``. A client belongs to the event loop that
 it was started in.
 """
 
+from mqmesh.sdk.aio_admin import AdminClient, GroupAdmin, QueryClient
 from mqmesh.sdk.aio_consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio_producer import Producer
+from mqmesh.sdk.aio_transactions import TransactionListener, TransactionProducer
 
-__all__ = ["Producer", "PullConsumer", "PushConsumer"]
+__all__ = [
+    "AdminClient",
+    "GroupAdmin",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "QueryClient",
+    "TransactionListener",
+    "TransactionProducer",
+]

@@ -167,6 +167,10 @@ class PullConsumer:
         self._forget(queues)
         await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
 
+    async def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """As ``mqmesh.PullConsumer.offset_of_time``."""
+        return await asyncio.to_thread(self._inner.offset_of_time, queue, timestamp_ms)
+
     async def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
         """As ``mqmesh.PullConsumer.lag``."""
         return await asyncio.to_thread(self._inner.lag, *queues)

@@ -1,6 +1,7 @@
 """The producer for asyncio programs."""
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -32,8 +33,14 @@ class Producer:
         client: ClientOptions | None = None,
         **options: Any,
     ) -> None:
-        self._inner = BlockingProducer(group, namesrv_addr=namesrv_addr, client=client, **options)
+        self._inner = self._make(group, namesrv_addr=namesrv_addr, client=client, **options)
         self._completions: Completions | None = None
+        # Senders that wait, by topic, and who serves them.
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+
+    def _make(self, group: str, **options: Any) -> BlockingProducer:
+        return BlockingProducer(group, **options)
 
     async def start(self) -> None:
         """Connects; further calls do nothing.
@@ -110,6 +117,16 @@ class Producer:
         future = self._inner.reply_async(request, body, timeout_ms=timeout_ms, **fields)
         return await asyncio.wrap_future(future)
 
+    @property
+    def pending_requests(self) -> int:
+        """As ``mqmesh.Producer.pending_requests``."""
+        return self._inner.pending_requests
+
+    @property
+    def late_replies(self) -> int:
+        """As ``mqmesh.Producer.late_replies``."""
+        return self._inner.late_replies
+
     async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic may be sent to."""
         return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
@@ -120,10 +137,43 @@ class Producer:
         # What is no message is left to the sender, who says what is wrong with it.
         if isinstance(message, Message) and isinstance(message.topic, str):
             # What may wait, for a first route or for room, must not hold up the event loop.
-            while not inner.can_send_at_once(message.topic):
-                await asyncio.to_thread(inner.wait_until_can_send, message.topic)
-        elif self._completions is None:
-            inner.can_send_at_once("")  # says that the producer is not started
+            if message.topic in self._lines or not inner.can_send_at_once(message.topic):
+                await self._stand_in_line(message.topic)
+        return self._new_waiting()
+
+    async def _stand_in_line(self, topic: str) -> None:
+        """Waits for a topic's route and for room; whoever came first goes first."""
+        line = self._lines.get(topic)
+        if line is None:
+            line = self._lines[topic] = deque()
+            self._serving[topic] = asyncio.create_task(self._serve_line(topic, line))
+        turn = asyncio.get_running_loop().create_future()
+        line.append(turn)
+        await turn
+
+    async def _serve_line(self, topic: str, line: deque[asyncio.Future[None]]) -> None:
+        try:
+            while line:
+                if line[0].done():  # its sender was cancelled
+                    line.popleft()
+                elif not self._inner.can_send_at_once(topic):
+                    await asyncio.to_thread(self._inner.wait_until_can_send, topic)
+                else:
+                    line[0].set_result(None)
+                    # It sends now, and only then nobody can overtake it any more.
+                    await asyncio.sleep(0)
+                    line.popleft()
+        except Exception as error:
+            # What is missing is missing for all of them.
+            for turn in line:
+                if not turn.done():
+                    turn.set_exception(error)
+        finally:
+            del self._lines[topic], self._serving[topic]
+
+    def _new_waiting(self) -> asyncio.Future[None]:
+        if self._completions is None:
+            self._inner.can_send_at_once("")  # says that the producer is not started
         assert self._completions is not None, "nothing is sent before start"
         return self._completions.new_future()
 

@@ -118,6 +118,32 @@ def test_waiting_for_a_first_route_does_not_hold_up_the_event_loop(world, run, m
     run(main())
 
 
+def test_sends_that_wait_for_the_first_route_keep_their_order(world, run, make):
+    async def main() -> None:
+        async with make() as producer:
+            sends = [producer.send(message(str(n), sharding_key="k")) for n in range(100)]
+            await asyncio.gather(*sends)
+
+    run(main())
+    assert world.stored() == [b"%d" % n for n in range(100)]
+
+
+def test_all_that_wait_for_a_missing_route_fail_together_but_for_the_cancelled(world, run, make):
+    async def main() -> None:
+        async with make(send_msg_timeout_ms=200) as producer:
+            tasks = [
+                asyncio.ensure_future(producer.send(Message("missing", b"x"))) for _ in range(20)
+            ]
+            await asyncio.sleep(0)
+            tasks[3].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            kinds = [type(one) for one in results]
+            assert kinds == [NoRoute] * 3 + [asyncio.CancelledError] + [NoRoute] * 16
+            assert (await producer.send(message("there"))).queue_offset == 0
+
+    run(main())
+
+
 def test_waiting_for_room_does_not_hold_up_the_event_loop(world, run, make):
     async def main() -> None:
         async with make(buffer_memory_bytes=500, send_msg_timeout_ms=20_000) as producer:

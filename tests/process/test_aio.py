@@ -1,0 +1,239 @@
+"""What mqmesh.aio has of everything else: order, filters, transactions, administration."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from mqmesh import aio
+from mqmesh.errors import InvalidArgument, MQMeshError, TopicNotFound
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.groups import ResetWhere
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.message_selector import MessageSelector
+from mqmesh.sdk.transactions import LocalTransactionState
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 20
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
+    settings = {"transaction_timeout_ms": "200", "transaction_check_interval_ms": "200"}
+    folder = tmp_path_factory.mktemp("cluster")
+    with ProcessCluster(folder, broker_settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic-{next(_numbers)}"
+
+
+def run(main) -> None:
+    asyncio.run(asyncio.wait_for(main, 50))
+
+
+def push_consumer(cluster, group, **options) -> aio.PushConsumer:
+    return aio.PushConsumer(
+        group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET", **options
+    )
+
+
+async def bodies_of(cluster, topic, group, count) -> list[bytes]:
+    """The first messages that a new group gets, waiting for them."""
+    found: list[bytes] = []
+    async with aio.PullConsumer(
+        group, namesrv_addr=cluster.namesrv_addr, consume_from_where="FIRST_OFFSET"
+    ) as consumer:
+        await consumer.subscribe(topic)
+        while len(found) < count:
+            found += [message.body for message in await consumer.poll(timeout_ms=1_000)]
+    return found
+
+
+def test_coroutine_listeners_keep_the_order_of_each_key(cluster, topic):
+    async def main() -> None:
+        got: dict[str, list[int]] = {}
+        failed = False
+        done = asyncio.Event()
+
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            nonlocal failed
+            await asyncio.sleep(0)
+            if not failed:
+                failed = True
+                return ConsumeResult.RECONSUME_LATER
+            for message in messages:
+                got.setdefault(message.sharding_key or "", []).append(int(message.body))
+            if sum(map(len, got.values())) == 200:
+                done.set()
+            return ConsumeResult.SUCCESS
+
+        async with aio.Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+            await asyncio.gather(
+                *(
+                    producer.send(Message(topic, b"%d" % n, sharding_key=f"k{n % 8}"))
+                    for n in range(200)
+                )
+            )
+        options = {"consume_orderly": True, "suspend_current_queue_time_ms": 50}
+        consumer = push_consumer(cluster, f"{topic}-g", **options)
+        await consumer.subscribe(topic, listener=listen)
+        async with consumer:
+            await asyncio.wait_for(done.wait(), PATIENCE_S)
+        assert {key: sorted(numbers) for key, numbers in got.items()} == got
+
+    run(main())
+
+
+def test_sql_and_tags_choose_what_coroutines_get(cluster, topic):
+    async def main() -> None:
+        got: list[bytes] = []
+        arrived = asyncio.Semaphore(0)
+
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            got.extend(message.body for message in messages)
+            arrived.release()
+            return ConsumeResult.SUCCESS
+
+        async with aio.Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+            for n in range(10):
+                await producer.send(Message(topic, b"%d" % n, tag="T", properties={"n": str(n)}))
+        consumer = push_consumer(cluster, f"{topic}-g")
+        sql = MessageSelector.by_sql("n > 6 AND TAGS = 'T'")
+        await consumer.subscribe(topic, sql, listener=listen)
+        async with consumer:
+            for _ in range(3):
+                await asyncio.wait_for(arrived.acquire(), PATIENCE_S)
+        assert sorted(got) == [b"7", b"8", b"9"]
+        with pytest.raises(InvalidArgument):
+            await consumer.subscribe(topic, MessageSelector.by_sql("n >"), listener=listen)
+
+    run(main())
+
+
+class Bank(aio.TransactionListener):
+    """Decides by the message's body; says UNKNOWN first to what is to be asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    async def execute_local_transaction(self, message, arg) -> LocalTransactionState:
+        await asyncio.sleep(0)
+        if message.body == b"fail":
+            raise RuntimeError("the bank is closed")
+        return {
+            b"good": LocalTransactionState.COMMIT,
+            b"bad": LocalTransactionState.ROLLBACK,
+        }.get(message.body, LocalTransactionState.UNKNOWN)
+
+    async def check_local_transaction(self, message) -> LocalTransactionState:
+        await asyncio.sleep(0)
+        self.asked.append(message.body)
+        return LocalTransactionState.COMMIT
+
+
+def test_transactions_of_coroutines(cluster, topic):
+    async def main() -> None:
+        bank = Bank()
+        address = cluster.namesrv_addr
+        async with aio.TransactionProducer("tellers", bank, namesrv_addr=address) as producer:
+            results = [
+                await producer.send_message_in_transaction(Message(topic, body))
+                for body in (b"good", b"bad", b"later", b"fail")
+            ]
+            assert [one.local_transaction_state.name for one in results] == [
+                "COMMIT",
+                "ROLLBACK",
+                "UNKNOWN",
+                "UNKNOWN",
+            ]
+            async with producer.transaction(Message(topic, b"block")) as tx:
+                assert tx.message_id
+            with pytest.raises(LookupError):
+                async with producer.transaction(Message(topic, b"broken block")):
+                    raise LookupError
+            async with producer.transaction(Message(topic, b"by hand")) as tx:
+                await tx.rollback()
+                assert tx.is_ended
+            await producer.send(Message(topic, b"plain"))
+            got = await bodies_of(cluster, topic, f"{topic}-g", 5)
+        assert sorted(got) == [b"block", b"fail", b"good", b"later", b"plain"]
+        assert {b"later", b"fail"} <= set(bank.asked)
+
+    run(main())
+
+
+def test_a_listener_of_plain_functions_is_refused():
+    class Plain:
+        def execute_local_transaction(self, message, arg):
+            raise AssertionError
+
+        check_local_transaction = execute_local_transaction
+
+    with pytest.raises(InvalidArgument, match="coroutine"):
+        aio.TransactionProducer("g", Plain())
+
+
+def test_administration_from_coroutines(cluster, topic):
+    async def main() -> None:
+        address = cluster.namesrv_addr
+        async with (
+            aio.GroupAdmin(address) as admin,
+            aio.QueryClient(address, timeout_ms=10_000) as query,
+            aio.Producer("p", namesrv_addr=address) as producer,
+        ):
+            await admin.create_topic(TopicConfig(topic, 2, 2))
+            assert topic in await admin.topics()
+            with pytest.raises(TopicNotFound):
+                await query.by_key("no-such-topic", "k")
+            sent = [await producer.send(Message(topic, b"x", keys=["k"])) for _ in range(4)]
+            group = f"{topic}-g"
+            await bodies_of(cluster, topic, group, 4)
+            progress, names = await asyncio.gather(admin.progress(group), admin.topics())
+            assert (progress.lag, topic in names) == (0, True)
+            moves = await admin.reset_offset(group, topic, ResetWhere.FIRST)
+            assert moves.reread == 4
+            found = (await query.by_id(sent[0].message_id)).messages
+            assert [one.message_id for one in found] == [sent[0].message_id]
+        await admin.close()
+        with pytest.raises((RuntimeError, MQMeshError)):
+            await admin.topics()
+
+    run(main())
+
+
+def public(kind: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "kind", [aio.AdminClient, aio.QueryClient, aio.GroupAdmin], ids=lambda kind: kind.__name__
+)
+def test_every_method_of_an_admin_client_can_be_awaited(kind):
+    assert public(kind._kind) - public(kind) == set()
+    assert all(inspect.iscoroutinefunction(getattr(kind, name)) for name in public(kind))
+
+
+def test_the_names_are_those_of_the_blocking_clients():
+    blocking_only = {
+        # A future where coroutines await, and what the blocking ones need among themselves.
+        aio.Producer: {"send_async", "send_batch_async", "request_async", "reply_async", "on_fork"}
+        | {"can_send_at_once", "wait_until_can_send"},
+        aio.TransactionProducer: {"send_message_in_transaction_async", "end"},
+        aio.PullConsumer: {"acknowledge", "on_arrival"},
+        aio.PushConsumer: set(),
+    }
+    import mqmesh
+
+    common = blocking_only[aio.Producer]
+    for kind, missing in blocking_only.items():
+        blocking = getattr(mqmesh, kind.__name__)
+        assert public(blocking) - public(kind) - common - missing == set(), kind
