@@ -21,18 +21,30 @@ Messages, results and errors are those of ``mqmesh``. A client belongs to the ev
 it was started in.
 """
 
-from mqmesh.sdk.aio_admin import AdminClient, GroupAdmin, QueryClient
+from mqmesh.sdk.aio_admin import (
+    AdminClient,
+    DeadLetterClient,
+    DelayClient,
+    GroupAdmin,
+    QueryClient,
+    TrackClient,
+    TransactionAdmin,
+)
 from mqmesh.sdk.aio_consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio_producer import Producer
 from mqmesh.sdk.aio_transactions import TransactionListener, TransactionProducer
 
 __all__ = [
     "AdminClient",
+    "DeadLetterClient",
+    "DelayClient",
     "GroupAdmin",
     "Producer",
     "PullConsumer",
     "PushConsumer",
     "QueryClient",
+    "TrackClient",
+    "TransactionAdmin",
     "TransactionListener",
     "TransactionProducer",
 ]

@@ -2,15 +2,20 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from mqmesh.sdk.admin import AdminClient as BlockingAdminClient
+from mqmesh.sdk.dead_letters import DeadLetterClient as BlockingDeadLetterClient
+from mqmesh.sdk.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.group_admin import GroupAdmin as BlockingGroupAdmin
 from mqmesh.sdk.options import DEFAULT_NAMESRV
 from mqmesh.sdk.queries import QueryClient as BlockingQueryClient
+from mqmesh.sdk.tracks import TrackClient as BlockingTrackClient
+from mqmesh.sdk.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -26,6 +31,25 @@ def awaited(
         return await self._run(functools.partial(method, self._inner, *args, **kwargs))
 
     return call
+
+
+def stepped(
+    method: Callable[Concatenate[Any, _P], Iterator[_T]],
+) -> Callable[Concatenate[Any, _P], AsyncIterator[_T]]:
+    """An asynchronous iterator over what a blocking client's method yields, in its thread."""
+
+    @functools.wraps(method)
+    async def walk(
+        self: "AdminClient", /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> AsyncIterator[_T]:
+        steps = await self._run(lambda: iter(method(self._inner, *args, **kwargs)))
+        while True:
+            found = await self._run(lambda: list(itertools.islice(steps, 1)))
+            if not found:
+                return
+            yield found[0]
+
+    return walk
 
 
 class AdminClient:
@@ -106,3 +130,42 @@ class GroupAdmin(AdminClient):
     reset_offset = awaited(BlockingGroupAdmin.reset_offset)
     clone_offset = awaited(BlockingGroupAdmin.clone_offset)
     skip_backlog = awaited(BlockingGroupAdmin.skip_backlog)
+
+
+class TrackClient(QueryClient, GroupAdmin):
+    """What became of messages, from coroutines; as ``mqmesh.TrackClient``."""
+
+    _kind = BlockingTrackClient
+
+    track = awaited(BlockingTrackClient.track)
+
+
+class DeadLetterClient(QueryClient):
+    """Dead letters from coroutines; as ``mqmesh.sdk.dead_letters.DeadLetterClient``.
+
+    ``scan`` and ``resend`` are to be iterated by ``async for``.
+    """
+
+    _kind = BlockingDeadLetterClient
+
+    groups = awaited(BlockingDeadLetterClient.groups)
+    scan = stepped(BlockingDeadLetterClient.scan)
+    resend = stepped(BlockingDeadLetterClient.resend)
+
+
+class DelayClient(AdminClient):
+    """Cancels delayed messages from coroutines; as ``mqmesh.sdk.delays.DelayClient``."""
+
+    _kind = BlockingDelayClient
+
+    cancel = awaited(BlockingDelayClient.cancel)
+
+
+class TransactionAdmin(AdminClient):
+    """Half messages from coroutines; as ``mqmesh.sdk.transaction_admin.TransactionAdmin``."""
+
+    _kind = BlockingTransactionAdmin
+
+    half_messages = awaited(BlockingTransactionAdmin.half_messages)
+    half_message = awaited(BlockingTransactionAdmin.half_message)
+    end_half_message = awaited(BlockingTransactionAdmin.end_half_message)

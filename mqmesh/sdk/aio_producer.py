@@ -102,6 +102,10 @@ class Producer:
         await self._ready(message)
         self._inner.send_oneway(message, **choice)
 
+    async def cancel_delayed(self, sent: SendResult, *, timeout_ms: int | None = None) -> None:
+        """Cancels a delayed message; arguments and errors as of ``mqmesh``'s."""
+        await asyncio.to_thread(self._inner.cancel_delayed, sent, timeout_ms=timeout_ms)
+
     async def request(
         self, message: Message, timeout_ms: int | None = None, **choice: Any
     ) -> Message:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import itertools
+import pkgutil
 from collections.abc import Iterator
 
 import pytest
 
+import mqmesh
+import mqmesh.sdk
 from mqmesh import aio
 from mqmesh.errors import InvalidArgument, MQMeshError, TopicNotFound
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.groups import ResetWhere
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin import AdminClient as BlockingAdminClient
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.transactions import LocalTransactionState
@@ -187,7 +192,8 @@ def test_administration_from_coroutines(cluster, topic):
         address = cluster.namesrv_addr
         async with (
             aio.GroupAdmin(address) as admin,
-            aio.QueryClient(address, timeout_ms=10_000) as query,
+            aio.TrackClient(address, timeout_ms=10_000) as query,
+            aio.DeadLetterClient(address) as dead_letters,
             aio.Producer("p", namesrv_addr=address) as producer,
         ):
             await admin.create_topic(TopicConfig(topic, 2, 2))
@@ -203,6 +209,9 @@ def test_administration_from_coroutines(cluster, topic):
             assert moves.reread == 4
             found = (await query.by_id(sent[0].message_id)).messages
             assert [one.message_id for one in found] == [sent[0].message_id]
+            assert await query.track(sent[0].message_id)
+            assert await dead_letters.groups() == {}
+            assert [letter async for letter in dead_letters.scan(group)] == []
         await admin.close()
         with pytest.raises((RuntimeError, MQMeshError)):
             await admin.topics()
@@ -210,16 +219,35 @@ def test_administration_from_coroutines(cluster, topic):
     run(main())
 
 
+ADMINS = [
+    kind
+    for kind in vars(aio).values()
+    if isinstance(kind, type) and issubclass(kind, aio.AdminClient)
+]
+
+
 def public(kind: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(
-    "kind", [aio.AdminClient, aio.QueryClient, aio.GroupAdmin], ids=lambda kind: kind.__name__
-)
-def test_every_method_of_an_admin_client_can_be_awaited(kind):
+@pytest.mark.parametrize("kind", ADMINS, ids=lambda kind: kind.__name__)
+def test_every_method_of_an_admin_client_can_be_awaited_or_iterated(kind):
     assert public(kind._kind) - public(kind) == set()
-    assert all(inspect.iscoroutinefunction(getattr(kind, name)) for name in public(kind))
+    for name in public(kind):
+        method = getattr(kind, name)
+        is_iterated = inspect.isgeneratorfunction(getattr(kind._kind, name))
+        is_right = inspect.isasyncgenfunction if is_iterated else inspect.iscoroutinefunction
+        assert is_right(method), name
+
+
+def test_every_admin_client_is_there():
+    for info in pkgutil.iter_modules(mqmesh.sdk.__path__):
+        importlib.import_module(f"mqmesh.sdk.{info.name}")
+    blocking = {BlockingAdminClient}
+    for _ in range(3):
+        blocking |= {sub for one in blocking for sub in one.__subclasses__()}
+    ours = {one for one in blocking if one.__module__.startswith("mqmesh.sdk.")}
+    assert ours == {kind._kind for kind in ADMINS}
 
 
 def test_the_names_are_those_of_the_blocking_clients():
@@ -231,8 +259,6 @@ def test_the_names_are_those_of_the_blocking_clients():
         aio.PullConsumer: {"acknowledge", "on_arrival"},
         aio.PushConsumer: set(),
     }
-    import mqmesh
-
     common = blocking_only[aio.Producer]
     for kind, missing in blocking_only.items():
         blocking = getattr(mqmesh, kind.__name__)
