@@ -16,7 +16,13 @@ from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.thread_cluster import BROKER, ThreadCluster, small_broker_settings
+from mqmesh.testing.thread_cluster import (
+    BROKER,
+    RoleThread,
+    ThreadCluster,
+    small_broker_settings,
+    start_schedule,
+)
 
 THREADS: Final = "threads"
 PROCESSES: Final = "processes"
@@ -47,11 +53,14 @@ class SharedCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="mq-"))
         self._threads: ThreadCluster | None = None
         self._processes: ProcessCluster | None = None
+        self._schedule: RoleThread | None = None
         try:
             if kind == PROCESSES:
                 settings = {**small_broker_settings(), **(broker_settings or {})}
                 self._processes = ProcessCluster(self._folder, broker_settings=settings)
                 self.namesrv_addr = self._processes.namesrv_addr
+                # Nobody kills it, and a process would cost half a second.
+                self._schedule = start_schedule(self._folder, self.namesrv_addr)
             else:
                 self._threads = ThreadCluster(self._folder, broker_settings)
                 self.namesrv_addr = self._threads.namesrv_addr
@@ -93,6 +102,8 @@ class SharedCluster:
     def close(self) -> None:
         """Ends everything and removes its files."""
         self.admin.close()
+        if self._schedule is not None:
+            self._schedule.stop()
         if self._processes is not None:
             self._processes.close()
         if self._threads is not None:

@@ -1,4 +1,4 @@
-"""A real name server and a real broker in threads of this process: there in milliseconds."""
+"""A real cluster in threads of this process: there in milliseconds."""
 
 import logging
 import threading
@@ -13,6 +13,8 @@ from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import Role
+from mqmesh.roles.schedule.config import ScheduleConfig
+from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.units import MIB
@@ -79,7 +81,7 @@ class RoleThread:
 
 
 class ThreadCluster:
-    """A name server and a broker in this process, on free ports.
+    """A name server, a broker and its schedule service in this process, on free ports.
 
     The roles are those that ``mqmesh up`` runs, with sockets and files; only the processes are
     missing, and with them kill -9, and the index of keys and ids.
@@ -105,8 +107,10 @@ class ThreadCluster:
         }
         self._port = "0"
         self._broker: RoleThread | None = None
+        self._schedule: RoleThread | None = None
         try:
             self.start_broker()
+            self._schedule = start_schedule(folder, self.namesrv_addr)
         except BaseException:
             self.close()
             raise
@@ -130,6 +134,8 @@ class ThreadCluster:
 
     def close(self) -> None:
         """Stops everything."""
+        if self._schedule is not None:
+            self._schedule.stop()
         self.stop_broker()
         self._namesrv.stop()
 
@@ -149,6 +155,22 @@ class ThreadCluster:
         overrides = [f"{key}={value}" for key, value in settings.items()]
         config = load_config(BrokerConfig, None, None, overrides)
         return BrokerServer(config, context, loop)
+
+
+def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
+    """Starts the schedule service of the broker, without which no failed message comes again.
+
+    Args:
+        folder: For its timetable; a short path.
+        namesrv_addr: Name servers, separated by semicolons.
+    """
+    config = ScheduleConfig(
+        broker_name=BROKER,
+        namesrv_addr=namesrv_addr.split(";"),
+        store_path_root_dir=str(folder / f"schedule-{BROKER}"),
+        retry_ms=50,
+    )
+    return RoleThread("schedule", lambda context, loop: ScheduleServer(config, context, loop))
 
 
 def small_broker_settings() -> dict[str, str]:
