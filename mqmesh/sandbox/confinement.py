@@ -20,7 +20,8 @@ from mqmesh.sandbox.seccomp import ARCHITECTURES, program
 
 NOBODY: Final = 65_534
 """User and group of a worker whose owner is root."""
-NICENESS: Final = 10
+NICENESS: Final = 5
+"""Brokers and filter servers come first; not so low that a busy machine makes filters late."""
 
 _CLONE_NEWNS = 0x0002_0000
 _CLONE_NEWUTS = 0x0400_0000

