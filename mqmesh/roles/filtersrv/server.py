@@ -117,7 +117,7 @@ class FilterServer:
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
-        self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(port), host_id())
+        self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
         self._broker = CommandClient(
             self._zmq,
             self._loop,
@@ -145,12 +145,15 @@ class FilterServer:
             self._server.close()
             self._server = None
 
-    def _bind_ipc(self, port: str) -> str:
-        if not self._config.enable_ipc:
+    def _bind_ipc(self) -> str:
+        config = self._config
+        if not config.enable_ipc:
             return ""
+        # The same at each start: the next life takes the path from the former one.
+        place = Path("filtersrv", config.broker_addr, config.name)
         assert self._server is not None
         try:
-            path = socket_path(Path(f"filtersrv-{self._config.listen_host}-{port}"))
+            path = socket_path(place)
             if path is None:
                 return ""
             self._server.bind(f"ipc://{path}")
