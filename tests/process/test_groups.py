@@ -518,3 +518,46 @@ def test_the_command_line_from_creation_to_deletion(cluster, admin, names):
     assert json.loads(run("progress", f"{group}-2", "--json").out[0])["lag"] == 30
     run("delete", group, "--with-topics", "--yes")
     assert "no broker knows" in run("progress", group, code=1).err[0]
+
+
+def test_what_failed_is_tracked_to_its_retries_and_to_the_dead_letters(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
+        sent = producer.send(Message(topic, b"1"))
+
+    def fail(messages):
+        raise ValueError("no such order")
+
+    admin.create_group(GroupConfig(f"{group}-strict", retry_max_times=0))
+    with (
+        TrackClient(cluster.namesrv_addr) as client,
+        push(cluster, topic, group, fail),
+        push(cluster, topic, f"{group}-strict", fail),
+    ):
+
+        def tracks():
+            found = client.track(sent.message_id).tracks
+            return {one.group: one for one in found if one.state in ("RETRYING", "DEAD")}
+
+        found = until(lambda: len(both := tracks()) == 2 and both)
+    late, dead = found[group], found[f"{group}-strict"]
+    assert (late.state, late.reconsume_times, dead.state) == ("RETRYING", 1, "DEAD")
+    assert late.due_ms > sent_ms(client_copies(cluster, sent.message_id))
+    assert "ValueError: no such order" in late.last_failure
+    assert "ValueError: no such order" in dead.last_failure
+    assert admin.progress(f"{group}-strict").dead == 1
+    assert admin.progress(group).dead == 0
+    with TrackClient(cluster.namesrv_addr) as client:
+        shown = client.by_id(sent.message_id)
+        assert {one.info.topic for one in shown.messages} == {topic, f"%DLQ%{group}-strict"}
+        assert shown.hidden == 1
+
+
+def client_copies(cluster, message_id):
+    with TrackClient(cluster.namesrv_addr) as client:
+        return client.by_id(message_id, with_system=True).messages
+
+
+def sent_ms(copies):
+    return min(one.store_timestamp for one in copies)
