@@ -31,10 +31,10 @@ STYLES: Final = {
 def track(message_id: str, namesrv: str, as_json: bool) -> int:
     """What happened to a message: where it is stored, and what each group has done about it.
 
-    CONSUMED: the group's offset has passed it. FILTERED: so it has, but its members do not want
-    the tag. IN_FLIGHT: a member has it. WAITING: the group has not come so far. RETRYING: it
-    failed, and will come again. DEAD: it is in the group's dead letters. UNKNOWN: the group
-    broadcasts, and its members keep their offsets by themselves.
+    CONSUMED: the group's offset has passed it. FILTERED: so it has, but its members'
+    expressions leave it out. IN_FLIGHT: a member has it. WAITING: the group has not come so
+    far. RETRYING: it failed, and will come again. DEAD: it is in the group's dead letters.
+    UNKNOWN: the group broadcasts, and its members keep their offsets by themselves.
 
     \b
     Examples:

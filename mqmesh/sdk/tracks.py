@@ -2,11 +2,14 @@
 
 import enum
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
 from mqmesh.delayed_batch import DelayedMeta, due_times, read_delayed_meta
-from mqmesh.errors import CorruptBatch, MQMeshError, TopicNotFound
+from mqmesh.errors import CorruptBatch, InvalidArgument, MQMeshError, TopicNotFound
+from mqmesh.filtering.predicate import evaluate
+from mqmesh.filtering.sql92 import TAGS, parse_sql
 from mqmesh.filtering.tags import parse_tags
 from mqmesh.message import (
     DLQ_PREFIX,
@@ -36,7 +39,7 @@ class TrackState(enum.StrEnum):
     CONSUMED = "CONSUMED"
     """The group's offset has passed it."""
     FILTERED = "FILTERED"
-    """The group's offset has passed it, and its members do not want the message's tag."""
+    """The group's offset has passed it, and its members' expressions leave it out."""
     IN_FLIGHT = "IN_FLIGHT"
     """Handed out to a member, which is not done with it."""
     WAITING = "WAITING"
@@ -217,9 +220,22 @@ def _group_in(topic: str) -> str:
 
 
 def _is_wanted(copy: StoredMessage, subscriptions: Iterable[Subscription]) -> bool:
-    """False when the members' tag expressions leave the message out."""
-    expressions = [one for one in subscriptions if one.topic == copy.info.topic]
-    if not expressions or any(one.expression_type != ExpressionType.TAG for one in expressions):
-        return True
-    wanted = [parse_tags(one.expression) for one in expressions]
-    return any(tags is None or copy.tag in tags for tags in wanted)
+    """False when the members' expressions leave the message out; Python filters may not."""
+    mine = [one for one in subscriptions if one.topic == copy.info.topic]
+    return not mine or any(_fits(copy, one) for one in mine)
+
+
+def _fits(copy: StoredMessage, subscription: Subscription) -> bool:
+    try:
+        if subscription.expression_type == ExpressionType.TAG:
+            tags = parse_tags(subscription.expression)
+            return tags is None or copy.tag in tags
+        if subscription.expression_type == ExpressionType.SQL92:
+            return evaluate(parse_sql(subscription.expression), partial(_lookup, copy)) is True
+    except InvalidArgument:
+        return True  # of a later version, perhaps
+    return True
+
+
+def _lookup(copy: StoredMessage, name: str) -> str | None:
+    return copy.tag if name == TAGS else copy.property(name)
