@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.bench.labelled import SQL, TAGS
+from mqmesh.bench.delay_sides import product_delay_accuracy, product_delay_drain
 from mqmesh.bench.sides import (
     Conditions,
     Load,
@@ -235,6 +236,26 @@ def _store_rows() -> list[Row]:
     ]
 
 
+def _delay_rows() -> list[Row]:
+    million = Load(messages=1_000_000)
+    return [
+        Row(
+            name="delay_accuracy",
+            unit="ms p99",
+            what="how late messages come, 1,000 due a second while a million others wait",
+            product=partial(product_delay_accuracy, million, 10),
+            most=100.0,
+        ),
+        Row(
+            name="delay_drain",
+            unit="msg/s",
+            what="delayed messages that are overdue when the schedule service starts",
+            product=partial(product_delay_drain, million),
+            least=100_000.0,
+        ),
+    ]
+
+
 def _large_rows() -> list[Row]:
     return [
         Row(
@@ -326,6 +347,7 @@ ROWS: Final = {
         *_latency_rows(),
         *_other_rows(),
         *_store_rows(),
+        *_delay_rows(),
         *_large_rows(),
         *_transaction_rows(),
         *_filter_rows(),
