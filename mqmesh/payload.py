@@ -78,6 +78,7 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 _encoder = msgspec.msgpack.Encoder()
 _messages_decoder = msgspec.msgpack.Decoder(list[StoredMessage])
+_raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
 
 
@@ -108,11 +109,7 @@ def encode_payload(
             _check_strings(
                 (len(m.keys) + 2 * len(m.properties or ()) for m in messages), LocalProtocolError
             )
-        tags = set(map(_get_tag, messages))
-        if len(tags) > 1:
-            hashes = struct.pack(f"<{count}Q", *map(tag_hash, map(_get_tag, messages)))
-        elif (tag := tags.pop()) is not None:
-            hashes = tag_hash(tag).to_bytes(8, "little")
+        hashes = _tag_hashes(messages)
         has_keys = any(map(_get_keys, messages))
     codec = CODEC_NONE
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
@@ -224,6 +221,45 @@ def decode_payload(payload: memoryview | bytes) -> list[StoredMessage]:
         return _messages_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"messages cannot be decoded: {error}") from error
+
+
+def split_payload(payload: memoryview | bytes) -> list[msgspec.Raw]:
+    """The messages of an opened payload, each still encoded; nothing in them is looked at.
+
+    Raises:
+        CorruptBatch: It is no array.
+    """
+    try:
+        return _raws_decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CorruptBatch(f"messages cannot be told apart: {error}") from error
+
+
+def join_payload(raws: Sequence[msgspec.Raw], *, compress_over_bytes: int | None = None) -> Payload:
+    """The payload of messages that are encoded already.
+
+    Args:
+        raws: From ``split_payload``.
+        compress_over_bytes: As for ``record_batch.encode_batch``.
+
+    Raises:
+        CorruptBatch: One of them is no message.
+    """
+    data, codec = _encoder.encode(raws), CODEC_NONE
+    raw_size, count = len(data), len(raws)
+    messages = decode_payload(data)
+    has_keys, hashes = any(map(_get_keys, messages)), _tag_hashes(messages)
+    if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
+        data, codec = compress_payload(data)
+    return Payload(data, codec, raw_size, count, has_keys, hashes)
+
+
+def _tag_hashes(messages: Sequence[Message]) -> bytes:
+    tags = set(map(_get_tag, messages))
+    if len(tags) > 1:
+        return struct.pack(f"<{len(messages)}Q", *map(tag_hash, map(_get_tag, messages)))
+    tag = tags.pop()
+    return b"" if tag is None else tag_hash(tag).to_bytes(8, "little")
 
 
 def _inflate(payload: memoryview, raw_size: int) -> bytes:

@@ -7,12 +7,14 @@ birth; ``Attributes.REDELIVERED`` says that it takes no part in the detection of
 duplicates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
+
+import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message
-from mqmesh.payload import Buffer, Payload, encode_payload
+from mqmesh.payload import Buffer, Payload, encode_payload, join_payload, split_payload
 from mqmesh.record_batch import (
     HEADER_SIZE,
     Attributes,
@@ -20,6 +22,7 @@ from mqmesh.record_batch import (
     batch_parts,
     decode_messages,
     read_meta,
+    read_payload,
 )
 
 COMPRESS_OVER_BYTES: Final = 4 * 1024
@@ -40,10 +43,12 @@ def redeliver(
     queue_id: int,
     attributes: int = 0,
     change: Change | None = None,
+    raws: Sequence[msgspec.Raw] | None = None,
 ) -> bytes:
     """Makes a batch for another topic or queue out of messages of a stored one.
 
-    The whole of a batch, unchanged, is not decoded: that costs as much as its checksum.
+    The whole of a batch, unchanged, is not decoded: that costs as much as its checksum. Of a
+    part, only that is.
 
     Args:
         buffer: Holds the stored batch, which passed ``check_batch``.
@@ -55,6 +60,7 @@ def redeliver(
         queue_id: Queue it is for.
         attributes: Bits beside REDELIVERED and those for keys and tags.
         change: Applied to each message.
+        raws: What ``payload.split_payload`` made of the batch, where that is known already.
 
     Returns:
         Layout: record batch, its broker part blank.
@@ -81,11 +87,13 @@ def redeliver(
             bool(header.attributes & Attributes.HAS_KEYS),
             meta.tag_hashes,
         )
+    elif change is None:
+        if raws is None:
+            raws = split_payload(read_payload(buffer, header, position))
+        payload = join_payload(raws[first : first + count], compress_over_bytes=COMPRESS_OVER_BYTES)
     else:
         stored = decode_messages(buffer, header, position=position)[first : first + count]
-        messages = [message.to_message() for message in stored]
-        if change is not None:
-            messages = [change(message) for message in messages]
+        messages = [change(message.to_message()) for message in stored]
         payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
     parts = batch_parts(
         payload,

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.bench.labelled import SQL, TAGS
 from mqmesh.bench.delay_sides import product_delay_accuracy, product_delay_drain
+from mqmesh.bench.labelled import SQL, TAGS
 from mqmesh.bench.sides import (
     Conditions,
     Load,

@@ -11,8 +11,6 @@ import msgspec
 
 from mqmesh.delayed_batch import (
     RECORD_QUEUE,
-    DelayedMeta,
-    due_times,
     pack_due_times,
     read_delayed_meta,
     scheduled_batch,
@@ -20,12 +18,13 @@ from mqmesh.delayed_batch import (
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
-from mqmesh.record_batch import Attributes, BatchHeader, encode_batch, read_header
+from mqmesh.record_batch import Attributes, encode_batch, read_header
 from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.inner_send import ensure_topic
+from mqmesh.roles.broker.opened_batches import OpenedBatch, OpenedBatches
 from mqmesh.schedule_record import Action, Run, encode_record
-from mqmesh.units import MIB, CommitLogOffset
+from mqmesh.units import MIB
 
 SLICE_NS: Final = 5_000_000
 """One turn; then others have theirs."""
@@ -50,29 +49,6 @@ class Prepared(msgspec.Struct):
     gone: int = 0
 
 
-class _Opened:
-    """The batch that the runs before came from: the next one is often of the same."""
-
-    def __init__(self) -> None:
-        self.offset = -1
-        self.data = b""
-        self.header: BatchHeader | None = None
-        self.meta = DelayedMeta("")
-        self.due_times: tuple[int, ...] = ()
-
-    def open(self, context: BrokerContext, offset: int) -> BatchHeader:
-        if offset != self.offset or self.header is None:
-            self.offset, self.header = offset, None
-            self.data = context.store.read_at(CommitLogOffset(offset))
-            header = read_header(self.data)
-            self.meta = read_delayed_meta(self.data, header)
-            if not header.attributes & Attributes.HAS_DELAY or not self.meta.real_topic:
-                raise CorruptRecord(f"the batch at {offset} is not one of delayed messages")
-            self.due_times = due_times(self.meta, header)
-            self.header = header
-        return self.header
-
-
 def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared:
     """Makes the batches that a request of the schedule service wants stored.
 
@@ -84,7 +60,8 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
     Raises:
         SystemBusy: A topic is missing, and there are too many.
     """
-    prepared, opened, done = Prepared(bytearray(), []), _Opened(), []
+    prepared, done = Prepared(bytearray(), []), []
+    opened = context.schedule.opened
     now_ms = context.clock.wall_ms()
     until_ns, size = context.clock.monotonic_ns() + SLICE_NS, 0
     for run in runs:
@@ -115,17 +92,22 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
 
 
 def _batch(
-    context: BrokerContext, opened: _Opened, action: Action, run: Run, now_ms: int
+    context: BrokerContext, opened: OpenedBatches, action: Action, run: Run, now_ms: int
 ) -> bytes | None:
     """What a run is written as; None when it is not due yet."""
     offset, first, count = run
-    header = opened.open(context, offset)
+    batch = opened.open(context.store, offset)
+    header = batch.header
     if not 0 < count <= header.message_count - first:
         raise CorruptRecord(f"the batch at {offset} has no messages {first} to {first + count}")
-    meta, times = opened.meta, opened.due_times
+    meta, times = batch.meta, batch.due_times
+    if count == header.message_count:
+        opened.drop(offset)
+    else:
+        batch.split()
     times = times if len(times) == 1 else times[first : first + count]
     if action is Action.ROLL:
-        return _rolled(opened.data, header, run, meta, times)
+        return _rolled(batch, run, times)
     if max(times) > now_ms:
         return None
     config = context.config
@@ -135,20 +117,31 @@ def _batch(
     # A queue may be gone by now; nobody would read there.
     queue_id = meta.real_queue_id % max(topic.config.read_queue_nums, 1)
     return redeliver(
-        opened.data, header, first=first, count=count, topic=meta.real_topic, queue_id=queue_id
+        batch.data,
+        header,
+        first=first,
+        count=count,
+        topic=meta.real_topic,
+        queue_id=queue_id,
+        raws=batch.raws,
     )
 
 
-def _rolled(
-    data: bytes, header: BatchHeader, run: Run, meta: DelayedMeta, times: tuple[int, ...]
-) -> bytes:
+def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:
     _, first, count = run
+    header = batch.header
     part = redeliver(
-        data, header, first=first, count=count, topic=SCHEDULE_TOPIC, queue_id=header.queue_id
+        batch.data,
+        header,
+        first=first,
+        count=count,
+        topic=SCHEDULE_TOPIC,
+        queue_id=header.queue_id,
+        raws=batch.raws,
     )
     inner = read_header(part)
     wanted = msgspec.structs.replace(
-        meta,
+        batch.meta,
         tag_hashes=read_delayed_meta(part, inner).tag_hashes,
         due_times=pack_due_times(times),
         delay_ms=0,

@@ -12,6 +12,7 @@ import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.command import Request
+from mqmesh.roles.broker.opened_batches import OpenedBatches
 
 CANCEL_TIMEOUT_MS: Final = 3_000
 MAX_CANCELS: Final = 10_000
@@ -35,6 +36,7 @@ class ScheduleDesk:
         pending: Messages that wait, as the service says; -1 for unknown.
         keep_from: Commit-log offset from which the log must be kept; None for unknown.
         known_end: Commit-log offset before which the service knows everything.
+        opened: Batches that more may be wanted of.
         delivered, cancelled, rolled, gone: Messages, since the broker was started.
         sessions: Services that came, since the broker was started.
     """
@@ -49,6 +51,7 @@ class ScheduleDesk:
         self.pending = -1
         self.keep_from: int | None = None
         self.known_end = 0
+        self.opened = OpenedBatches()
         self.delivered = self.cancelled = self.rolled = self.gone = 0
         self.sessions = 0
 
