@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.membership import ConsumeFromWhere as ConsumeFromWhere
     from mqmesh.protocol.membership import MessageModel as MessageModel
     from mqmesh.protocol.messaging import SendStatus as SendStatus
+    from mqmesh.sdk.dead_letters import DeadLetterClient as DeadLetterClient
     from mqmesh.sdk.group_admin import GroupAdmin as GroupAdmin
     from mqmesh.sdk.message_selector import MessageSelector as MessageSelector
     from mqmesh.sdk.producer import Producer as Producer
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "ConsumeFromWhere": "mqmesh.protocol.membership",
     "ConsumeResult": "mqmesh.sdk.push_consumer",
     "GroupAdmin": "mqmesh.sdk.group_admin",
+    "DeadLetterClient": "mqmesh.sdk.dead_letters",
     "LocalTransactionState": "mqmesh.sdk.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
@@ -60,6 +62,7 @@ _MODULE_OF = {
 __all__ = [
     "ConsumeFromWhere",
     "ConsumeResult",
+    "DeadLetterClient",
     "LocalTransactionState",
     "GroupAdmin",
     "MQMeshError",
