@@ -11,8 +11,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import CorruptBatch
-from mqmesh.payload import Buffer, Payload, compress_payload
+from mqmesh.payload import Buffer, Payload, compress_payload, join_messages, split_payload
 from mqmesh.record_batch import (
     Attributes,
     BatchHeader,
@@ -24,7 +23,6 @@ from mqmesh.record_batch import (
 
 _SPARSE: Final = int(Attributes.SPARSE)
 _DROPPED: Final = ~int(Attributes.HAS_DELAY)  # whose meta has something else in its place
-_raws_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def cut_batch(
@@ -45,13 +43,9 @@ def cut_batch(
     Raises:
         CorruptBatch: The payload is no array of messages.
     """
-    try:
-        raws = _raws_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptBatch(f"messages cannot be decoded: {error}") from error
-    kept = list(compress(raws, selected))
+    kept = list(compress(split_payload(payload), selected))
     ordinals = struct.pack(f"<{len(kept)}H", *compress(range(len(selected)), selected))
-    data = b"".join((_array_head(len(kept)), *kept))
+    data = join_messages(kept)
     stored, codec = compress_payload(data) if header.codec else (data, header.codec)
     parts = batch_parts(
         Payload(stored, codec, len(data), len(selected), False, b""),
@@ -74,11 +68,3 @@ def cut_batch(
         store_id=header.store_id,
     )
     return (front, *parts[1:])
-
-
-def _array_head(count: int) -> bytes:
-    if count < 16:
-        return bytes([0x90 | count])
-    if count <= 0xFFFF:
-        return b"\xdc" + count.to_bytes(2, "big")
-    return b"\xdd" + count.to_bytes(4, "big")

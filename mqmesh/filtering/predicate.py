@@ -44,6 +44,7 @@ from mqmesh.filtering.sql92 import (
     parse_sql,
     required_tags,
 )
+from mqmesh.payload import Buffer, slice_payload
 
 MAX_REMEMBERED: Final = 4_096
 """Verdicts on values that a predicate remembers, over all its leaves."""
@@ -215,13 +216,14 @@ class Predicate:
         for leaf in self._leaves:
             leaf.most = MAX_REMEMBERED // self.leaf_count
 
-    def select(self, payload: memoryview | bytes, start: int, stop: int) -> bytes:
+    def select(self, payload: Buffer, start: int, stop: int, count: int) -> bytes:
         """Which messages of a payload match.
 
         Args:
             payload: An opened payload: the array of messages.
             start: First message looked at.
-            stop: Behind the last one; the payload has so many.
+            stop: Behind the last one.
+            count: Messages in the payload.
 
         Returns:
             A byte for each message from ``start`` to ``stop``: 1 if it matches, else 0.
@@ -229,12 +231,12 @@ class Predicate:
         Raises:
             CorruptBatch: The payload is no array of messages.
         """
+        if stop - start < count:
+            payload = slice_payload(payload, start, stop)
         try:
             rows = self._decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptBatch(f"messages cannot be decoded: {error}") from error
-        if stop - start < len(rows):
-            rows = rows[start:stop]
         values: dict[str, list[str | None]] = {}
         if self._getters:
             empty = self._no_properties

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,8 +14,9 @@ import msgspec
 import pytest
 
 from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
+from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.record_batch import check_stored, decode_messages
 from mqmesh.sdk.consume_result import ConsumeResult
@@ -226,6 +229,83 @@ def test_what_nobody_wants_does_not_cross_the_network(wire, cluster, flights, na
     # Every batch has a head of about 140 bytes, even if one message in a hundred is wanted.
     assert size <= (1.2 if name == "tags-in-sql" else 1.1) * matches
     print(f"{name}: {size:,} bytes for {matches:,} bytes of matches: {size / matches:.3f}")
+
+
+def test_the_example_finds_the_rows_of_a_plain_scan(cluster, project_root):
+    command = [sys.executable, str(project_root / "examples" / "filtered_flights.py")]
+    done = subprocess.run(
+        [*command, "--rows", "5000", "--namesrv", cluster.namesrv_addr],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("as scanned") == 3
+
+
+BAD = "a > AND b"
+
+
+def test_a_bad_expression_is_refused_at_subscribe_and_by_the_broker(wire, cluster):
+    selector = MessageSelector.by_sql(BAD)
+    where = "character 5: 'AND' where"
+    refused = pytest.raises(InvalidArgument, match=where)
+    with PullConsumer("bad", **options(cluster)) as consumer, refused:
+        consumer.subscribe(TOPIC, selector)
+    with PushConsumer("bad", **options(cluster)) as consumer, refused:
+        consumer.subscribe(TOPIC, selector, listener=print)
+
+    async def subscribe():
+        async with aio.PullConsumer("bad", **options(cluster)) as consumer:
+            await consumer.subscribe(TOPIC, selector)
+
+    with pytest.raises(InvalidArgument, match=where):
+        asyncio.run(subscribe())
+    client = wire.client(f"tcp://{cluster.brokers['broker-a'].endpoint}")
+    header = PullRequest("wire", TOPIC, 0, 0, expression=BAD, expression_type="SQL92")
+    with pytest.raises(MQMeshError, match=where):
+        wire.ask(client, RequestCode.PULL_MESSAGE, header)
+
+
+HOSTILE = [
+    "(" * 4_096,
+    "NOT " * 1_000 + "a = 1",
+    " OR ".join(f"p{n}=1" for n in range(255)),
+    "'" + "''" * 2_000,
+    "a IN (" + ",".join(["1e308"] * 255) + ")",
+    "x" * 16_384,
+    "\x00",
+    '"__class__" = \'x\' OR "__init__" IS NULL AND FALSE',
+    "dep_delay > 99999999",
+]
+
+
+@pytest.mark.parametrize("expression", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_expressions_hold_nobody_up(wire, cluster, expression):
+    client = wire.client(f"tcp://{cluster.brokers['broker-a'].endpoint}")
+    other = wire.client(f"tcp://{cluster.brokers['broker-a'].endpoint}")
+    longest_s = 0.0
+    offset = 0
+    while True:
+        pulled, pinged = [], []
+        header = PullRequest(
+            "wire", TOPIC, 0, offset, expression=expression, expression_type="SQL92"
+        )
+        began = time.monotonic()
+        client.request(RequestCode.PULL_MESSAGE, pulled.append, header=encode_header(header))
+        other.request(RequestCode.PING, pinged.append)
+        wire.until(lambda pulled=pulled, pinged=pinged: pulled and pinged)
+        longest_s = max(longest_s, time.monotonic() - began)
+        if isinstance(pulled[0], MQMeshError):
+            assert isinstance(pulled[0], MessageIllegal | InvalidArgument)
+            break
+        answer = decode_header(PullResponse, pulled[0].header)
+        if answer.status == PullStatus.NO_NEW_MSG:
+            break
+        assert answer.next_queue_offset > offset
+        offset = answer.next_queue_offset
+    assert longest_s < 2, "a pull and a ping are answered at once, whatever the expression"
 
 
 def test_the_command_line_prints_them(cluster, choice):

@@ -27,7 +27,7 @@ MAX_READ_BYTES: Final = 1 * MIB
 """Read for one answer with a filter; at least one batch, whatever its size."""
 MAX_RAW_BYTES: Final = 4 * MIB
 """Inflated for one answer, if a batch does not take more by itself."""
-MAX_LOOKS: Final = 80_000
+MAX_LOOKS: Final = 40_000
 """Values looked at for one answer, 50 ns each; taking a message up costs as much as four."""
 LOOKS_A_MESSAGE: Final = 4
 MAX_COMPILED: Final = 64
@@ -189,7 +189,7 @@ class _Sieve:
             self._looks_left -= (stop - first) * wanted.looks
             self._raw_left -= header.raw_size
             payload = read_payload(data, header)
-            selected = wanted.predicate.select(payload, first, stop)
+            selected = wanted.predicate.select(payload, first, stop, header.message_count)
         count = selected.count(1)
         if count == header.message_count - first:
             self._add(count, [data])

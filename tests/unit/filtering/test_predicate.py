@@ -17,7 +17,7 @@ from mqmesh.payload import encode_payload
 
 def select(expression, messages):
     payload = encode_payload(messages).data
-    return list(Predicate(expression).select(payload, 0, len(messages)))
+    return list(Predicate(expression).select(payload, 0, len(messages), len(messages)))
 
 
 def matches(expression, tag=None, **properties):
@@ -107,7 +107,7 @@ def test_tags_stand_for_the_tag(expression, tag, expected):
 def test_a_part_of_the_messages_can_be_asked_for():
     messages = [Message("t", b"x", properties={"a": str(number)}) for number in range(10)]
     payload = encode_payload(messages).data
-    assert list(Predicate("a > 5").select(payload, 4, 8)) == [0, 0, 1, 1]
+    assert list(Predicate("a > 5").select(payload, 4, 8, 10)) == [0, 0, 1, 1]
 
 
 def test_what_is_remembered_is_bounded():
@@ -119,7 +119,7 @@ def test_what_is_remembered_is_bounded():
             Message("t", b"x", properties=dict.fromkeys("abc", f"{n}") | {"d": "x" * 100})
             for n in range(start, start + 1_000)
         ]
-        found = predicate.select(encode_payload(messages).data, 0, 1_000)
+        found = predicate.select(encode_payload(messages).data, 0, 1_000, 1_000)
         assert sum(found) == sum(n > 5 for n in range(start, start + 1_000))
         assert sum(map(len, leaves)) <= MAX_REMEMBERED
     assert not leaves[2]  # long values are not remembered
@@ -141,7 +141,7 @@ def test_what_is_remembered_is_bounded():
 )
 def test_nonsense_is_a_corrupt_batch(payload):
     with pytest.raises(CorruptBatch):
-        Predicate("a > 5 AND TAGS = 'x'").select(payload, 0, 1)
+        Predicate("a > 5 AND TAGS = 'x'").select(payload, 0, 1, 1)
 
 
 def test_names_like_those_of_python_are_only_names():
@@ -299,9 +299,9 @@ def test_rows_of_messages_are_judged_as_by_a_slow_evaluator(tree, messages):
     expected = [int(slow(tree, message) is True) for message in messages]
     predicate = Predicate(expression)
     payload = encode_payload(messages).data
-    assert list(predicate.select(payload, 0, len(messages))) == expected
+    assert list(predicate.select(payload, 0, len(messages), len(messages))) == expected
     # What is remembered of the first time is not told otherwise the second time.
-    assert list(predicate.select(payload, 0, len(messages))) == expected
+    assert list(predicate.select(payload, 0, len(messages), len(messages))) == expected
     if predicate.tags is not None:
         chosen = [m for m, fits in zip(messages, expected, strict=True) if fits]
         assert {message.tag for message in chosen} <= predicate.tags

@@ -230,7 +230,7 @@ def test_every_way_to_read_finds_the_same(batches, expression, offset, max_bytes
     expected = [
         at
         for at, one in enumerate(case.messages)
-        if at >= offset and predicate.select(payload_of(one), 0, 1) == b"\x01"
+        if at >= offset and predicate.select(payload_of(one), 0, 1, 1) == b"\x01"
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_LOOKS", looks)
