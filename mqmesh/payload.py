@@ -198,28 +198,9 @@ def slice_payload(payload: Buffer, start: int, stop: int) -> Buffer:
     return join_messages(split_payload(payload)[start:stop])
 
 
-def split_payload(payload: Buffer) -> list[msgspec.Raw]:
-    """The messages of an opened payload, each as it stands there.
-
-    Raises:
-        CorruptBatch: The payload is no array.
-    """
-    try:
-        return _raws_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptBatch(f"messages cannot be decoded: {error}") from error
-
-
 def join_messages(raws: Sequence[msgspec.Raw]) -> bytes:
-    """A payload of messages that were split off others."""
-    count = len(raws)
-    if count < 16:
-        head = bytes([0x90 | count])
-    elif count <= 0xFFFF:
-        head = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        head = b"\xdd" + count.to_bytes(4, "big")
-    return b"".join((head, *raws))
+    """An opened payload of messages from ``split_payload``."""
+    return _encoder.encode(raws)
 
 
 def open_payload(
@@ -258,7 +239,7 @@ def decode_payload(payload: memoryview | bytes) -> list[StoredMessage]:
         raise CorruptBatch(f"messages cannot be decoded: {error}") from error
 
 
-def split_payload(payload: memoryview | bytes) -> list[msgspec.Raw]:
+def split_payload(payload: Buffer) -> list[msgspec.Raw]:
     """The messages of an opened payload, each still encoded; nothing in them is looked at.
 
     Raises:
