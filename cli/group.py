@@ -229,7 +229,7 @@ def progress(name: str, topic: str, namesrv: str, as_json: bool) -> None:
                 one.progress.topic,
                 one.broker_name,
                 one.progress.queue_id,
-                "-" if one.progress.consumer_offset < 0 else f"{one.progress.consumer_offset:,}",
+                "-" if one.progress.consumer_offset < 0 else one.progress.consumer_offset,
                 one.progress.max_queue_offset,
                 one.lag,
                 one.in_flight,

@@ -176,7 +176,7 @@ def _show(name: str, moves: OffsetMoves) -> None:
                 one.change.topic,
                 one.broker_name,
                 one.change.queue_id,
-                "-" if one.change.old_offset < 0 else f"{one.change.old_offset:,}",
+                "-" if one.change.old_offset < 0 else one.change.old_offset,
                 one.change.new_offset,
                 one.reread,
                 one.skipped,

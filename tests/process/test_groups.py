@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import random
 import threading
 import time
 from collections import Counter
@@ -202,6 +203,36 @@ def test_members_of_a_broadcasting_group_are_moved_while_they_run(cluster, admin
         got.wait_for(lambda bodies: len(bodies) == 80)
     assert set(Counter(got.bodies).values()) == {2}
     assert all(one.progress.consumer_offset < 0 for one in admin.progress(group).queues)
+
+
+def test_resets_while_members_come_and_go_neither_lose_nor_repeat(cluster, admin, names):
+    topic, group = names
+    make_topic(admin, topic)
+    send(cluster, topic, 1_000)
+    chance, pause, got = random.Random(7), threading.Event(), Listener()
+    # Small pulls, so that resets meet consumers in the middle of their work.
+    options = {"pull_threshold_for_queue": 50, "pull_max_bytes": 2_000}
+    members = [push(cluster, topic, group, got, **options)]
+    members[0].start()
+    for step in range(16):
+        if step % 4 == 1:
+            members.append(push(cluster, topic, group, got, **options))
+            members[-1].start()
+        elif step % 4 == 3:
+            members.pop(chance.randrange(len(members))).close()
+        else:
+            where = chance.choice([ResetWhere.FIRST, ResetWhere.LAST])
+            admin.reset_offset(group, topic, where)
+        pause.wait(chance.random() / 20)
+    # Until here members repeat and leave out what they were told to.
+    until(lambda: admin.progress(group).lag == 0)
+    got.bodies.clear()
+    admin.reset_offset(group, topic, ResetWhere.FIRST)
+    until(lambda: set(got.bodies) == all_bodies(1_000))
+    until(lambda: admin.progress(group).lag == 0)
+    assert len(got.bodies) == 1_000
+    for member in members:
+        member.close()
 
 
 # ---- Groups without members ------------------------------------------------------------------

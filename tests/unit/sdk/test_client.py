@@ -403,3 +403,15 @@ def test_a_machine_that_is_off_is_not_waited_for_long(world, make, monkeypatch):
     assert client.engine.may_come("a")
     world.run(200)
     assert not client.engine.may_come("a")
+
+
+def test_what_brokers_warn_of_is_told_once_until_it_is_over(world, make, caplog):
+    engine = make().engine
+    for broker in ("a", "b", "a"):
+        engine._warn_once(broker, ["group g differs"])
+    assert caplog.text.count("group g differs") == 1
+    engine._warn_once("a", [])
+    engine._warn_once("b", [])
+    engine._warn_once("a", ["group g differs", "something else"])
+    assert caplog.text.count("group g differs") == 2
+    assert caplog.text.count("something else") == 1

@@ -398,3 +398,52 @@ def test_an_end_that_was_short_for_a_moment_may_have_been_filled_with_other_mess
     case.network.run_timer()
     assert case.sink.moves == [100]
     assert case.asked().queue_offset == 100
+
+
+# ---- Moved by an administrator -------------------------------------------------------------
+
+
+def test_a_group_that_was_moved_goes_on_there_and_forgets_what_it_committed(caplog):
+    told = []
+    case = Case(90, on_reset=lambda: told.append("forget"))
+    case.network.answer(PullStatus.OFFSET_RESET, next_offset=5)
+    assert (case.sink.moves, told) == ([5], ["forget"])
+    assert case.asked().queue_offset == 5
+    assert "an administrator moved group g from offset 90 to 5" in caplog.text
+
+
+def test_a_notice_moves_it_also_while_a_pull_waits_or_there_is_no_room():
+    case = Case(90)
+    case.loop.reset(5)
+    assert [request.queue_offset for request, _ in case.network.requests] == [90, 5]
+    case.network.answer(PullStatus.OFFSET_RESET, next_offset=7)  # of the pull of before
+    assert case.sink.moves == [5]
+    case.network.answer(PullStatus.FOUND, stored_batch(5, 2), next_offset=7)
+    assert case.sink.offsets == [5, 6]
+    full = Case(90)
+    full.sink.room = False
+    full.network.answer(PullStatus.NO_NEW_MSG, next_offset=90)
+    assert full.loop.waiting_for_room
+    full.sink.room = True
+    full.loop.reset(5)
+    assert full.asked().queue_offset == 5
+
+
+def test_a_queue_that_damage_stopped_can_be_led_past_it():
+    case = Case()
+    for _ in range(CORRUPT_TRIES):
+        case.network.answer(PullStatus.FOUND, stored_batch(0, 1)[:-1], next_offset=1)
+        case.network.run_timer()
+    assert case.loop.stopped
+    case.network.requests.clear()
+    case.loop.reset(8)
+    assert not case.loop.stopped
+    case.network.answer(PullStatus.FOUND, stored_batch(8, 1), next_offset=9)
+    assert case.sink.offsets == [8]
+
+
+def test_who_stands_there_already_is_moved_in_silence(caplog):
+    case = Case(5)
+    case.network.answer(PullStatus.OFFSET_RESET, next_offset=5)
+    assert case.sink.moves == [5]  # what it holds may be of before
+    assert caplog.text == ""
