@@ -18,7 +18,7 @@ from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.push_consumer import PushConsumer
 from mqmesh.testing.ordered_calls import Call
 
-COMMIT_MS: Final = 500
+COMMIT_MS: Final = 100
 SUSPEND_MS: Final = 10
 NUMBER: Final = "number"
 """Property with the number of a message."""

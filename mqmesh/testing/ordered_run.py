@@ -23,6 +23,8 @@ import zstandard
 
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.producer import Producer
 from mqmesh.testing.ordered_calls import (
     CallLog,
@@ -216,8 +218,8 @@ def flight_keys(path: Path = FLIGHTS) -> Iterator[str]:
             yield row["tailnum"] if row["tailnum"] != "NA" else ""
 
 
-def _cluster(folder: Path) -> ProcessCluster:
-    return ProcessCluster(folder, broker_settings={"default_topic_queue_nums": str(QUEUES)})
+def _cluster(folder: Path, brokers: int = 1) -> ProcessCluster:
+    return ProcessCluster(folder, brokers=tuple(f"broker-{name}" for name in "abcd"[:brokers]))
 
 
 def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> Figures:
@@ -235,6 +237,7 @@ def run_flights(folder: Path, keys: Sequence[str], *, failing: float = 0.01) -> 
         ) as cluster,
         Group(cluster, folder, failing=failing, orderly=True) as group,
     ):
+        _make_topic(cluster)
         for _ in range(3):
             group.join(wait=True)
         load = Load(cluster, keys)
@@ -258,6 +261,7 @@ def run_churn(
     rate: int = 2_000,
     orderly: bool = True,
     kill_share: float = 0.0,
+    brokers: int = 1,
     seed: int = 1,
 ) -> Figures:
     """Members come and go under load.
@@ -269,6 +273,7 @@ def run_churn(
         rate: Messages a second.
         orderly: How the members consume.
         kill_share: Of the leaves, so many are kills.
+        brokers: Broker groups, 1 to 4; each counts generations of its own.
         seed: Decides who comes and goes.
     """
     chance = random.Random(seed)
@@ -280,6 +285,7 @@ def run_churn(
         ) as cluster,
         Group(cluster, folder, failing=0.0, orderly=orderly) as group,
     ):
+        _make_topic(cluster)
         for _ in range(3):
             group.join(wait=True)
         load = Load(cluster, keys, rate)
@@ -303,6 +309,14 @@ def run_churn(
                 figures.leaves += 1
     _judge(group, figures, keys, orderly=orderly)
     return figures
+
+
+def _make_topic(cluster: ProcessCluster) -> None:
+    pause = threading.Event()
+    with AdminClient(cluster.namesrv_addr) as admin:
+        while len(admin.cluster().brokers) < len(cluster.brokers):
+            pause.wait(LOOK_S)
+        admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
 
 
 def _progress(group: Group, load: Load, count: int, figures: Figures) -> Iterator[int]:
@@ -344,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=int, default=2_000, help="messages a second of churn")
     parser.add_argument("--events", type=int, default=50, help="joins and leaves a minute")
     parser.add_argument("--kill-share", type=float, default=0.0, help="of the leaves")
+    parser.add_argument("--brokers", type=int, default=1, help="broker groups, 1 to 4")
     parser.add_argument("--concurrently", action="store_true", help="churn without order")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -358,6 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rate=options.rate,
                 orderly=not options.concurrently,
                 kill_share=options.kill_share,
+                brokers=options.brokers,
                 seed=options.seed,
             )
     sys.stdout.write(f"{options.what}: {figures.text()}\n")

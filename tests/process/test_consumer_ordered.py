@@ -14,7 +14,8 @@ import time
 import pytest
 
 from mqmesh import aio
-from mqmesh.message import Message
+from mqmesh.message import PROPERTY_LAST_FAILURE, Message, dlq_topic
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
@@ -66,6 +67,11 @@ def send(cluster, topic, count, start=0):
         ]
         for future in futures:
             future.result()
+
+
+def topics_of(cluster):
+    with AdminClient(cluster.namesrv_addr) as admin:
+        return admin.topics()
 
 
 class Collector:
@@ -125,6 +131,34 @@ def test_a_message_that_fails_holds_up_its_queue_only(cluster, names):
     with consumer_of(cluster, *names, got) as consumer:
         got.check(400)
         assert consumer.failures == 5
+
+
+def test_a_poison_message_becomes_a_dead_letter_and_its_queue_goes_on(cluster, names):
+    topic, group = names
+    send(cluster, topic, 200)
+    got = Collector()
+    got.fails = lambda number, times: number == 60
+    letters = []
+
+    def take(messages):
+        letters.extend(messages)
+        return ConsumeResult.SUCCESS
+
+    with consumer_of(cluster, topic, group, got, max_reconsume_times=3) as consumer:
+        until(lambda: len(got.seen) >= 199)
+        assert consumer.failures == 4
+        until(lambda: dlq_topic(group) in topics_of(cluster))
+        with PushConsumer(
+            f"{group}-letters",
+            namesrv_addr=cluster.namesrv_addr,
+            consume_from_where="FIRST_OFFSET",
+        ) as reader:
+            reader.subscribe(dlq_topic(group), listener=take)
+            until(lambda: letters)
+    assert sorted(got.seen) == [n for n in range(200) if n != 60]
+    assert all(found == sorted(found) for found in got.by_key.values())
+    assert (letters[0].body, letters[0].topic, letters[0].sharding_key) == (b"60", topic, "k20")
+    assert "ValueError" in letters[0].property(PROPERTY_LAST_FAILURE)
 
 
 def test_one_more_member_takes_over_without_a_repeat(cluster, names):
@@ -204,7 +238,7 @@ def test_all_flights_in_the_order_of_their_aircraft(short_tmp_path, project_root
 
 @pytest.mark.parametrize("orderly", [True, False], ids=["in-order", "concurrently"])
 def test_members_come_and_go_under_load(short_tmp_path, orderly):
-    figures = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly)
+    figures = run_churn(short_tmp_path, seconds=4, events_a_minute=60, orderly=orderly, brokers=2)
     assert figures.faults == []
     assert figures.joins >= 2
     assert figures.leaves >= 1
