@@ -1,7 +1,7 @@
 """Removes what retention has decided about, bit by bit and beside all other work.
 
-One pass: let all consume queues begin behind the segments that will go; take the
-segments off the list and unlink their files; have a checkpoint tell of it; remove
+One pass: let all consume queues begin behind the segments that will go; note that these
+will go; take the segments off the list and unlink their files; have a checkpoint tell of it; remove
 consume queue files in which nothing is left. Readers are led away from what goes
 before it does, and a descriptor that is still open keeps what it reads.
 
@@ -30,6 +30,7 @@ from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.disk_space import Space, SpaceOf
 from mqmesh.storage.flush import Flusher
 from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.log_beginning import NAME, write_log_beginning
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_minimum import remove_unused
 from mqmesh.storage.retention import (
@@ -230,6 +231,8 @@ class Cleaner:
         assert following is not None
         moved: set[str] = set()
         yield from self._advance(following.start, moved)
+        note = partial(write_log_beginning, self._directory.parent / NAME, following.start)
+        yield from _wait(self._chores.submit(note))
         yield from self._remove_segments(len(going), verdict.reason)
         if not moved:
             return

@@ -26,6 +26,7 @@ from mqmesh.storage.interface import (
     StoreConfig,
     Wake,
 )
+from mqmesh.storage.log_beginning import LOST, NAME, read_log_beginning, write_log_beginning
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
@@ -265,6 +266,7 @@ def _recover(
         on_progress=on_progress,
         save_progress=save_progress,
     )
+    _note_lost_beginning(before, clock)
     recovered = recovery.run(table)
     if table is not None and len(before.segments):
         log_start = before.segments.first.start
@@ -275,6 +277,18 @@ def _recover(
     synced = 0 if checkpoint is None else checkpoint.synced_through
     _sync_segments(before, synced, recovered.end, on_progress)
     return recovered
+
+
+def _note_lost_beginning(before: _Files, clock: Clock) -> None:
+    """Reports segments that are missing though retention did not remove them."""
+    path = before.directory / NAME
+    begins = read_log_beginning(path)
+    start = before.segments.first.start if len(before.segments) else 0
+    if begins is None:
+        write_log_beginning(path, start)
+        sync_directory(before.directory)
+    elif start > begins:
+        before.damage.add(begins, start, LOST, clock.wall_ms())
 
 
 def _load_table(path: Path) -> QueueTable | None:

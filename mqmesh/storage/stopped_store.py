@@ -25,6 +25,7 @@ from mqmesh.storage.dispatcher_reader import SegmentList
 from mqmesh.storage.flush import SYSTEM_SYNC
 from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb_opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load
+from mqmesh.storage.log_beginning import NAME, read_log_beginning
 from mqmesh.storage.log_marker import Marker, MarkerKind, decode_marker
 from mqmesh.storage.log_scan import ZEROS, LogScanner
 from mqmesh.storage.open_files import OpenFiles
@@ -75,6 +76,8 @@ class StoppedStore(ABC):
     Attributes:
         backend: Name of its backend.
         start: Commit-log offset of the oldest record.
+        kept_from: Where retention lets the log begin, so that records between here and
+            ``start`` are lost; ``start`` if that is not known.
         likely_end: Where the log ends at least, for progress.
         clean: The last stop was an orderly one.
         torn_bytes: What a crash has left behind the last record, which the next start cuts
@@ -83,6 +86,7 @@ class StoppedStore(ABC):
 
     backend: str
     start: int
+    kept_from: int
     likely_end: int
     clean: bool
     torn_bytes: int = 0
@@ -174,6 +178,8 @@ class StoppedCommitLog(StoppedStore):
         self._trusts_all = checkpoint is None or (same_boot and not checkpoint.clean)
         self._synced = 0 if checkpoint is None else checkpoint.synced_through
         self.start = next((segment.start for segment in self._segments), 0)
+        begins = read_log_beginning(directory / NAME)
+        self.kept_from = self.start if begins is None else min(begins, self.start)
         self.likely_end = max(self._synced, self.start)
         self._rows: dict[tuple[str, int], QueueBounds] = {}
         self._entries_through = 0
@@ -301,7 +307,7 @@ class StoppedLmdb(StoppedStore):
             raise ConfigError(f"{directory / DIRECTORY} holds no {DATA_FILE}")
         self._env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES)
         self._contents = load(self._env, _ANY_PRODUCERS)
-        self.start = 0
+        self.start = self.kept_from = 0
         self.likely_end = self._contents.end
         self.clean = self._contents.started_clean
 

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
+from mqmesh.storage.log_beginning import LOST
 from mqmesh.storage.stopped_store import Item, StoppedStore
 from mqmesh.units import MIB
 
@@ -185,6 +186,8 @@ def verify_store(
         StorageError: The store cannot be read at all.
     """
     verifier = _Verifier(store)
+    if store.kept_from < store.start:
+        verifier.note_log(store.kept_from, store.start, LOST)
     told = store.start
     for item in store.items():
         verifier.take(item)

@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import StoreLocked
 from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.consume_queue import ConsumeQueue
-from mqmesh.storage.interface import PutStatus
+from mqmesh.storage.interface import PutStatus, RecoveryProgress
 from mqmesh.storage.queue_table import decode_table, encode_table
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
@@ -200,9 +200,9 @@ def test_a_recovery_that_was_killed_goes_on_where_it_was(
     class Killed(BaseException):
         pass
 
-    def die(progress: object) -> None:
+    def die(progress: RecoveryProgress) -> None:
         nonlocal patience
-        patience -= 1
+        patience -= progress.step == "reading the log"
         if patience < 0:
             raise Killed
 

@@ -13,6 +13,7 @@ import pytest
 from mqmesh.errors import DiskFull, OffsetOutOfRange
 from mqmesh.storage.disk_space import Space
 from mqmesh.storage.interface import GetStatus
+from mqmesh.storage.log_beginning import read_log_beginning
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
@@ -101,6 +102,25 @@ def kept(files: StoreFiles) -> Iterator[Kept]:
 
 def numbers(store: CommitLogStore, queue_id: int = 0) -> list[int]:
     return [int(body[:6]) for body in read_queue(store, queue_id=queue_id)]
+
+
+def test_what_retention_removed_is_not_lost(kept: Kept) -> None:
+    kept.put(31)
+    kept.make_durable()
+    kept.run(15_000)
+    kept.clock.advance(73 * HOUR_MS)
+    kept.tick_until(lambda: len(kept.segments()) < 5)
+    kept.run(5_000)
+    kept.put(6)
+    kept.make_durable()
+    begins = read_log_beginning(kept.files.directory / "log-beginning")
+    assert begins == kept.store.stats().min_commitlog_offset > 0
+    kept.reopen()
+    assert kept.store.stats().damaged == []
+    kept.store.close()
+    os.unlink(kept.files.directory / "commitlog" / kept.segments()[0])
+    kept.store = kept.open()
+    assert len(kept.store.stats().damaged) == 1
 
 
 def test_old_segments_go_oldest_first_and_the_newest_stays(kept: Kept) -> None:

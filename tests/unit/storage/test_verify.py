@@ -15,6 +15,7 @@ from mqmesh.storage.backends import open_store
 from mqmesh.storage.index_rebuild import rebuild_index
 from mqmesh.storage.interface import MessageStore, PutResult, RecoveryProgress, StoreConfig
 from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
+from mqmesh.storage.log_beginning import write_log_beginning
 from mqmesh.storage.stopped_store import StoppedCommitLog, open_stopped
 from mqmesh.storage.verify import VerifyReport, verify_store
 from mqmesh.testing.clock import ManualClock
@@ -121,6 +122,7 @@ def test_a_lost_segment_is_damage(tmp_path: Path) -> None:
 
 def test_segments_that_retention_has_removed_are_no_damage(tmp_path: Path) -> None:
     fill("commitlog", tmp_path)
+    write_log_beginning(tmp_path / "log-beginning", 64 * KIB)
     (tmp_path / "commitlog" / f"{0:020d}").unlink()
     report = verify(tmp_path)
     assert report.sound
@@ -187,6 +189,33 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:
     assert report.batches == 2
     assert report.end_offset == results[2].commitlog_offset
     assert 0 < report.torn_bytes <= 50
+
+
+def test_a_lost_beginning_is_damage_and_a_cleaned_one_is_not(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    first = tmp_path / "commitlog" / f"{0:020d}"
+    first.unlink()
+    report = verify(tmp_path)
+    assert not report.sound
+    assert (report.log_damage[0].start_offset, report.log_damage[0].end_offset) == (0, 64 * KIB)
+    assert "retention did not remove" in report.log_damage[0].reason
+    write_log_beginning(tmp_path / "log-beginning", 64 * KIB)
+    assert verify(tmp_path).sound
+    # Killed after the note and before the removal of the second segment.
+    write_log_beginning(tmp_path / "log-beginning", 128 * KIB)
+    assert verify(tmp_path).sound
+    (tmp_path / "log-beginning").unlink()
+    assert verify(tmp_path).sound, "as in stores that were made before there was a note"
+
+
+def test_a_store_that_opens_reports_a_lost_beginning(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    for _ in range(2):
+        store = open_backend("commitlog", tmp_path)
+        (lost,) = store.stats().damaged
+        assert (lost.start_offset, lost.end_offset) == (0, 64 * KIB)
+        store.close()
 
 
 def test_it_can_be_stopped_and_tells_how_far_it_is(

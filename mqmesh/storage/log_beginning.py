@@ -1,0 +1,72 @@
+"""Where retention lets the log begin, noted before it removes anything.
+
+So segments that are missing at the beginning and were not removed by retention can be told
+from those that were. Layout of the file, little endian:
+
+======== ===== ===== =========================================================
+position bytes type  meaning
+======== ===== ===== =========================================================
+0        4     bytes magic, ``MQL1``
+4        4     u32   crc: CRC-32 of bytes 8 to 15
+8        8     u64   log_start: no segment before this commit-log offset is kept
+======== ===== ===== =========================================================
+
+It is written in place, with one write that no sector border divides, so it needs no room on a full
+disk. A file that is missing or damaged says nothing: then nobody knows, as in stores of before.
+"""
+
+import contextlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Final
+
+MAGIC: Final = b"MQL1"
+NAME: Final = "log-beginning"
+LOST: Final = "segments are missing that retention did not remove"
+"""What is said of the bytes between where the log should begin and where it does."""
+
+_LAYOUT = struct.Struct("<4sIQ")
+
+
+def read_log_beginning(path: Path) -> int | None:
+    """Where the log begins at the latest; None if nobody knows.
+
+    Args:
+        path: The file.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) != _LAYOUT.size:
+        return None
+    magic, crc, log_start = _LAYOUT.unpack(data)
+    if magic != MAGIC or crc != zlib.crc32(data[8:]):
+        return None
+    return int(log_start)
+
+
+def write_log_beginning(path: Path, log_start: int) -> None:
+    """Notes, durably, where the log is to begin; if that fails, that nobody knows.
+
+    Args:
+        path: The file; its directory must be synced after the first time.
+        log_start: Commit-log offset.
+
+    Raises:
+        OSError: Neither could be done.
+    """
+    number = log_start.to_bytes(8, "little")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            os.pwrite(fd, MAGIC + zlib.crc32(number).to_bytes(4, "little") + number, 0)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        # A full disk must not keep retention from making room.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
