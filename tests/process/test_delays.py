@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -196,3 +198,20 @@ def test_what_is_due_after_the_retention_survives_it(tmp_path):
     assert message.body.startswith(b"late")
     assert message.message_id == late.message_id
     assert message.store_timestamp >= message.deliver_at_ms
+
+
+def test_the_example_gives_up_what_is_not_paid(cluster, project_root):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(project_root / "examples" / "order_timeout.py"),
+            *("--namesrv", cluster.namesrv_addr, "--orders", "6", "--delay", "2"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    states = json.loads(done.stdout.splitlines()[-1])
+    assert list(states.values()) == ["given up", "paid"] * 3
