@@ -261,7 +261,7 @@ def join_payload(raws: Sequence[msgspec.Raw], *, compress_over_bytes: int | None
     Raises:
         CorruptBatch: One of them is no message.
     """
-    data, codec = _encoder.encode(raws), CODEC_NONE
+    data, codec = join_messages(raws), CODEC_NONE
     raw_size, count = len(data), len(raws)
     messages = decode_payload(data)
     has_keys, hashes = any(map(_get_keys, messages)), _tag_hashes(messages)
