@@ -5,12 +5,13 @@ commit. A log loses only its end, so at most the last batch of op records can la
 messages; those are looked for and, where they are missing, written again.
 """
 
+import heapq
 import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from mqmesh.errors import CorruptBatch, StorageError
-from mqmesh.half_batch import HALF_QUEUE, immunity_ms, read_half_meta
+from mqmesh.half_batch import HALF_QUEUE, immunity_ms, is_half, read_half_meta
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqmesh.payload import Buffer
 from mqmesh.record_batch import (
@@ -85,11 +86,17 @@ class Recovery:
             self._take_note(note, half_min, asked)
         table.op_end = op_from
         table.half_end = half_from
-        for header, data in self._batches(TRANS_HALF_TOPIC, HALF_QUEUE, half_from):
-            self._take_half(header, data)
+        # In the order of the log: what has ended leaves the table before the next one comes, so
+        # that it never holds more than waited at a time.
+        halves = self._batches(TRANS_HALF_TOPIC, HALF_QUEUE, half_from)
+        ops = self._batches(TRANS_OP_HALF_TOPIC, OP_QUEUE, op_from)
+        for header, data in heapq.merge(halves, ops, key=_place):
+            if is_half(header):
+                self._take_half(header, data)
+            else:
+                self._take_ops(header, data, asked)
+                table.op_end = int(header.next_queue_offset)
         table.half_end = max(table.half_end, int(half_max))
-        for header, data in self._batches(TRANS_OP_HALF_TOPIC, OP_QUEUE, op_from):
-            self._take_ops(header, data, asked)
         table.op_end = int(op_max)
         table.replay_checks(asked)
         if table.batches or self.read_batches:
@@ -246,6 +253,10 @@ class Recovery:
             ):
                 return True
         return False
+
+
+def _place(found: tuple[BatchHeader, memoryview]) -> int:
+    return found[0].commitlog_offset
 
 
 def copy_of(op: Op, header: BatchHeader, data: Buffer) -> bytes | None:

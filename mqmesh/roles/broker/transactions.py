@@ -280,12 +280,15 @@ class Transactions:
 
     # ---- Decisions ----------------------------------------------------------------------
 
-    def decide(self, end: End, may_commit: Callable[[str, int], bool]) -> EndOutcome:
+    def decide(
+        self, end: End, may_commit: Callable[[str, int], bool], group: str | None = None
+    ) -> EndOutcome:
         """Somebody decides about messages; what is new about it is gathered for ``take``.
 
         Args:
             end: The decision.
             may_commit: Tells whether a queue of a topic still exists.
+            group: Producer group that decides; None for administrators.
 
         Raises:
             RemoteProtocolError: It goes beyond its batch.
@@ -295,6 +298,7 @@ class Transactions:
             batch is None
             or batch.producer_id != end.producer_id
             or batch.first_sequence != end.first_sequence
+            or (group is not None and group != batch.group)
         ):
             return EndOutcome.NOT_PENDING
         stop = end.first + end.count

@@ -71,8 +71,8 @@ _log = logging.getLogger(__name__)
 
 def end_transaction(context: BrokerContext, request: Request) -> Reply | None:
     """A producer decides about half messages; answered when that is stored."""
-    decode_header(EndTransactionRequest, request.command.header)
-    return _decide(context, request, decode_ends(request.command.body))
+    asked = decode_header(EndTransactionRequest, request.command.header)
+    return _decide(context, request, decode_ends(request.command.body), asked.group)
 
 
 def end_half_message(context: BrokerContext, request: Request) -> Reply | None:
@@ -84,7 +84,9 @@ def end_half_message(context: BrokerContext, request: Request) -> Reply | None:
     return _decide(context, request, [end])
 
 
-def _decide(context: BrokerContext, request: Request, ends: list[End]) -> Reply | None:
+def _decide(
+    context: BrokerContext, request: Request, ends: list[End], group: str | None = None
+) -> Reply | None:
     desk = context.transactions
     if desk.torn:
         raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
@@ -93,7 +95,7 @@ def _decide(context: BrokerContext, request: Request, ends: list[End]) -> Reply 
     may_commit = partial(has_queue, context.topics)
     for end in ends:
         before = table.staged_total
-        opened.outcomes.append(table.decide(end, may_commit))
+        opened.outcomes.append(table.decide(end, may_commit, group))
         if table.staged_total != before and (not desk.opens or desk.opens[-1] is not opened):
             desk.opens.append(opened)
         if table.staged_bytes >= MAX_STAGED_BYTES:

@@ -41,6 +41,7 @@ from mqmesh.roles.broker.handlers.transactions import (
     has_queue,
 )
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.transactions import Transactions as TransactionTable
 from mqmesh.roles.broker.transactions import TransactionSettings
 from mqmesh.storage.interface import FlushDiskType
 
@@ -204,6 +205,14 @@ def test_a_repeated_end_writes_nothing_again(scene):
     assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED_BEFORE]
     assert scene.end((base, 0, 0, 1, Decision.ROLLBACK)) == [EndOutcome.DECIDED_OTHERWISE]
     assert scene.bodies() == [b"one"]
+
+
+def test_another_group_decides_nothing(scene):
+    base = scene.half(b"one")
+    body = encode_ends([End(base, PRODUCER, 0, 0, 1, int(Decision.COMMIT))])
+    opaque = scene.stage.begin(RequestCode.END_TRANSACTION, EndTransactionRequest("others"), body)
+    assert b"".join(scene.stage.answer(opaque).body) == bytes([EndOutcome.NOT_PENDING])
+    assert scene.desk.table.pending_count == 1
 
 
 def test_a_repeated_half_batch_is_stored_once_also_long_after(scene):
@@ -438,6 +447,22 @@ def test_with_too_much_to_note_the_topics_are_read_from_the_oldest_on(scene, mon
     scene.half(b"b")
     scene.restart(scene.desk.dump())
     assert scene.desk.table.pending_count == 2
+
+
+def test_a_start_without_a_note_holds_no_more_than_waited_at_a_time(scene, monkeypatch):
+    for number in range(50):
+        base = scene.half(b"x")
+        scene.end((base, number, 0, 1, Decision.COMMIT))
+    most = []
+    take = TransactionTable.on_half
+    monkeypatch.setattr(
+        TransactionTable,
+        "on_half",
+        lambda table, *facts: take(table, *facts) or most.append(table.pending_count),
+    )
+    scene.restart()
+    assert len(most) == 50
+    assert max(most) == 1
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b'{"version":99}', b"null"])
