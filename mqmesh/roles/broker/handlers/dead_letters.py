@@ -7,7 +7,6 @@ the store has both.
 from typing import Final
 
 from mqmesh.errors import (
-    CorruptBatch,
     InvalidArgument,
     MQMeshError,
     OffsetIllegal,
@@ -16,7 +15,6 @@ from mqmesh.errors import (
 from mqmesh.message import (
     DEAD_LETTER_MARKS_TOPIC,
     PROPERTY_RESENT_FROM_DLQ,
-    Message,
     StoredMessage,
     check_group,
     dlq_topic,
@@ -32,13 +30,12 @@ from mqmesh.protocol.retries import (
     ResendStatus,
     ResendTarget,
 )
-from mqmesh.record_batch import BatchHeader, decode_messages
-from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.dead_letter_marks import ResentMark
-from mqmesh.roles.broker.handlers.send_back import RETRY_QUEUE, read_batch
+from mqmesh.roles.broker.handlers.send_back import RETRY_QUEUE
 from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.retry_plan import ordinal_of, without_retries
+from mqmesh.roles.broker.retry_plan import moved, without_retries
+from mqmesh.roles.broker.stored_batches import StoredBatches
 from mqmesh.sdk.queue_selector import queue_index
 
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -55,9 +52,10 @@ def resend(context: BrokerContext, request: Request) -> Reply | None:
     results: list[ResendResult] = []
     batches: list[bytes] = []
     marks: list[ResentMark] = []
+    stored = StoredBatches(context.store)
     for queue_offset in wanted.queue_offsets:
         try:
-            result = _look(context, wanted, queue_offset, batches, marks)
+            result = _look(context, wanted, queue_offset, stored, batches, marks)
         except OffsetIllegal as error:
             result = ResendResult(int(ResendStatus.GONE), 0, _remark(error))
         except MQMeshError as error:
@@ -73,35 +71,23 @@ def _look(
     context: BrokerContext,
     wanted: ResendRequest,
     queue_offset: int,
+    stored: StoredBatches,
     batches: list[bytes],
     marks: list[ResentMark],
 ) -> ResendResult:
     """Decides about one dead letter; what is to be written is added to batches and marks."""
-    topic = dlq_topic(wanted.group)
-    data, header = read_batch(context, topic, RETRY_QUEUE, queue_offset)
-    message = _decode(data, header, queue_offset)
+    found = stored.find(dlq_topic(wanted.group), RETRY_QUEUE, queue_offset)
+    if found.messages is None:
+        raise InvalidArgument(f"it cannot be decoded, export it instead: {found.error}")
+    message = found.messages[queue_offset - found.header.base_queue_offset]
     before_ms = context.retries.marks.resent_ms(wanted.group, queue_offset, message.message_id)
     if before_ms and not wanted.force:
         return ResendResult(int(ResendStatus.ALREADY_RESENT), before_ms)
     name, queue_id = _target(context, wanted, message)
     if wanted.dry_run:
         return ResendResult(int(ResendStatus.RESENT), before_ms)
-    mark = {PROPERTY_RESENT_FROM_DLQ: f"{header.commitlog_offset:X}#{message.ordinal:X}"}
-
-    def change(dead: Message) -> Message:
-        return without_retries(dead, mark)
-
-    batches.append(
-        redeliver(
-            data,
-            header,
-            first=ordinal_of(header, queue_offset),
-            count=1,
-            topic=name,
-            queue_id=queue_id,
-            change=change,
-        )
-    )
+    mark = {PROPERTY_RESENT_FROM_DLQ: f"{message.commitlog_offset:X}#{message.ordinal:X}"}
+    batches.append(moved(message, [without_retries(message, mark)], name, queue_id))
     resent = ResentMark(
         wanted.group, queue_offset, message.message_id, context.clock.wall_ms(), wanted.target
     )
@@ -109,13 +95,6 @@ def _look(
         context.retries.marks.add([resent])  # at once: it may be named twice
     marks.append(resent)
     return ResendResult(int(ResendStatus.RESENT), before_ms)
-
-
-def _decode(data: memoryview, header: BatchHeader, queue_offset: int) -> StoredMessage:
-    try:
-        return decode_messages(data, header)[ordinal_of(header, queue_offset)]
-    except CorruptBatch as error:
-        raise InvalidArgument(f"it cannot be decoded, export it instead: {error}") from error
 
 
 def _target(

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import LocalProtocolError, MQMeshError, OffsetIllegal
+from mqmesh.errors import LocalProtocolError, MQMeshError
 from mqmesh.message import check_group, dlq_topic, retry_topic
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, decode_header, reply_with
@@ -19,13 +19,13 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.record_batch import BatchHeader, check_stored
+from mqmesh.record_batch import read_header
 from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.delays import put_delayed
 from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.retry_plan import RetryStep, halves_of, ordinal_of, plan_retry
-from mqmesh.storage.interface import GetStatus
+from mqmesh.roles.broker.retry_plan import RetryStep, plan_retry
+from mqmesh.roles.broker.stored_batches import StoredBatch, StoredBatches
 
 RETRY_QUEUE: Final = 0
 """Retry and dead-letter topics have one queue on each broker."""
@@ -81,33 +81,14 @@ def send_back(context: BrokerContext, request: Request) -> Reply | None:
     if known is not None:
         return reply_with(known)
     gathering = _Gathering(context, request, back)
+    batches = StoredBatches(context.store)
     for index, entry in enumerate(back.entries):
         try:
-            _send_back_entry(context, back, index, entry, gathering)
+            _send_back_entry(context, back, index, entry, batches, gathering)
         except MQMeshError as error:
             gathering.fail(index, error)
     gathering.end()
     return None
-
-
-def read_batch(
-    context: BrokerContext, topic: str, queue_id: int, queue_offset: int
-) -> tuple[memoryview, BatchHeader]:
-    """The stored batch that holds a message.
-
-    Raises:
-        OffsetIllegal: There is no such message, or not any more.
-        CorruptBatch, CorruptRecord: It is damaged.
-    """
-    found = context.store.get(topic, queue_id, queue_offset, max_bytes=1)
-    if found.status is not GetStatus.FOUND:
-        raise OffsetIllegal(
-            f"queue {queue_id} of {topic!r} has no message at {queue_offset}; it has those from "
-            f"{found.min_queue_offset} and before {found.max_queue_offset}"
-        )
-    data = memoryview(found.data[0])
-    header = check_stored(data)
-    return data[: header.total_size], header
 
 
 def _send_back_entry(
@@ -115,77 +96,72 @@ def _send_back_entry(
     back: SendBackRequest,
     index: int,
     entry: SendBackEntry,
+    batches: StoredBatches,
     gathering: _Gathering,
 ) -> None:
     context.topics.require(entry.topic)
     place, end = entry.queue_offset, entry.queue_offset + entry.count
     while place < end:
-        data, header = read_batch(context, entry.topic, entry.queue_id, place)
-        steps = plan_retry(
-            data,
-            header,
-            topic=entry.topic,
-            first=ordinal_of(header, place),
-            count=min(end, header.next_queue_offset) - place,
-            max_reconsume_times=context.group_table.retry_limit(
-                back.group, back.max_reconsume_times
-            ),
-            delay_level=entry.delay_level,
-            reconsume_times=entry.reconsume_times,
-            reason=entry.reason,
-        )
-        for step in steps:
-            _take_step(context, back.group, data, header, index, step, gathering)
-        place = header.next_queue_offset
+        found = batches.find(entry.topic, entry.queue_id, place)
+        base, behind = found.header.base_queue_offset, found.header.next_queue_offset
+        if found.messages is None:
+            _bury_whole(context, back.group, found, index, gathering)
+        else:
+            steps = plan_retry(
+                found.messages[place - base : min(end, behind) - base],
+                topic=entry.topic,
+                max_reconsume_times=back.max_reconsume_times,
+                delay_level=entry.delay_level,
+                reconsume_times=entry.reconsume_times,
+                reason=entry.reason,
+            )
+            for step in steps:
+                _take_step(context, back.group, index, step, gathering)
+        place = behind
+
+
+def _bury_whole(
+    context: BrokerContext, group: str, found: StoredBatch, index: int, gathering: _Gathering
+) -> None:
+    """Nobody can read the batch: it goes to the dead letters as it is."""
+    batch = redeliver(found.data, found.header, topic=dlq_topic(group), queue_id=RETRY_QUEUE)
+    count = found.header.message_count
+    inner_send(context, [batch], lambda outcomes: gathering.stored(index, outcomes, count))
+    gathering.begin()
+    context.stats.total.sent_back_messages += count
 
 
 def _take_step(
-    context: BrokerContext,
-    group: str,
-    data: memoryview,
-    header: BatchHeader,
-    index: int,
-    step: RetryStep,
-    gathering: _Gathering,
+    context: BrokerContext, group: str, index: int, step: RetryStep, gathering: _Gathering
 ) -> None:
-    dead_letters = step.count if step.is_dead else 0
+    topic = dlq_topic(group) if step.is_dead else retry_topic(group)
+    try:
+        batch = step.batch(topic, RETRY_QUEUE)
+    except LocalProtocolError:
+        # With the reason in each message, a full batch is too large.
+        if len(step.messages) == 1:
+            raise
+        for half in step.halves():
+            _take_step(context, group, index, half, gathering)
+        return
+    dead_letters = len(step.messages) if step.is_dead else 0
 
     def stored(outcomes: list[BatchOutcome]) -> None:
         gathering.stored(index, outcomes, dead_letters)
 
-    try:
-        if step.is_dead:
-            batch = redeliver(
-                data,
-                header,
-                first=step.first,
-                count=step.count,
-                topic=dlq_topic(group),
-                queue_id=RETRY_QUEUE,
-                change=step.change,
-            )
-            inner_send(context, [batch], stored)
-        else:
-            # Now, so that the members have found it when the messages are due.
-            ensure_topic(context, retry_topic(group))
-            put_delayed(
-                context,
-                data,
-                header,
-                first=step.first,
-                count=step.count,
-                topic=retry_topic(group),
-                queue_id=RETRY_QUEUE,
-                level=step.level,
-                change=step.change,
-                on_stored=stored,
-            )
-    except LocalProtocolError:
-        # With the reason in each message, a full batch is too large.
-        if step.count == 1:
-            raise
-        for half in halves_of(step):
-            _take_step(context, group, data, header, index, half, gathering)
-        return
+    if step.is_dead:
+        inner_send(context, [batch], stored)
+    else:
+        # Now, so that the members have found it when the messages are due.
+        ensure_topic(context, topic)
+        put_delayed(
+            context,
+            batch,
+            read_header(batch),
+            topic=topic,
+            queue_id=RETRY_QUEUE,
+            level=step.level,
+            on_stored=stored,
+        )
     gathering.begin()
-    context.stats.total.sent_back_messages += step.count
+    context.stats.total.sent_back_messages += len(step.messages)
