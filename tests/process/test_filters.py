@@ -48,7 +48,8 @@ def flights(project_root):
 def cluster(tmp_path_factory, flights):
     """A cluster that holds the flights, in batches that mix tags."""
     folder = tmp_path_factory.mktemp("cluster")
-    with ProcessCluster(folder) as cluster:
+    with ProcessCluster(folder, broker_settings={"message_delay_level": "1s 1s 1s"}) as cluster:
+        cluster.start_schedule()
         with Producer("producers", namesrv_addr=cluster.namesrv_addr) as producer:
             sends = []
             for start in range(0, len(flights), BATCH):
@@ -229,6 +230,77 @@ def test_what_nobody_wants_does_not_cross_the_network(wire, cluster, flights, na
     # Every batch has a head of about 140 bytes, even if one message in a hundred is wanted.
     assert size <= (1.2 if name == "tags-in-sql" else 1.1) * matches
     print(f"{name}: {size:,} bytes for {matches:,} bytes of matches: {size / matches:.3f}")
+
+
+LATE_UA = MessageSelector.by_sql("TAGS = 'UA' AND dep_delay > 240")
+
+
+def is_late_ua(row):
+    return (
+        row["carrier"] == "UA"
+        and row["dep_delay"] not in ("", "NA")
+        and float(row["dep_delay"]) > 240
+    )
+
+
+class Listener:
+    """Keeps what it gets; answers what it is told."""
+
+    def __init__(self, answer=lambda message: ConsumeResult.SUCCESS):
+        self.changed = threading.Condition()
+        self.got = []
+        self.answer = answer
+
+    def __call__(self, messages):
+        with self.changed:
+            (message,) = messages
+            self.got.append(message)
+            self.changed.notify_all()
+            return self.answer(message)
+
+    def wait(self, count):
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.got) >= count, PATIENCE_S), len(self.got)
+
+
+def test_what_fails_comes_again_under_its_own_id(cluster, flights):
+    expected = scan(flights, is_late_ua)
+    failed = set()
+
+    def answer(message):
+        first = message.message_id not in failed
+        failed.add(message.message_id)
+        return ConsumeResult.RECONSUME_LATER if first else ConsumeResult.SUCCESS
+
+    listener = Listener(answer)
+    consumer = PushConsumer("again", **options(cluster))
+    consumer.subscribe(TOPIC, LATE_UA, listener=listener)
+    with consumer:
+        listener.wait(2 * expected.total())
+    ids = Counter(message.message_id for message in listener.got)
+    assert set(ids.values()) == {2}
+    bodies = {message.message_id: message.body for message in listener.got}
+    assert Counter(bodies.values()) == expected
+    assert {message.topic for message in listener.got} == {TOPIC}
+
+
+@pytest.mark.parametrize(
+    "more", [{"consume_orderly": True}, {"message_model": "BROADCASTING"}], ids=str
+)
+def test_ordered_and_broadcasting_consumers_get_them(cluster, flights, tmp_path, more):
+    expected = scan(flights, is_late_ua)
+    listener = Listener()
+    name = next(iter(more))
+    consumer = PushConsumer(name, **options(cluster), **more, offsets_dir=str(tmp_path))
+    consumer.subscribe(TOPIC, LATE_UA, listener=listener)
+    with consumer:
+        listener.wait(expected.total())
+    assert Counter(message.body for message in listener.got) == expected
+    places = {}
+    for message in listener.got:
+        places.setdefault(message.message_queue, []).append(message.queue_offset)
+    if name == "consume_orderly":
+        assert all(offsets == sorted(offsets) for offsets in places.values())
 
 
 def test_the_example_finds_the_rows_of_a_plain_scan(cluster, project_root):

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mqmesh.errors import OffsetOutOfRange
+from mqmesh.message import tag_hash
 from mqmesh.storage import consume_queues
-from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
+from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.interface import FlushDiskType, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch, read_queue
@@ -124,6 +126,39 @@ def test_tags_are_there_again_after_a_crash(tmp_path: Path) -> None:
     assert entry[12:] == batch.tag_hashes[:8]
     crashed.close()
     files.close()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_log_is_not_read_for_batches_without_a_wanted_tag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    store = StoreFiles(tmp_path).open()
+    body = "x" * 5_000  # so long that nobody reads on through it to the next one
+    tags = ["A", "B", "C", "C", "C", "B", "A", "C"]
+    for number, tag in enumerate(tags):
+        store.put([make_batch([body] * 2, tags=[tag] * 2, first_sequence=2 * number)], NOW)
+    if written:
+        settle(store)
+    reads: list[int] = []
+    read = CommitLog.read
+
+    def note(log: CommitLog, offset: int, size: int) -> bytes:
+        reads.append(size)
+        return read(log, offset, size)
+
+    monkeypatch.setattr(CommitLog, "read", note)
+    unknown, wanted = frozenset([tag_hash("X")]), frozenset([tag_hash("A")])
+    missed = store.get("topic", 0, 0, max_bytes=1 << 20, tag_hashes=unknown)
+    assert (missed.status, missed.next_queue_offset, reads) == (
+        GetStatus.NO_MATCHED_MESSAGE,
+        16,
+        [],
+    )
+    found = store.get("topic", 0, 0, max_bytes=1 << 20, tag_hashes=wanted)
+    assert found.message_count == 4
+    assert len(reads) == 2
+    assert sum(reads) == sum(map(len, found.data))
+    store.close()
 
 
 class StoreMachine(RuleBasedStateMachine):
