@@ -153,3 +153,17 @@ def test_a_broker_at_rest_is_small_and_quiet(make):
     used = (sum(broker.cpu_times()[:2]) - before) / (time.monotonic() - began)
     assert used < 0.05, "goal: 1 %; the clock of the system counts in hundredths"
     assert broker.memory_info().rss < 80 * 1024 * 1024
+
+
+def test_a_table_and_its_backup_that_are_damaged_stop_the_start_and_are_kept(make, short_tmp_path):
+    process, client = make()
+    client.send(0)
+    client.commit(0, 1)
+    process.stop()
+    folder = short_tmp_path / "store" / "config"
+    for path in folder.glob("subscription_groups.json*"):
+        path.write_bytes(path.read_bytes()[:-2])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="are damaged"):
+            make()
+    assert list(folder.glob("subscription_groups.json*.damaged-*"))

@@ -95,6 +95,8 @@ def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
         "topic_data_version": f"{version.timestamp_ms}.{version.counter}",
         "clients": str(context.groups.client_count),
         "consumer_groups": str(context.groups.group_count),
+        "subscription_groups": str(len(context.group_table)),
+        "offset_resets_pending": str(len(context.resets)),
         "consumer_offsets": str(len(context.offsets)),
         "held_pulls": str(len(context.holds)),
         "sync_flush_waits": str(context.stage.waiting_count),

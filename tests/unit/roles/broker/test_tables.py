@@ -1,0 +1,133 @@
+"""The tables of a broker: loaded, saved when they change, and never begun anew in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.tables import GROUPS_FILE, OFFSETS_FILE, TOPICS_FILE, BrokerTables
+from mqmesh.testing.clock import ManualClock
+
+
+class FakeStore:
+    """A store that has messages of some topics."""
+
+    def __init__(self, **highest):
+        self.highest = highest
+
+    def topics(self):
+        return list(self.highest)
+
+    def queues(self, topic):
+        return [self.highest[topic]]
+
+
+class FakeSaver:
+    """Saves into a dict, when it is told to."""
+
+    def __init__(self, disk, name, dump):
+        self.disk, self.name, self.dump = disk, name, dump
+        self.failing = False
+        self.retried = 0
+        self.closed = False
+
+    def save(self, on_saved=None):
+        error = StorageError("full") if self.failing else None
+        if error is None:
+            self.disk[self.name] = self.dump()
+        if on_saved is not None:
+            on_saved(error)
+
+    def save_if_failed(self):
+        self.retried += 1
+
+    def close(self):
+        self.closed = True
+        if self.failing:
+            raise StorageError("full")
+
+
+class Case:
+    def __init__(self, disk=None, store=None, *, load=True):
+        self.disk = {} if disk is None else disk
+        self.soon = []
+        self.savers: dict[str, FakeSaver] = {}
+        self.tables = BrokerTables(BrokerConfig(), ManualClock(), self.soon.append)
+        if load:
+            self.tables.load(store or FakeStore(), self.disk.get, self._make)
+
+    def _make(self, name, dump):
+        self.savers[name] = FakeSaver(self.disk, name, dump)
+        return self.savers[name]
+
+
+def test_what_was_saved_comes_back():
+    case = Case()
+    case.tables.topics.set(TopicConfig("t", 3, 3), 1)
+    case.tables.groups.update(GroupConfig("g", retry_max_times=2), 1)
+    case.tables.offsets.commit("g", "t", 0, 7)
+    told = []
+    case.tables.save_topics(told.append)
+    case.tables.save_groups(told.append)
+    case.tables.save_offsets(told.append)
+    assert told == [None, None, None]
+    assert set(case.disk) == {TOPICS_FILE, GROUPS_FILE, OFFSETS_FILE}
+    again = Case(case.disk).tables
+    assert again.topics.require("t").config == TopicConfig("t", 3, 3)
+    assert again.groups.get("g") == GroupConfig("g", retry_max_times=2)
+    assert again.offsets.query("g", "t", 0) == 7
+
+
+def test_offsets_are_saved_when_they_changed():
+    case = Case()
+    case.tables.tick()
+    assert case.disk == {}
+    case.tables.offsets.commit("g", "t", 0, 7)
+    case.tables.tick()
+    assert list(case.disk) == [OFFSETS_FILE]
+    case.disk.clear()
+    case.tables.tick()
+    assert case.disk == {}
+    assert {saver.retried for saver in case.savers.values()} == {3}
+
+
+def test_who_waits_for_the_disk_is_told_of_its_failure():
+    case, told = Case(), []
+    case.savers[GROUPS_FILE].failing = True
+    case.tables.save_groups(told.append)
+    assert isinstance(told[0], StorageError)
+
+
+def test_topics_that_only_the_store_knows_are_taken_in_and_saved(caplog):
+    case = Case(store=FakeStore(lost=6))
+    assert case.tables.topics.require("lost").config == TopicConfig("lost", 7, 7)
+    assert TOPICS_FILE in case.disk
+    assert "1 topics of the store were missing" in caplog.text
+
+
+@pytest.mark.parametrize("name", [TOPICS_FILE, OFFSETS_FILE, GROUPS_FILE])
+def test_a_table_that_cannot_be_read_is_an_error(name):
+    with pytest.raises(CorruptRecord):
+        Case({name: b"{"})
+
+
+def test_every_table_is_closed_though_one_cannot_be_saved(caplog):
+    case = Case()
+    case.savers[TOPICS_FILE].failing = True
+    case.tables.close()
+    assert all(saver.closed for saver in case.savers.values())
+    assert "what changed last is lost: full" in caplog.text
+    case.tables.close()
+
+
+def test_without_a_disk_answers_come_all_the_same_but_later():
+    case, told = Case(load=False), []
+    case.tables.save_groups(told.append)
+    assert told == []
+    case.soon.pop()()
+    assert told == [None]
+    case.tables.offsets.commit("g", "t", 0, 1)
+    case.tables.tick()
