@@ -474,6 +474,8 @@ class ConsumerEngine(Generic[S]):
         idle: dict[MessageQueue, S | None] = {}
         for queue in queues:
             sink = self._let_go(queue)
+            if sink is None and queue in self.starts.leaving:
+                continue  # it came back and goes again, and has not been handed over meanwhile
             if sink is None or sink.is_idle():
                 idle[queue] = sink
             else:

@@ -131,7 +131,7 @@ class QueueLeases:
                     held.token = token
                     self._confirm(held, asked_ms, lease_ms)
                     granted.append(queue)
-            on_done(granted, [queue for queue in queues if tokens.get(queue, 0) <= 0])
+            on_done(granted, [queue for queue, token in tokens.items() if token <= 0])
 
         self._ask(broker_name, queues, answered)
 

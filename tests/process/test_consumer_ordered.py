@@ -196,6 +196,33 @@ def test_a_rebalance_waits_for_the_listener_that_runs(cluster, names):
         assert numbers + second.by_key.get(key, []) == sorted(numbers + second.by_key.get(key, []))
 
 
+def test_a_queue_that_comes_back_and_goes_again_still_waits_for_its_listener(cluster, names):
+    send(cluster, names[0], 400)
+    first, others = Collector(), Collector()
+    gate, inside = threading.Event(), threading.Semaphore(0)
+
+    def slow(messages):
+        inside.release()
+        gate.wait(PATIENCE_S)
+        return first(messages)
+
+    with consumer_of(cluster, *names, slow) as one:
+        for _ in range(4):
+            assert inside.acquire(timeout=PATIENCE_S)
+        with consumer_of(cluster, *names, others, start_timeout_ms=200):
+            until(lambda: len(one.assignment()) == 2)
+        until(lambda: len(one.assignment()) == 4)
+        with consumer_of(cluster, *names, others, start_timeout_ms=200) as again:
+            until(lambda: len(one.assignment()) == 2)
+            until(lambda: len(again.assignment()) == 2)
+            pause = threading.Event()
+            pause.wait(0.5)  # to see that something does not happen
+            assert not others.seen
+            gate.set()
+            until(lambda: len(first.seen) + len(others.seen) >= 400)
+    assert sorted(first.seen + others.seen) == list(range(400))
+
+
 def test_all_of_it_in_coroutines(cluster, names):
     send(cluster, names[0], 1_000)
     got = Collector()
