@@ -16,6 +16,7 @@ from mqmesh.sdk.message_selector import Wanted
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.orderly_retry import to_dead_letters
 from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
+from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.rebalance import AllocateStrategy
 
@@ -102,6 +103,16 @@ class PullConsumer:
     def filter_errors(self) -> dict[str, MQMeshError]:
         """As ``mqmesh.PullConsumer.filter_errors``."""
         return self._inner.filter_errors
+
+    @property
+    def client_id(self) -> str:
+        """As ``mqmesh.PullConsumer.client_id``."""
+        return self._inner.client_id
+
+    @property
+    def counters(self) -> PullCounters:
+        """As ``mqmesh.PullConsumer.counters``."""
+        return self._inner.counters
 
     def assignment(self) -> list[MessageQueue]:
         """As ``mqmesh.PullConsumer.assignment``."""
@@ -357,3 +368,22 @@ class PushConsumer:
     def assignment(self) -> list[MessageQueue]:
         """As ``mqmesh.PushConsumer.assignment``."""
         return self._inner.assignment()
+
+    def generation(self, queue: MessageQueue) -> int | None:
+        """As ``mqmesh.PushConsumer.generation``."""
+        return self._inner.generation(queue)
+
+    @property
+    def client_id(self) -> str:
+        """As ``mqmesh.PushConsumer.client_id``."""
+        return self._inner.client_id
+
+    @property
+    def counters(self) -> PullCounters:
+        """As ``mqmesh.PushConsumer.counters``."""
+        return self._inner.counters
+
+    @property
+    def failures(self) -> int:
+        """As ``mqmesh.PushConsumer.failures``."""
+        return self._inner.failures

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,7 @@ def cluster(tmp_path_factory) -> Iterator[ProcessCluster]:
     settings = {"transaction_timeout_ms": "200", "transaction_check_interval_ms": "200"}
     folder = tmp_path_factory.mktemp("cluster")
     with ProcessCluster(folder, broker_settings=settings) as cluster:
+        cluster.start_schedule()
         yield cluster
 
 
@@ -120,6 +122,30 @@ def test_sql_and_tags_choose_what_coroutines_get(cluster, topic):
         assert sorted(got) == [b"7", b"8", b"9"]
         with pytest.raises(InvalidArgument):
             await consumer.subscribe(topic, MessageSelector.by_sql("n >"), listener=listen)
+
+    run(main())
+
+
+def test_coroutines_send_for_later_and_cancel(cluster, topic):
+    async def main() -> None:
+        address = cluster.namesrv_addr
+        async with (
+            aio.Producer("p", namesrv_addr=address) as producer,
+            aio.DelayClient(address) as delays,
+        ):
+            due_ms = int(time.time() * 1_000) + 1_500
+            sent = [
+                await producer.send(Message(topic, body, deliver_at_ms=due_ms))
+                for body in (b"stays", b"cancelled", b"cancelled by id")
+            ]
+            await producer.cancel_delayed(sent[1])
+            await delays.cancel(sent[2].message_id)
+            with pytest.raises(MQMeshError):
+                await producer.cancel_delayed(sent[1])
+            await producer.send(Message(topic, b"last", deliver_at_ms=due_ms + 300))
+            got = await bodies_of(cluster, topic, f"{topic}-g", 2)
+        assert got == [b"stays", b"last"]
+        assert time.time() * 1_000 >= due_ms
 
     run(main())
 
@@ -227,7 +253,12 @@ ADMINS = [
 
 
 def public(kind: type) -> set[str]:
-    return {name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")}
+    """Methods and properties."""
+    return {
+        name
+        for name, value in inspect.getmembers(kind)
+        if not name.startswith("_") and (callable(value) or isinstance(value, property))
+    }
 
 
 @pytest.mark.parametrize("kind", ADMINS, ids=lambda kind: kind.__name__)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -114,6 +115,17 @@ def test_the_broker_may_be_stopped_and_is_there_again_for_the_next_test(mqmesh_c
         producer.send(Message(topic, b"2"))
     mqmesh_cluster.close()
     assert mqmesh_cluster.messages(topic)[0].body == b"1"
+
+
+def test_delayed_messages_come_when_they_are_due(mqmesh_cluster):
+    topic = mqmesh_cluster.topic()
+    consumer = mqmesh_cluster.pull_consumer()
+    consumer.subscribe(topic)
+    sent_ms = time.time() * 1_000
+    mqmesh_cluster.producer().send(Message(topic, b"later", delay_level=1))
+    (message,) = consumer.poll(timeout_ms=20_000)
+    assert message.body == b"later"
+    assert message.store_timestamp >= sent_ms + 900
 
 
 def test_a_thread_cannot_be_killed(mqmesh_cluster):
