@@ -90,6 +90,7 @@ class BackSender:
         self._max_reconsume_times = max_reconsume_times
         self._arrived: deque[SentBack] = deque()
         self._waiting: dict[str, list[SentBack]] = {}
+        self._joined: dict[str, deque[list[SentBack]]] = {}
         self._busy: set[str] = set()
         self._changed = threading.Condition()
         self._open = 0
@@ -124,17 +125,22 @@ class BackSender:
             self._send(broker_name)
 
     def _send(self, broker_name: str) -> None:
-        waiting = self._waiting.get(broker_name)
-        if broker_name in self._busy or not waiting:
+        if broker_name in self._busy:
             return
-        groups = join(waiting)
+        # What was joined goes first: joining all that waits for each request would cost the
+        # more, the more waits.
+        joined = self._joined.setdefault(broker_name, deque())
+        if not joined:
+            joined.extend(join(self._waiting.pop(broker_name, [])))
         if self._is_down(broker_name):
-            self._waiting[broker_name] = []
+            lost = [*joined, *join(self._waiting.pop(broker_name, []))]
+            joined.clear()
             error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
-            self._finish(groups, [error] * len(groups))
+            self._finish(lost, [error] * len(lost))
             return
-        now, later = groups[:MAX_ENTRIES], groups[MAX_ENTRIES:]
-        self._waiting[broker_name] = [one for group in later for one in group]
+        now = [joined.popleft() for _ in range(min(len(joined), MAX_ENTRIES))]
+        if not now:
+            return
         self._busy.add(broker_name)
         request = SendBackRequest(
             self._group,
