@@ -80,7 +80,11 @@ def confine(limits: Limits) -> list[str]:
     os.closerange(_FIRST_SPARE_DESCRIPTOR, os.sysconf("SC_OPEN_MAX"))
     os.nice(NICENESS)
     libc = ctypes.CDLL(None, use_errno=True)
-    rungs = [*_enter_namespaces(libc), *_become_nobody()]
+    spaces = _enter_namespaces(libc, _NAMESPACES) if os.geteuid() == 0 else []
+    rungs = [*spaces, *_become_nobody()]
+    if not spaces:
+        # Who is not root, or root without its powers, may do it within a user namespace.
+        rungs += _enter_namespaces(libc, _CLONE_NEWUSER | _NAMESPACES)
     if _enter_landlock(libc):
         rungs.append("landlock")
     if _drop_capabilities(libc):
@@ -96,10 +100,8 @@ def confine(limits: Limits) -> list[str]:
     return rungs
 
 
-def _enter_namespaces(libc: ctypes.CDLL) -> list[str]:
-    # Root may do it without a user namespace, others only within one.
-    flags = (_NAMESPACES,) if os.geteuid() == 0 else (_CLONE_NEWUSER | _NAMESPACES,)
-    if not any(libc.unshare(some) == 0 for some in flags):
+def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> list[str]:
+    if libc.unshare(flags) != 0:
         return []
     rungs = ["namespaces"]
     # Mounts made from here on are seen by nobody else.
