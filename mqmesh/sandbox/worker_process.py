@@ -127,6 +127,7 @@ class WorkerProcess:
         if self._closed:
             return
         self._closed = True
+        self._reader = None
         if self._deadline is not None:
             self._deadline.cancel()
         self._loop.remove(self._questions)

@@ -51,6 +51,7 @@ from mqmesh.transport.server import CommandServer
 from mqmesh.transport.sockets import Context, zmq_endpoint
 
 REGISTER_MS: Final = 1_000
+UNREACHABLE_RETRY_MS: Final = 200
 PULL_BUDGET_MS: Final = 3_000
 """A pull whose messages take longer than this is answered with those that were judged."""
 PULL_MARGIN_MS: Final = 5_000
@@ -218,6 +219,11 @@ class FilterServer:
         runner = self._table.get(pull.group, pull.expression)
         broker = self._broker
         assert broker is not None
+        if broker.unreachable:
+            raise BrokerNotAvailable(
+                f"broker {self._config.broker_name} cannot be reached from its filter server",
+                retry_after_ms=UNREACHABLE_RETRY_MS,
+            )
         runner.begin_pull()
         later = _without_frame(request)
 
