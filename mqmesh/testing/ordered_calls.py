@@ -108,6 +108,16 @@ def find_overlaps(calls: Iterable[Call]) -> list[str]:
     return found
 
 
+def handovers_s(calls: Iterable[Call]) -> list[float]:
+    """How long queues rested when they went from one member to another, sorted."""
+    return sorted(
+        (after.began_ns - before.ended_ns) / 1e9
+        for some in _by_queue(calls).values()
+        for before, after in pairwise(some)
+        if before.member != after.member
+    )
+
+
 def find_shared(calls: Iterable[Call]) -> list[str]:
     """Queues that two members had in one generation."""
     owners: dict[tuple[str, int], set[str]] = defaultdict(set)

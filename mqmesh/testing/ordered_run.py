@@ -32,6 +32,7 @@ from mqmesh.testing.ordered_calls import (
     find_overlaps,
     find_shared,
     find_skips,
+    handovers_s,
 )
 from mqmesh.testing.ordered_member import NUMBER
 from mqmesh.testing.processes import ProcessCluster
@@ -61,6 +62,8 @@ class Figures(msgspec.Struct):
         kills: Members killed.
         seconds: From the first message sent to the last one consumed.
         longest_pause_s: Longest time in which no message at all was consumed.
+        handover_s: How long a queue rested when it went from one member to another, median.
+        longest_handover_s: The longest of them; after a kill, the time of grace is in it.
     """
 
     faults: list[str]
@@ -72,6 +75,8 @@ class Figures(msgspec.Struct):
     kills: int = 0
     seconds: float = 0.0
     longest_pause_s: float = 0.0
+    handover_s: float = 0.0
+    longest_handover_s: float = 0.0
 
     def text(self) -> str:
         """For people."""
@@ -79,7 +84,8 @@ class Figures(msgspec.Struct):
         return (
             f"{self.messages:,} messages, {self.keys:,} keys, {self.repeats:,} repeats "
             f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
-            f"{self.seconds:.1f} s, longest pause {self.longest_pause_s:.2f} s; "
+            f"{self.seconds:.1f} s, longest pause {self.longest_pause_s:.2f} s, a queue changes "
+            f"hands in {self.handover_s:.3f} s, at most {self.longest_handover_s:.2f} s; "
             + ("; ".join(self.faults[:10]) or "no fault")
         )
 
@@ -346,6 +352,10 @@ def _judge(group: Group, figures: Figures, keys: Sequence[str], *, orderly: bool
     calls = group.log.calls
     figures.repeats = len(calls) - len(group.log.numbers)
     figures.faults += find_shared(calls)
+    rests = handovers_s(calls)
+    if rests:
+        figures.handover_s = rests[len(rests) // 2]
+        figures.longest_handover_s = rests[-1]
     if orderly:
         figures.faults += find_skips(calls) + find_overlaps(calls) + find_disorder(calls, keys)
 

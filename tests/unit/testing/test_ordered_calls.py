@@ -11,6 +11,7 @@ from mqmesh.testing.ordered_calls import (
     find_overlaps,
     find_shared,
     find_skips,
+    handovers_s,
     parse_call,
 )
 
@@ -62,6 +63,11 @@ def test_two_calls_at_once_are_found(good):
 def test_two_owners_in_one_generation_are_found(good):
     good[5] = call(5, 50, member="m3", generation=2)
     assert all_faults(good) == ["shared"]
+
+
+def test_the_rest_of_a_queue_between_two_members_is_measured(good):
+    assert handovers_s(good) == [9e-9]
+    assert handovers_s(good[:4]) == []
 
 
 def test_two_keys_may_overtake_each_other_but_not_two_messages_of_one(good):
