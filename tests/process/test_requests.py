@@ -166,6 +166,31 @@ def test_requests_survive_the_death_of_the_broker(short_tmp_path, topic):
         assert future.result(25).body == b"SECOND"
 
 
+def test_under_kills_every_request_ends_once_with_its_own_reply_or_an_error(short_tmp_path, topic):
+    with (
+        ProcessCluster(short_tmp_path) as cluster,
+        Producer("askers", namesrv_addr=cluster.namesrv_addr) as producer,
+        Service(cluster, topic),
+    ):
+        producer.request(Message(topic, b"warm"), 15_000)
+        told: list[tuple[int, bytes | None]] = []
+        for n in range(300):
+            if n in (100, 200):
+                cluster.brokers["broker-a"].kill()
+                cluster.start_broker()
+
+            def note(future, number=n):
+                told.append((number, None if future.exception() else future.result().body))
+
+            producer.request_async(Message(topic, b"n%d" % n), note, timeout_ms=12_000)
+        until(lambda: len(told) == 300, 40)
+        assert sorted(number for number, _ in told) == list(range(300))
+        assert all(body in (None, b"N%d" % number) for number, body in told)
+        answered = sum(body is not None for _, body in told)
+        assert answered > 150, "most sends were repeated, and most replies, too"
+        assert producer.pending_requests == 0
+
+
 def test_coroutines_ask_and_reply(cluster, topic):
     async def serve(ready: asyncio.Event) -> None:
         async with (
