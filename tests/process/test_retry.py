@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -285,6 +287,31 @@ def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, nam
         release.set()
 
 
+def test_in_order_a_message_is_given_up_after_its_tries_and_what_is_behind_it_waits(cluster, names):
+    topic, group = names
+    listener = Listener(lambda message, _: message.body == b"3")
+    ids = send(cluster, topic, bodies(8), sharding_key="one queue")
+    with consumer_of(
+        cluster,
+        topic,
+        group,
+        listener,
+        consume_orderly=True,
+        max_reconsume_times=2,
+        suspend_current_queue_time_ms=50,
+    ):
+        listener.until(lambda one: len(one.done) == 7)
+        (letter,) = until(lambda: letters_of(cluster, group))
+    assert [body for _, body, _ in listener.seen] == [
+        *(b"0", b"1", b"2"),
+        *(b"3", b"3", b"3"),
+        *(b"4", b"5", b"6", b"7"),
+    ]
+    assert letter.message.message_id == ids[3]
+    assert letter.message.reconsume_times == 3
+    assert letter.reason == "ValueError: bad amount in 3"
+
+
 def test_members_without_the_topic_leave_a_trace(cluster, names):
     topic, group = names
     listener = Listener(lambda message, _: True)
@@ -406,3 +433,24 @@ def test_dead_letters_are_found_by_what_they_are(cluster, names, capsys, tmp_pat
     healed = Listener()
     with consumer_of(cluster, topic, group, healed):
         healed.until(lambda one: {*bodies(6), b"60", b"61"} <= set(one.done))
+
+
+def test_the_example_books_what_was_given_up(cluster, project_root):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(project_root / "examples" / "dead_letters.py"),
+            *("--namesrv", cluster.namesrv_addr),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "dead: payment to eve: KeyError: 'eve'",
+        "first resend: status 0",
+        "second resend: status 1",
+        "booked: ada, bob, eve",
+    ]
