@@ -60,6 +60,9 @@ CLOSE_FLUSH_S: Final = 1.0
 """How long ``close`` waits for sends that have no outcome yet."""
 MAX_TIMEOUT_MS: Final = 600_000
 
+_GIVE_WAY_MASK: Final = 511
+"""After so many messages of a batch it is seen whether the engine's thread keeps up. Batches
+grow so large only when messages come without a pause."""
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WHY_NOT: Final = {
     "new": "the producer is not started; call start() or use it with 'with'",
@@ -128,7 +131,6 @@ class Producer(ProducerRequests):
         self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
-        self._batch_size = one.batch_size_bytes
         self._async_retries = one.retry_times_when_send_async_failed
         self._codec = BatchCodec(secrets.randbits(64), one.compress_msg_body_over_how_much)
         self._routes = PublishRoutes(
@@ -314,8 +316,8 @@ class Producer(ProducerRequests):
                 )
                 if not used.in_flight and self._sender.has_room(used.queue.broker_name):
                     self._sender.schedule()
-                if not future.index:
-                    self._sender.give_way(self._batch_size)  # about what the batch will have
+                if future.index & _GIVE_WAY_MASK == _GIVE_WAY_MASK:
+                    self._sender.give_way(future.batch.size)
                 return future
         else:
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
