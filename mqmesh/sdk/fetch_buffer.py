@@ -49,6 +49,7 @@ class FetchBuffer(QueueSink):
         self._on_arrival = on_arrival
         self._on_broken = on_broken
         self._broken: UndecodableMessages | None = None
+        self._sent_to: int | None = None
         self._next_offset = start
         self._waiting: deque[PulledBatch | list[StoredMessage]] = deque()
         self._count = 0
@@ -78,12 +79,21 @@ class FetchBuffer(QueueSink):
             elif not self._waiting:
                 self.position = next_offset
 
-    def move(self, offset: int) -> None:
+    def move(self, offset: int, *, by_admin: bool = False) -> None:
         """Goes on at another offset; what was held is given up."""
         with self._changed:
+            self._sent_to = offset if by_admin else None
             self._clear()
             self._broken = None
             self._next_offset = self.position = self.acked = offset
+
+    def acknowledge(self, offset: int) -> None:
+        """The application says that all before an offset is done; under the lock of ``changed``.
+
+        What it polled before an administrator sent the group elsewhere does not count.
+        """
+        if self._sent_to is None or self._sent_to <= offset <= self.position:
+            self.acked = offset
 
     def commit_offset(self) -> int:
         """All before this queue offset is done."""

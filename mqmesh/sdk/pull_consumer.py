@@ -413,7 +413,7 @@ class PullConsumer:
                 self._ack()
                 return
             for queue, offset in offsets.items():
-                self._buffer(queue).acked = offset
+                self._buffer(queue).acknowledge(offset)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group committed of a queue; None if it never did.

@@ -56,8 +56,13 @@ class Sink(Protocol):
             size_bytes: As stored.
         """
 
-    def move(self, offset: int) -> None:
-        """Goes on at another offset, because the broker does not hold ``next_offset``."""
+    def move(self, offset: int, *, by_admin: bool = False) -> None:
+        """Goes on at another offset, because the broker does not hold ``next_offset``.
+
+        Args:
+            offset: Where.
+            by_admin: An administrator wants it: what was done before does not count any more.
+        """
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +225,7 @@ class PullLoop:
         self._backoff_ms = self._corrupt_tries = 0
         if self._on_reset is not None:
             self._on_reset()
-        self._sink.move(offset)
+        self._sink.move(offset, by_admin=True)
         self.restart()
 
     def drop(self) -> None:

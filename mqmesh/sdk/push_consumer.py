@@ -85,7 +85,7 @@ class PushSink(QueueSink):
         if span is not None:
             self._service.submit(self._work, batches, span)
 
-    def move(self, offset: int) -> None:
+    def move(self, offset: int, *, by_admin: bool = False) -> None:
         """Goes on at another offset; what was held is given up."""
         before, self._work = self._work, self._make_work()
         self._service.revoke(before)

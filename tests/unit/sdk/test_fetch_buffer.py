@@ -189,3 +189,21 @@ def test_a_queue_that_cannot_be_decoded_has_its_turn_and_holds_up_no_other():
         except UndecodableMessages:
             told += 1
     assert (seen, told) == ([0, 1, 2, 3], 2)
+
+
+def test_what_was_polled_before_an_administrator_moved_the_group_does_not_count():
+    case = Case()
+    case.take(50)
+    case.poll(40)
+    case.buffer.acknowledge(30)
+    case.buffer.move(100, by_admin=True)
+    case.buffer.acknowledge(40)
+    assert case.buffer.commit_offset() == 100
+    case.take(10)
+    case.poll(4)
+    case.buffer.acknowledge(104)
+    case.buffer.acknowledge(105)  # nobody has it yet
+    assert case.buffer.commit_offset() == 104
+    case.buffer.move(0)  # the application seeks
+    case.buffer.acknowledge(90)
+    assert case.buffer.commit_offset() == 90

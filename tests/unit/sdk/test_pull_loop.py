@@ -106,7 +106,8 @@ class FakeSink:
             self.messages += messages
         self.next_offset = next_offset
 
-    def move(self, offset):
+    def move(self, offset, *, by_admin=False):
+        self.by_admin = by_admin
         self.moves.append(offset)
         self.next_offset = offset
 
@@ -407,7 +408,7 @@ def test_a_group_that_was_moved_goes_on_there_and_forgets_what_it_committed(capl
     told = []
     case = Case(90, on_reset=lambda: told.append("forget"))
     case.network.answer(PullStatus.OFFSET_RESET, next_offset=5)
-    assert (case.sink.moves, told) == ([5], ["forget"])
+    assert (case.sink.moves, case.sink.by_admin, told) == ([5], True, ["forget"])
     assert case.asked().queue_offset == 5
     assert "an administrator moved group g from offset 90 to 5" in caplog.text
 

@@ -100,6 +100,7 @@ def _send_back_entry(
     gathering: _Gathering,
 ) -> None:
     context.topics.require(entry.topic)
+    most = context.group_table.retry_limit(back.group, back.max_reconsume_times)
     place, end = entry.queue_offset, entry.queue_offset + entry.count
     while place < end:
         found = batches.find(entry.topic, entry.queue_id, place)
@@ -110,7 +111,7 @@ def _send_back_entry(
             steps = plan_retry(
                 found.messages[place - base : min(end, behind) - base],
                 topic=entry.topic,
-                max_reconsume_times=back.max_reconsume_times,
+                max_reconsume_times=most,
                 delay_level=entry.delay_level,
                 reconsume_times=entry.reconsume_times,
                 reason=entry.reason,

@@ -16,6 +16,7 @@ from mqmesh.message import (
     Message,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     SendBackEntry,
@@ -142,6 +143,14 @@ def test_after_so_many_times_it_is_a_dead_letter(stage, times, most, is_dead):
             PROPERTY_LAST_FAILURE: "ValueError: no",
         }
         assert stage.context.stats.total.dead_letters == 1
+
+
+@pytest.mark.parametrize(("limit", "is_dead"), [(0, 1), (5, 0), (-1, 0)])
+def test_the_settings_of_the_group_stand_above_the_wish_of_the_consumer(stage, limit, is_dead):
+    stage.context.group_table.update(GroupConfig("g", retry_max_times=limit), 1)
+    stage.send(stage.batch())
+    (result,) = send_back(stage, entry(), max_reconsume_times=3)
+    assert result.dead_letters == is_dead
 
 
 def test_a_number_that_a_producer_wrote_counts_for_nothing(stage):
