@@ -1,0 +1,431 @@
+"""A broker and its schedule service, message by message: cut off and killed at every step."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+
+import msgspec
+import pytest
+
+from mqmesh.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
+from mqmesh.errors import DiskFull, EndpointUnreachable, MQMeshError
+from mqmesh.message import SCHEDULE_TOPIC, Message
+from mqmesh.payload import encode_payload
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
+from mqmesh.protocol.schedule import CancelDelayedRequest
+from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
+from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.broker.handlers.schedule import fail_cancels, tell_schedule_service
+from mqmesh.roles.broker.schedule_desk import ScheduleDesk
+from mqmesh.roles.schedule.config import ScheduleConfig
+from mqmesh.roles.schedule.service import ScheduleService, State
+from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.testing.sorted_pairs import SortedPairs
+
+HOUR_MS = 3_600_000
+START_MS = 1_600_000_000_000
+
+
+class Timer:
+    def __init__(self):
+        self.active = True
+
+    def cancel(self):
+        self.active = False
+
+
+class Link:
+    """The connection of one life of the service; what it asks waits until ``Rig.pump``."""
+
+    def __init__(self, peer):
+        self.peer = peer
+        self.asked = []
+        self.broken = False
+
+    def request(self, code, on_done, *parts, header=b"", timeout_ms=0):
+        self.asked.append((code, header, parts, on_done))
+
+    def oneway(self, code, *parts, header=b""):
+        self.asked.append((code, header, parts, None))
+
+
+class Rig:
+    """A broker without a process, and its service, on one clock that tests move."""
+
+    def __init__(self, stage, **settings):
+        self.stage = stage
+        self.settings = settings
+        self.pairs = SortedPairs()
+        self.timers = []
+        self.counter = itertools.count()
+        self.lives = itertools.count()
+        self.sequence = itertools.count()
+        self.start_service()
+
+    @property
+    def now_ms(self):
+        return self.stage.clock.wall_ms()
+
+    def call_later(self, delay_ms, callback):
+        timer = Timer()
+        due = self.stage.clock.monotonic_ms() + delay_ms
+        heapq.heappush(self.timers, (due, next(self.counter), timer, callback))
+        return timer
+
+    def open_table(self, anew):
+        if anew:
+            self.pairs = SortedPairs()
+        return Timetable(self.pairs)
+
+    def start_service(self):
+        self.timers = []
+        config = ScheduleConfig(**self.settings)
+        self.service = ScheduleService(
+            config,
+            clock=self.stage.clock,
+            call_later=self.call_later,
+            open_table=self.open_table,
+            boot_id=b"boot",
+        )
+        self.connect()
+
+    def connect(self):
+        self.link = Link(b"service%d" % next(self.lives))
+        self.service.on_connected(self.link)
+
+    def kill_service(self):
+        """It is gone with all it had not sent; the broker learns of it."""
+        old, self.link = self.link, None
+        old.broken = True
+        desk = self.stage.context.schedule
+        fail_cancels(self.stage.context, desk.on_disconnect(old.peer))
+        self.start_service()
+        return old
+
+    def restart_broker(self):
+        """What was staged is lost, what was stored stays."""
+        self.link.broken = True
+        self.stage.context.stage.take()
+        self.stage.context = msgspec.structs.replace(self.stage.context, schedule=ScheduleDesk())
+        self.stage.handlers = bind_handlers(self.stage.context)
+        self.service.on_disconnected()
+        self.connect()
+
+    def execute(self, link):
+        """Hands everything that a link has asked to the broker; pairs of callback and number."""
+        begun = []
+        for code, header, parts, on_done in link.asked:
+            oneway = on_done is None
+            number = self.stage.begin(code, header, *parts, peer=link.peer, oneway=oneway)
+            begun.append((on_done, number))
+        link.asked = []
+        return begun
+
+    def end_tick(self):
+        self.stage.end_tick()
+        tell_schedule_service(self.stage.context)
+
+    def pump(self):
+        """One turn: requests, the tick's end, answers, notices. True if there was something."""
+        link = self.link
+        begun = self.execute(link)
+        self.end_tick()
+        for on_done, number in begun:
+            if on_done is not None and number in self.stage.answers and not link.broken:
+                on_done(self.answer(number))
+        notices, self.stage.notices[:] = list(self.stage.notices), []
+        for peer, code, header in notices:
+            if peer == link.peer and not link.broken:
+                frame = encode_frame(code, 0, header=header)
+                self.service.on_command(decode_frame(frame))
+        return bool(begun or notices)
+
+    def answer(self, number):
+        reply = self.stage.answers[number]
+        if isinstance(reply, MQMeshError):
+            return reply
+        return decode_frame(encode_frame(0, number, *reply.body, header=reply.header))
+
+    def settle(self):
+        while self.pump():
+            continue
+
+    def advance(self, duration_ms, step_ms=1):
+        for _ in range(0, duration_ms, step_ms):
+            self.stage.clock.advance(step_ms)
+            self.run_timers()
+            self.settle()
+
+    def run_timers(self):
+        now_ms = self.stage.clock.monotonic_ms()
+        while self.timers and self.timers[0][0] <= now_ms:
+            _, _, timer, callback = heapq.heappop(self.timers)
+            if timer.active:
+                callback()
+
+    # ---- Messages ----------------------------------------------------------------------
+
+    def send(self, *due_ms, level=0, topic="t", queue_id=0):
+        """Sends a batch of delayed messages, one for each time; their sequences."""
+        count = max(len(due_ms), 1)
+        first = next(self.sequence)
+        for _ in range(count - 1):
+            next(self.sequence)
+        meta = DelayedMeta(topic, level=level, due_times=pack_due_times(due_ms) if due_ms else b"")
+        data = b"".join(
+            batch_parts(
+                encode_payload([Message(topic, b"%d" % (first + i)) for i in range(count)]),
+                topic=topic,
+                queue_id=queue_id,
+                producer_id=7,
+                first_sequence=first,
+                born_timestamp=1,
+                attributes=Attributes.HAS_DELAY,
+                meta=meta,
+            )
+        )
+        (outcome,) = self.stage.send(data)
+        tell_schedule_service(self.stage.context)
+        assert outcome.code == 0, outcome.remark
+        return list(range(first, first + count))
+
+    def begin_cancel(self, sequence):
+        header = encode_header(CancelDelayedRequest(7, sequence))
+        return self.stage.begin(RequestCode.CANCEL_DELAYED, header, peer=b"client")
+
+    def cancel(self, sequence):
+        """The response code."""
+        number = self.begin_cancel(sequence)
+        self.advance(5)
+        reply = self.stage.answers[number]
+        return (vars(reply).get("code") or code_of(reply)) if isinstance(reply, Exception) else 0
+
+    def delivered(self, topic="t"):
+        """Sequence and store time of every delivered message, in order."""
+        found = []
+        for queue_id in self.stage.store.queues(topic):
+            result = self.stage.store.get(topic, queue_id, 0, max_bytes=1 << 30)
+            for data in result.data:
+                position = 0
+                while position < len(data):
+                    header = read_header(data, position)
+                    for ordinal, message in enumerate(
+                        decode_messages(data, header, position=position)
+                    ):
+                        sequence = header.first_sequence + ordinal
+                        assert message.body == b"%d" % sequence
+                        found.append((sequence, header.store_timestamp))
+                    position += header.total_size
+        return found
+
+
+@pytest.fixture
+def rig(make_stage):
+    return Rig(make_stage())
+
+
+def test_messages_are_delivered_when_they_are_due(rig):
+    now_ms = rig.now_ms
+    rig.send(level=1)
+    rig.send(now_ms + 50, now_ms + 10, now_ms + 3_000)
+    rig.send(now_ms - 5)
+    rig.advance(3_100)
+    due = {0: now_ms + 1_000, 1: now_ms + 50, 2: now_ms + 10, 3: now_ms + 3_000, 4: now_ms - 5}
+    delivered = dict(rig.delivered())
+    assert set(delivered) == set(due)
+    for sequence, at in delivered.items():
+        assert 0 <= at - max(due[sequence], now_ms) <= 12
+    assert rig.service.delivered == rig.stage.context.schedule.delivered == 5
+
+
+def test_a_level_counts_from_the_store_time(rig):
+    rig.send(level=2)
+    rig.advance(4_999)
+    assert rig.delivered() == []
+    rig.advance(15)
+    assert len(rig.delivered()) == 1
+
+
+def test_a_cancelled_message_never_comes_and_others_of_its_batch_do(rig):
+    first = rig.send(*[rig.now_ms + 100 + i for i in range(5)])
+    rig.advance(10)
+    assert rig.cancel(first[2]) == 0
+    assert rig.cancel(first[2]) == ResponseCode.CANCEL_REFUSED
+    assert rig.cancel(999) == ResponseCode.QUERY_NOT_FOUND
+    rig.advance(300)
+    assert [s for s, _ in rig.delivered()] == [first[0], first[1], first[3], first[4]]
+    assert rig.cancel(first[0]) == ResponseCode.CANCEL_REFUSED
+
+
+def test_a_cancel_is_refused_without_a_service_and_when_it_dies(rig):
+    (sequence,) = rig.send(rig.now_ms + 500)
+    rig.advance(5)
+    number = rig.begin_cancel(sequence)
+    rig.kill_service()
+    assert "does not answer" in str(rig.stage.answers[number])
+    number = rig.begin_cancel(sequence)  # nobody has opened a session yet
+    assert "no schedule service" in str(rig.stage.answers[number])
+    rig.settle()
+    assert rig.cancel(sequence) == 0
+
+
+def test_what_an_earlier_service_has_on_its_way_is_not_carried_out(rig):
+    rig.send(rig.now_ms + 50)
+    rig.advance(49)
+    rig.stage.clock.advance(10)
+    rig.run_timers()
+    assert [code for code, *_ in rig.link.asked][-1] == RequestCode.DELIVER_DUE
+    old = rig.kill_service()
+    rig.pump()  # the new one opens its session
+    _, number = rig.execute(old)[-1]
+    assert "session is over" in str(rig.stage.answers[number])
+    rig.advance(20)
+    assert len(rig.delivered()) == 1
+
+
+def test_a_full_disk_loses_nothing(rig):
+    rig.send(rig.now_ms + 50)
+    rig.advance(10)
+    rig.stage.store.failure = DiskFull("full")
+    rig.advance(2_000, 10)
+    rig.stage.store.failure = None
+    rig.advance(1_000, 10)
+    assert len(rig.delivered()) == 1
+
+
+@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
+def test_a_step_of_the_clock_loses_nothing_and_nothing_is_early_by_more(rig, step_ms):
+    began_ms = rig.now_ms
+    due = {}
+    for delay_ms in (2_000, HOUR_MS // 2, HOUR_MS + 5_000, 2 * HOUR_MS):
+        (sequence,) = rig.send(began_ms + delay_ms)
+        due[sequence] = delay_ms
+    rig.advance(100)
+    rig.stage.clock.jump_wall(step_ms)
+    rig.advance(3 * HOUR_MS + 10_000, 500)
+    delivered = dict(rig.delivered())
+    assert set(delivered) == set(due)
+    for sequence, at_ms in delivered.items():
+        true_ms = at_ms - step_ms - began_ms
+        assert true_ms >= due[sequence] - max(step_ms, 0)
+        assert true_ms <= due[sequence] + max(-step_ms, 0) + 2_000
+
+
+def test_a_lost_timetable_is_made_anew_from_the_log(rig):
+    rig.send(rig.now_ms + 50, rig.now_ms + 5_000)
+    (gone,) = rig.send(rig.now_ms + 5_000)
+    rig.advance(100)
+    assert rig.cancel(gone) == 0
+    rig.pairs = SortedPairs()
+    rig.kill_service()
+    rig.advance(6_000, 10)
+    assert sorted(s for s, _ in rig.delivered()) == [0, 1]
+
+
+def test_a_log_that_lost_its_end_means_a_new_timetable(rig):
+    rig.send(rig.now_ms + 50)
+    rig.advance(10)
+    state = Timetable(rig.pairs).state
+    state.cursors[0] = 10**6
+    rig.pairs.write([(b"s", msgspec.msgpack.encode(state))])
+    rig.kill_service()
+    rig.advance(2_000, 10)
+    assert rig.service.rebuilds == 1
+    assert len(rig.delivered()) == 1
+
+
+def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):
+    sequences = rig.send(*[rig.now_ms + 5_000 + i for i in range(100)])
+    (level,) = rig.send(level=2)
+    rig.advance(20)
+    end = rig.stage.store.stats().max_commitlog_offset
+    wish = [end]
+    monkeypatch.setattr(rig.stage.store, "retention_wish", lambda: wish[0], raising=False)
+    kept = []
+    monkeypatch.setattr(rig.stage.store, "keep_from", kept.append, raising=False)
+    assert rig.cancel(sequences[3]) == 0
+    rig.advance(3_000, 10)
+    assert rig.stage.context.schedule.rolled == 100
+    assert kept[-1] >= end
+    wish[0] = 0
+    rig.advance(5_000, 10)
+    wanted = [s for s in (*sequences, level) if s != sequences[3]]
+    assert sorted(s for s, _ in rig.delivered()) == wanted
+
+
+def test_records_need_not_be_read_by_who_caused_them(rig):
+    for _ in range(20):
+        rig.send(rig.now_ms + 5)
+        rig.advance(20)
+    low, high = rig.stage.store.queue_bounds(SCHEDULE_TOPIC, RECORD_QUEUE)
+    assert (low, high) == (0, 20)
+    assert Timetable(rig.pairs).state.cursors[RECORD_QUEUE] in (19, 20)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kills_at_any_step_lose_nothing_and_repeat_nothing(make_stage, seed):
+    chance = random.Random(seed)
+    rig = Rig(make_stage(default_topic_queue_nums=2), retry_ms=10)
+    due, cancelled, leftovers = {}, set(), []
+    for _ in range(150):
+        match chance.randrange(10):
+            case 0 | 1 | 2:
+                times = [
+                    rig.now_ms + chance.randrange(400) for _ in range(chance.choice((1, 1, 3, 80)))
+                ]
+                sequences = rig.send(*times, queue_id=chance.randrange(2))
+                due.update(zip(sequences, times, strict=True))
+            case 3 | 4 | 5:
+                rig.stage.clock.advance(chance.randrange(30))
+                rig.advance(1)
+            case 6:
+                rig.pump()
+            case 7:
+                old = rig.kill_service()
+                if chance.random() < 0.5:
+                    leftovers.append(old)
+            case 8:
+                if chance.random() < 0.3:
+                    rig.restart_broker()
+                elif leftovers:
+                    # What was on its way arrives at last.
+                    rig.execute(leftovers.pop())
+                    rig.end_tick()
+            case 9 if due:
+                sequence = chance.choice(list(due))
+                number = rig.begin_cancel(sequence)
+                rig.advance(3)
+                if rig.stage.answers.get(number) is not None and not isinstance(
+                    rig.stage.answers[number], Exception
+                ):
+                    cancelled.add(sequence)
+    rig.advance(4_000, 20)
+    assert rig.service.state is State.SERVING
+    delivered = rig.delivered()
+    sequences = sorted(sequence for sequence, _ in delivered)
+    assert len(sequences) == len(set(sequences)), "delivered twice"
+    assert cancelled.isdisjoint(sequences)
+    missing = set(due) - set(sequences) - cancelled
+    # A cancellation whose answer was lost may have been carried out.
+    done = rig.stage.context.schedule
+    assert len(missing) == 0 or all(rig.cancel(s) == ResponseCode.CANCEL_REFUSED for s in missing)
+    assert len(missing) <= 3, (missing, done.figures())
+    for sequence, at in delivered:
+        assert at >= due[sequence], "early"
+
+
+def test_an_unreachable_broker_is_asked_again(rig):
+    rig.settle()
+    rig.send(rig.now_ms + 20)
+    rig.advance(10)
+    rig.stage.clock.advance(20)
+    rig.run_timers()
+    asked, rig.link.asked = rig.link.asked, []
+    for *_, on_done in asked:
+        on_done(EndpointUnreachable("the connection broke"))
+    assert rig.service.state is not State.SERVING
+    rig.advance(1_500, 10)
+    assert len(rig.delivered()) == 1
