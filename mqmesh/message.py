@@ -141,6 +141,8 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         producer_id: Producer instance id.
         first_sequence: Sequence of the first message at that producer.
         payload_crc: CRC-32 over everything that the producer wrote.
+        prepared_transaction_offset: Of a committed batch: where its half messages begin in the
+            log; -1 for others, and where a filter left messages out.
     """
 
     topic: str
@@ -156,6 +158,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
     producer_id: int
     first_sequence: int
     payload_crc: int
+    prepared_transaction_offset: CommitLogOffset = CommitLogOffset(-1)
 
 
 class StoredMessage(Message, array_like=True, gc=False):
@@ -217,6 +220,11 @@ class StoredMessage(Message, array_like=True, gc=False):
     def store_size(self) -> int:
         """Size of the message's whole batch in the log, in bytes."""
         return self.info.store_size
+
+    @property
+    def prepared_transaction_offset(self) -> CommitLogOffset:
+        """Where the half message's batch began in the log; -1 if there was no transaction."""
+        return self.info.prepared_transaction_offset
 
     @property
     def born_timestamp(self) -> TimestampMs:

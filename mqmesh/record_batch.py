@@ -166,6 +166,16 @@ class BatchMeta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     born_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
 
+class CommitMeta(BatchMeta, array_like=True, frozen=True, gc=False):
+    """The meta of a batch of committed half messages. Array positions are on disk.
+
+    Attributes:
+        prepared_transaction_offset: Where the batch of half messages begins in the log.
+    """
+
+    prepared_transaction_offset: Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)] = -1
+
+
 class SparseMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     """The meta of a batch that a filter left messages out of; it is never stored.
 
@@ -184,7 +194,10 @@ class SparseMeta(BatchMeta, array_like=True, frozen=True, gc=False):
 _encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(BatchMeta)
 _sparse_decoder = msgspec.msgpack.Decoder(SparseMeta)
+_commit_decoder = msgspec.msgpack.Decoder(CommitMeta)
 _SPARSE = int(Attributes.SPARSE)
+_COMMITTED = int(Attributes.TRANSACTION_COMMIT)
+_TRANSACTION = int(Attributes.TRANSACTION_HALF | Attributes.TRANSACTION_ROLLBACK)
 
 
 def encode_batch(
@@ -447,6 +460,15 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
     return meta
 
 
+def _read_prepared(buffer: Buffer, header: BatchHeader, position: int) -> int:
+    start = position + HEADER_SIZE
+    try:
+        meta = _commit_decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"the meta of committed messages cannot be decoded: {error}") from error
+    return meta.prepared_transaction_offset
+
+
 def read_sparse_meta(
     buffer: Buffer, header: BatchHeader, position: int = 0
 ) -> tuple[SparseMeta, tuple[int, ...]]:
@@ -522,6 +544,7 @@ def decode_messages(
     base: int = header.base_queue_offset
     meta: BatchMeta
     places: Iterable[int]
+    prepared = -1
     if header.attributes & _SPARSE:
         meta, ordinals = read_sparse_meta(buffer, header, position)
         messages = decode_payload(_open(buffer, header, position, len(ordinals)))
@@ -529,6 +552,8 @@ def decode_messages(
         stored_size, stored_crc = meta.stored_size, meta.stored_crc
     else:
         meta = read_meta(buffer, header, position)
+        if header.attributes & _TRANSACTION == _COMMITTED:
+            prepared = _read_prepared(buffer, header, position)
         messages = decode_payload(_open(buffer, header, position, header.message_count))
         places = count(base)
         stored_size, stored_crc = header.total_size, header.producer_crc
@@ -546,6 +571,7 @@ def decode_messages(
         header.producer_id,
         header.first_sequence,
         stored_crc,
+        CommitLogOffset(prepared),
     )
     topic = meta.topic
     for queue_offset, message in zip(places, messages, strict=False):

@@ -19,6 +19,7 @@ from mqmesh.record_batch import (
     HEADER_SIZE,
     Attributes,
     BatchHeader,
+    CommitMeta,
     batch_parts,
     decode_messages,
     read_meta,
@@ -42,6 +43,7 @@ def redeliver(
     topic: str,
     queue_id: int,
     attributes: int = 0,
+    prepared_offset: int | None = None,
     change: Change | None = None,
     raws: Sequence[msgspec.Raw] | None = None,
 ) -> bytes:
@@ -59,6 +61,7 @@ def redeliver(
         topic: Physical topic of the new batch; the messages keep their own.
         queue_id: Queue it is for.
         attributes: Bits beside REDELIVERED and those for keys and tags.
+        prepared_offset: Of committed messages: where their half messages begin in the log.
         change: Applied to each message.
         raws: What ``payload.split_payload`` made of the batch, where that is known already.
 
@@ -95,6 +98,9 @@ def redeliver(
         stored = decode_messages(buffer, header, position=position)[first : first + count]
         messages = [change(message.to_message()) for message in stored]
         payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
+    new_meta = None
+    if prepared_offset is not None:
+        new_meta = CommitMeta(topic, payload.tag_hashes, meta.born_host, prepared_offset)
     parts = batch_parts(
         payload,
         topic=topic,
@@ -104,5 +110,6 @@ def redeliver(
         born_timestamp=header.born_timestamp,
         born_host=meta.born_host,
         attributes=attributes | Attributes.REDELIVERED,
+        meta=new_meta,
     )
     return b"".join(parts)

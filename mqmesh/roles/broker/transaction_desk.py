@@ -17,6 +17,8 @@ from mqmesh.storage.interface import MessageStore
 
 MAX_STAGED_BYTES: Final = 32 * 1024 * 1024
 """Decisions are written at once when their commits are about so large together."""
+MAX_STAGED_RUNS: Final = 100_000
+"""Or when there are so many."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class OpenEnd(msgspec.Struct, eq=False):
     Attributes:
         request: What to answer, without its frame.
         outcomes: One an entry, as far as they are decided.
+        bases: The half batch of each entry.
         flights: Writes that hold decisions of it.
         complete: All of its entries were looked at.
         error: Why some could not be written.
@@ -35,10 +38,17 @@ class OpenEnd(msgspec.Struct, eq=False):
 
     request: Request
     outcomes: list[EndOutcome]
+    bases: list[int]
     flights: int = 0
     complete: bool = False
     error: MQMeshError | None = None
     status: int = 0
+
+    def lose(self, base: int) -> None:
+        """A half batch turned out to be gone."""
+        for number, one in enumerate(self.bases):
+            if one == base:
+                self.outcomes[number] = EndOutcome.NOT_PENDING
 
 
 class Flight(msgspec.Struct, eq=False):
@@ -69,6 +79,7 @@ class TransactionDesk:
         parks: What is to be parked.
         ops: Further op records to be written.
         torn: Batches that a crash cut off and that are not written again yet.
+        is_mending: They are being written just now.
         next_sequence: Of the next op record.
         checks_sent: How often somebody was asked.
         ended: Messages committed and rolled back in this life of the broker.
@@ -82,6 +93,7 @@ class TransactionDesk:
         self.parks: list[Park] = []
         self.ops: list[Op] = []
         self.torn: list[bytes] = []
+        self.is_mending = False
         self.store_id = 0
         self.next_sequence = 0
         self.saved_changes = -1

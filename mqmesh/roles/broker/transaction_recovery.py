@@ -7,8 +7,10 @@ messages; those are looked for and, where they are missing, written again.
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from mqmesh.errors import CorruptBatch, StorageError
 from mqmesh.half_batch import HALF_QUEUE, immunity_ms, is_half, read_half_meta
@@ -259,21 +261,24 @@ def _place(found: tuple[BatchHeader, memoryview]) -> int:
     return found[0].commitlog_offset
 
 
-def copy_of(op: Op, header: BatchHeader, data: Buffer) -> bytes | None:
+def copy_of(
+    op: Op, header: BatchHeader, data: Buffer, raws: Sequence[msgspec.Raw] | None = None
+) -> bytes | None:
     """What is written beside an op record: the messages committed or parked, None for others.
 
     Args:
         op: The record.
-        header: Of the half batch.
+        header: Of the half batch, as stored.
         data: The half batch.
+        raws: Its messages, if somebody has taken them apart.
     """
-    if op.kind == OpKind.PARK:
-        topic, queue_id, attributes = TRANS_CHECK_MAX_TIME_TOPIC, 0, 0
-    elif op.kind == OpKind.COMMIT:
+    topic, queue_id, attributes, prepared = TRANS_CHECK_MAX_TIME_TOPIC, 0, 0, None
+    if op.kind == OpKind.COMMIT:
         meta = read_half_meta(data, header)
         topic, queue_id = meta.real_topic, meta.real_queue_id
         attributes = int(Attributes.TRANSACTION_COMMIT)
-    else:
+        prepared = int(header.commitlog_offset)
+    elif op.kind != OpKind.PARK:
         return None
     return redeliver(
         data,
@@ -283,6 +288,8 @@ def copy_of(op: Op, header: BatchHeader, data: Buffer) -> bytes | None:
         topic=topic,
         queue_id=queue_id,
         attributes=attributes,
+        prepared_offset=prepared,
+        raws=raws,
     )
 
 

@@ -380,6 +380,7 @@ class Transactions:
                 if not watch.parking:
                     watch.parking = True
                     self._parking += len(ordinals)
+                    size += batch.size
                     effects.append(Park(watch, ordinals))
                 self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue

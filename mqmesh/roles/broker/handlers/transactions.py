@@ -8,6 +8,8 @@ import logging
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from mqmesh.errors import (
     BrokerError,
     BrokerNotAvailable,
@@ -21,6 +23,7 @@ from mqmesh.message import (
     format_message_id,
     parse_message_id,
 )
+from mqmesh.payload import split_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
     Reply,
@@ -46,14 +49,19 @@ from mqmesh.protocol.transactions import (
     decode_ends,
     encode_end_outcomes,
 )
-from mqmesh.record_batch import BatchHeader, read_header
+from mqmesh.record_batch import read_header, read_payload
 from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
 from mqmesh.roles.broker.op_records import Op, OpKind, encode_ops, runs_of
 from mqmesh.roles.broker.topics import TopicTable
-from mqmesh.roles.broker.transaction_desk import MAX_STAGED_BYTES, Flight, OpenEnd
+from mqmesh.roles.broker.transaction_desk import (
+    MAX_STAGED_BYTES,
+    MAX_STAGED_RUNS,
+    Flight,
+    OpenEnd,
+)
 from mqmesh.roles.broker.transaction_recovery import copy_of
 from mqmesh.roles.broker.transactions import PARKED, PENDING, Check, HalfBatch, Park, Run, Watch
 from mqmesh.units import MIB, CommitLogOffset
@@ -91,14 +99,15 @@ def _decide(
     if desk.torn:
         raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
     table = desk.table
-    opened = OpenEnd(without_frame(request), [])
+    opened = OpenEnd(without_frame(request), [], [])
     may_commit = partial(has_queue, context.topics)
     for end in ends:
         before = table.staged_total
         opened.outcomes.append(table.decide(end, may_commit, group))
+        opened.bases.append(end.base_queue_offset)
         if table.staged_total != before and (not desk.opens or desk.opens[-1] is not opened):
             desk.opens.append(opened)
-        if table.staged_bytes >= MAX_STAGED_BYTES:
+        if table.staged_bytes >= MAX_STAGED_BYTES or table.staged_count >= MAX_STAGED_RUNS:
             finish_transactions(context)
             finish_sends(context)
     opened.complete = True
@@ -117,7 +126,7 @@ def finish_transactions(context: BrokerContext) -> None:
     opens, desk.opens = desk.opens, []
     parks, desk.parks = desk.parks, []
     further, desk.ops = desk.ops, []
-    runs, ops, copies = _copies(context, desk.table.take(), parks)
+    runs, ops, copies = _copies(context, desk.table.take(), parks, opens)
     ops += further
     for opened in opens:
         opened.flights += 1
@@ -147,7 +156,7 @@ def finish_transactions(context: BrokerContext) -> None:
 
 
 def _copies(
-    context: BrokerContext, runs: list[Run], parks: list[Park]
+    context: BrokerContext, runs: list[Run], parks: list[Park], opens: list[OpenEnd]
 ) -> tuple[list[Run], list[Op], list[bytes]]:
     """Makes the op records of decisions and of what is parked, and the batches beside them.
 
@@ -157,31 +166,48 @@ def _copies(
     good: list[Run] = []
     ops: list[Op] = []
     copies: list[bytes] = []
-    cached: tuple[HalfBatch, BatchHeader, bytes] | None = None
-    wanted = [(run.batch, _op_of(run), run) for run in runs]
+    source: _Source | None = None
+    wanted: list[tuple[HalfBatch, Op, Run | None]] = [(run.batch, _op_of(run), run) for run in runs]
     for park in parks:
         for first, count in runs_of(park.ordinals):
             op = Op(park.batch.base, first, count, OpKind.PARK, park.check_times)
-            wanted.append((park.batch, op, None))  # type: ignore[arg-type]
+            wanted.append((park.batch, op, None))
     for half, op, run in wanted:
         if op.kind != OpKind.ROLLBACK:
             try:
-                if cached is None or cached[0] is not half:
-                    data = context.store.read_at(CommitLogOffset(half.commitlog_offset))
-                    cached = half, read_header(data), data
-                copy = copy_of(op, cached[1], cached[2])
+                if source is None or source.half is not half:
+                    source = _Source(context, half)
+                copies.append(source.copy(op))
             except MQMeshError as error:
                 # Retention took the half messages, or the disk damaged them.
                 if run is not None:
                     context.transactions.table.failed([run])
+                    for opened in opens:
+                        opened.lose(half.base)
                 context.transactions.lose(half, str(error))
                 continue
-            assert copy is not None
-            copies.append(copy)
         ops.append(op)
         if run is not None:
             good.append(run)
     return good, ops, copies
+
+
+class _Source:
+    """A half batch that copies are made of; taken apart once, however many they are."""
+
+    def __init__(self, context: BrokerContext, half: HalfBatch) -> None:
+        self.half = half
+        self._data = context.store.read_at(CommitLogOffset(half.commitlog_offset))
+        self._header = read_header(self._data)
+        self._raws: list[msgspec.Raw] | None = None
+
+    def copy(self, op: Op) -> bytes:
+        """The messages of a record."""
+        if self._raws is None and op.count < self._header.message_count:
+            self._raws = split_payload(read_payload(self._data, self._header))
+        copy = copy_of(op, self._header, self._data, self._raws)
+        assert copy is not None
+        return copy
 
 
 def _op_of(run: Run) -> Op:
@@ -314,16 +340,19 @@ def _drop_deleted(context: BrokerContext) -> None:
 def _write_torn(context: BrokerContext) -> None:
     """Writes what a crash cut off; nothing is decided before that is done."""
     desk = context.transactions
-    torn = desk.torn
+    if desk.is_mending:
+        return  # with SYNC_FLUSH the disk may take longer than a tick
 
     def on_stored(outcomes: list[BatchOutcome]) -> None:
+        desk.is_mending = False
         bad = [one.remark for one in outcomes if one.code != _OK]
         if bad:
             _log.error("commits that a crash cut off could not be written again: %s", bad[0])
         else:
             desk.torn = []
 
-    inner_send(context, torn, on_stored)
+    inner_send(context, desk.torn, on_stored)
+    desk.is_mending = True
 
 
 # ---- Administration --------------------------------------------------------------------------

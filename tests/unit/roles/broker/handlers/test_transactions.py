@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerError, BrokerNotAvailable, DiskFull, NoPermission
+from mqmesh.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    CorruptRecord,
+    DiskFull,
+    NoPermission,
+)
 from mqmesh.half_batch import half_parts, have_immunity
 from mqmesh.message import (
     TRANS_CHECK_MAX_TIME_TOPIC,
@@ -34,7 +40,7 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.record_batch import Attributes, check_stored, decode_messages, read_header
-from mqmesh.roles.broker.handlers.send import finish_sends
+from mqmesh.roles.broker.handlers.send import answer_durable, finish_sends
 from mqmesh.roles.broker.handlers.transactions import (
     check_transactions,
     finish_transactions,
@@ -181,6 +187,10 @@ def test_half_messages_are_seen_by_nobody_until_they_are_committed(scene):
         format_message_id(PRODUCER, 0),
         format_message_id(PRODUCER, 1),
     ]
+    half_place = read_header(scene.stage.store.get(TRANS_HALF_TOPIC, 0, 0, max_bytes=1).data[0])
+    assert {one.prepared_transaction_offset for one in scene.messages()} == {
+        half_place.commitlog_offset
+    }
     header = read_header(scene.stage.store.get("t", 0, 0, max_bytes=1).data[0])
     assert header.attributes & Attributes.TRANSACTION_ROLLBACK == Attributes.TRANSACTION_COMMIT
 
@@ -367,6 +377,35 @@ def test_half_messages_that_retention_took_are_told_and_forgotten(scene, caplog)
     assert "file_reserved_time" in caplog.text
 
 
+def test_a_decision_about_what_cannot_be_read_is_not_acknowledged(scene):
+    bases = [scene.half(b"gone", b"too"), scene.half(b"there")]
+    read_at = scene.stage.store.read_at
+    gone = scene.desk.table.batches[bases[0]].commitlog_offset
+
+    def read(offset):
+        if offset == gone:
+            raise CorruptRecord("planted")
+        return read_at(offset)
+
+    scene.stage.store.read_at = read
+    outcomes = scene.end((bases[0], 0, 0, 1, Decision.COMMIT), (bases[1], 2, 0, 1, Decision.COMMIT))
+    assert outcomes == [EndOutcome.NOT_PENDING, EndOutcome.ENDED]
+    assert scene.bodies() == [b"there"]
+    assert scene.desk.figures()["half_messages_lost_total"] == "2"
+
+
+def test_very_many_decisions_at_once_are_several_writes(scene, monkeypatch):
+    monkeypatch.setattr("mqmesh.roles.broker.handlers.transactions.MAX_STAGED_RUNS", 2)
+    base = scene.half(*[b"%d" % number for number in range(10)])
+    ends = [(base, 0, number, 1, Decision(1 + number % 2)) for number in range(10)]
+    assert scene.end(*ends) == [EndOutcome.ENDED] * 10
+    assert scene.bodies() == [b"%d" % number for number in range(0, 10, 2)]
+    assert scene.desk.table.pending_count == 0
+    scene.restart()
+    assert scene.desk.table.pending_count == 0
+    assert not scene.desk.torn
+
+
 # ---- Administration ---------------------------------------------------------------------------
 
 
@@ -545,6 +584,21 @@ def test_commits_that_a_crash_cut_off_are_written_again_once(scene, keep, with_n
     scene.restart(document)
     assert not scene.desk.torn, "they are found"
     assert scene.desk.table.pending_count == 0
+
+
+def test_with_a_slow_disk_they_are_written_again_once(make_stage):
+    scene = Scene(make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    base = scene.half(b"a")
+    torn_write(scene, keep=1, ends=[(base, 0, 0, 1, Decision.COMMIT)])
+    scene.restart()
+    scene.stage.store.synced = 0
+    for _ in range(5):
+        scene.tick()
+    scene.stage.store.synced = None
+    answer_durable(scene.stage.context)
+    scene.tick()
+    assert not scene.desk.torn
+    assert scene.bodies() == [b"a"]
 
 
 def test_nothing_is_written_again_where_nothing_was_cut_off(scene):
