@@ -55,8 +55,7 @@ RESERVED_TOPICS: Final = frozenset(
         AUTO_CREATE_TOPIC,
     }
 )
-HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
-"""No consumer may read them, and no query finds what is in them."""
+HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})  # nobody reads them
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _NO_KEYS: Final[tuple[str, ...]] = ()
@@ -141,8 +140,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         producer_id: Producer instance id.
         first_sequence: Sequence of the first message at that producer.
         payload_crc: CRC-32 over everything that the producer wrote.
-        prepared_transaction_offset: Of a committed batch: where its half messages begin in the
-            log; -1 for others, and where a filter left messages out.
+        prepared_transaction_offset: Where committed messages' half batch begins; -1 if unknown.
     """
 
     topic: str
@@ -223,7 +221,7 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     @property
     def prepared_transaction_offset(self) -> CommitLogOffset:
-        """Where the half message's batch began in the log; -1 if there was no transaction."""
+        """Where the half message's batch begins in the log; -1 if there was no transaction."""
         return self.info.prepared_transaction_offset
 
     @property
@@ -270,8 +268,7 @@ PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Why the message was sent back last: type and text of an exception, or what was answered."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Of a dead letter that was resent: its offset message id in the dead-letter queue."""
-PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-"""Of a message in a transaction: how long its sender has before the broker asks back."""
+PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"  # see half_batch.py
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):

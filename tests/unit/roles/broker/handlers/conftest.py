@@ -1,0 +1,164 @@
+"""A scene for tests of transactions: a broker without sockets, a producer, members of its group."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.half_batch import half_parts, have_immunity
+from mqmesh.message import (
+    Message,
+)
+from mqmesh.payload import encode_payload
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.membership import HeartbeatRequest
+from mqmesh.protocol.transactions import (
+    CheckTransactionState,
+    Decision,
+    End,
+    EndOutcome,
+    EndTransactionRequest,
+    decode_end_outcomes,
+    encode_ends,
+)
+from mqmesh.record_batch import check_stored, decode_messages, read_header
+from mqmesh.roles.broker.handlers.transactions import (
+    check_transactions,
+    finish_transactions,
+    has_queue,
+)
+from mqmesh.roles.broker.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.transactions import TransactionSettings
+
+PRODUCER = 77
+
+
+class Scene:
+    """A broker, a producer of half messages, and a member of its group."""
+
+    def __init__(self, stage) -> None:
+        self.stage = stage
+        self.sequence = 0
+        stage.context.transactions.table.settings = self.settings()
+
+    def settings(self) -> TransactionSettings:
+        config = self.stage.config
+        return TransactionSettings(
+            timeout_ms=config.transaction_timeout_ms,
+            check_interval_ms=config.transaction_check_interval_ms,
+            check_max=config.transaction_check_max,
+            pending_max=config.transaction_pending_max,
+        )
+
+    @property
+    def desk(self) -> TransactionDesk:
+        return self.stage.context.transactions
+
+    def half(self, *bodies: bytes, topic="t", queue_id=0, seconds=None, sequence=None) -> int:
+        """Sends a half batch; returns its queue offset in the half topic."""
+        outcome = self.send_half(
+            *bodies, topic=topic, queue_id=queue_id, seconds=seconds, sequence=sequence
+        )
+        assert outcome.code == 0, outcome.remark
+        return outcome.base_queue_offset
+
+    def send_half(self, *bodies, topic="t", queue_id=0, seconds=None, sequence=None, **wrong):
+        properties = (
+            {"CHECK_IMMUNITY_TIME_IN_SECONDS": str(seconds)} if seconds is not None else None
+        )
+        messages = [Message(topic, body, properties=properties) for body in bodies]
+        first = self.sequence if sequence is None else sequence
+        self.sequence = max(self.sequence, first + len(bodies))
+        parts = half_parts(
+            encode_payload(messages),
+            producer_group="pg",
+            real_topic=topic,
+            real_queue_id=queue_id,
+            has_immunity=have_immunity(messages),
+            producer_id=PRODUCER,
+            first_sequence=first,
+            born_timestamp=1,
+            **wrong,
+        )
+        return self.stage.send(b"".join(parts))[0]
+
+    def begin_end(self, *ends: tuple[int, int, int, int, Decision]) -> int:
+        body = encode_ends(
+            [End(base, PRODUCER, seq, first, n, int(d)) for base, seq, first, n, d in ends]
+        )
+        return self.stage.begin(RequestCode.END_TRANSACTION, EndTransactionRequest("pg"), body)
+
+    def finish(self) -> None:
+        finish_transactions(self.stage.context)
+        self.stage.end_tick()
+
+    def end(self, *ends) -> list[EndOutcome]:
+        opaque = self.begin_end(*ends)
+        self.finish()
+        reply = self.stage.answer(opaque)
+        return decode_end_outcomes(b"".join(reply.body), len(ends))
+
+    def bodies(self, topic="t", queue_id=0) -> list[bytes]:
+        return [message.body for message in self.messages(topic, queue_id)]
+
+    def messages(self, topic="t", queue_id=0):
+        found, offset = [], 0
+        while True:
+            result = self.stage.store.get(topic, queue_id, offset, max_bytes=1 << 20)
+            if not result.data:
+                return found
+            data, position = b"".join(result.data), 0
+            while position < len(data):
+                header = check_stored(data, position)
+                found += decode_messages(data, header, position=position)
+                position += header.total_size
+            offset = result.next_queue_offset
+
+    def join(self, peer=b"member", group="pg") -> None:
+        heartbeat = HeartbeatRequest(peer.decode(), [group])
+        self.stage.ask(RequestCode.HEART_BEAT, heartbeat, peer=peer)
+
+    def tick(self, ms=100) -> None:
+        self.stage.clock.advance(ms)
+        check_transactions(self.stage.context, self.stage.clock.monotonic_ms())
+        self.finish()
+
+    def asked(self) -> list[tuple[CheckTransactionState, list[bytes]]]:
+        """What was asked since the last call, with the bodies of the messages."""
+        found = []
+        for notice in self.stage.notices:
+            if notice[1] == RequestCode.CHECK_TRANSACTION_STATE:
+                question = decode_header(CheckTransactionState, notice[2])
+                data = b"".join(notice[3:])
+                messages = decode_messages(data, read_header(data))
+                wanted = [messages[one - question.first_ordinal].body for one in question.ordinals]
+                found.append((question, wanted))
+        self.stage.notices.clear()
+        return found
+
+    def restart(self, document: bytes | None = None) -> None:
+        """A broker on the same store that knows nothing but that."""
+        context = self.stage.context
+        desk = TransactionDesk(self.settings())
+        desk.recover(
+            self.stage.store,
+            document,
+            lambda topic, queue_id: has_queue(context.topics, topic, queue_id),
+            wall_ms=self.stage.clock.wall_ms(),
+            now_ms=self.stage.clock.monotonic_ms(),
+            segment_bytes=1 << 30,
+        )
+        for name in desk.__dict__:
+            setattr(context.transactions, name, getattr(desk, name))
+
+
+@pytest.fixture
+def make_scene(make_stage):
+    """Makes a broker without a process; settings by name."""
+    return lambda **settings: Scene(make_stage(**settings))
+
+
+@pytest.fixture
+def scene(make_scene):
+    """A broker without a process, as configured by default."""
+    return make_scene()
