@@ -35,6 +35,8 @@ from mqmesh.units import KIB, MIB
 
 FRAMES_PER_TICK: Final = 256
 """Requests served in one turn, so that timers and other sockets get theirs."""
+TURN_MS: Final = 5
+"""No request is begun later in a turn: some take milliseconds, such as pulls with a filter."""
 BACKLOG_BYTES_PER_PEER: Final = 64 * MIB
 """Answers that wait for a peer that reads slowly; with more, its requests are refused with
 SYSTEM_BUSY, and with twice as much, answers are dropped and counted."""
@@ -200,18 +202,21 @@ class CommandServer:
 
     def _on_readable(self) -> None:
         socket = self._socket
-        self.readable_ms = self._loop.clock.monotonic_ms()
+        now_ms = self._loop.clock.monotonic_ms
+        self.readable_ms = now_ms()
         self.drained_ms = None
         for number in range(FRAMES_PER_TICK):
             # One frame is the usual case of a quiet server, and asking costs half as much as
             # trying in vain.
             if number == 1 and not int(socket.get(_EVENTS)) & _IN:
-                self.drained_ms = self._loop.clock.monotonic_ms()
+                self.drained_ms = now_ms()
+                return
+            if number and now_ms() - self.readable_ms >= TURN_MS:
                 return
             try:
                 peer = socket.recv(_NOBLOCK)
             except zmq.Again:
-                self.drained_ms = self._loop.clock.monotonic_ms()
+                self.drained_ms = now_ms()
                 return
             # Not copied: bodies are large, and the frame tells which connection it came by.
             frame = socket.recv(_NOBLOCK, copy=False)

@@ -72,6 +72,28 @@ def test_answers_find_their_requests_in_any_order(wire):
     assert outcomes == {number: b"%d" % number for number in range(100)}
 
 
+def test_slow_requests_share_the_loop_with_everything_else(wire):
+    turns, served = [], []
+
+    def work(request):
+        served.append(len(turns))
+        done_s = time.monotonic() + 0.004
+        while time.monotonic() < done_s:
+            pass
+        return EMPTY_REPLY
+
+    _, where = wire.server({HOLD: work})
+    clients = [wire.client(where) for _ in range(2)]
+    wire.loop.at_tick_end(lambda: turns.append(None))
+    answers = []
+    for _ in range(40):
+        for client in clients:
+            client.request(HOLD, answers.append)
+    wire.until(lambda: len(answers) == 80)
+    # Two of 4 ms and no third one begin within the 5 ms of a turn.
+    assert max(served.count(turn) for turn in set(served)) <= 2
+
+
 def test_a_second_answer_to_the_same_request_is_ignored(wire):
     held = []
     server, where = wire.server({HOLD: held.append, ECHO: echo})

@@ -21,15 +21,18 @@ from mqmesh.record_batch import BatchHeader, read_header, read_payload
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.sparse_batch import cut_batch
 from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
-from mqmesh.units import MIB, QueueOffset
+from mqmesh.units import KIB, MIB, QueueOffset
 
 MAX_READ_BYTES: Final = 1 * MIB
-"""Read for one answer with a filter; at least one batch, whatever its size."""
+"""Read for one answer with tags; at least one batch, whatever its size."""
+MAX_JUDGED_BYTES: Final = 512 * KIB
+"""Read for one answer with SQL92, likewise."""
 MAX_RAW_BYTES: Final = 4 * MIB
 """Inflated for one answer, if a batch does not take more by itself."""
-MAX_LOOKS: Final = 40_000
-"""Values looked at for one answer, 50 ns each; taking a message up costs as much as four."""
+MAX_LOOKS: Final = 25_000
+"""Work for one answer, in units of about 50 ns."""
 LOOKS_A_MESSAGE: Final = 4
+LOOKS_A_LEAF: Final = 2
 MAX_COMPILED: Final = 64
 """SQL92 expressions that are remembered."""
 
@@ -48,7 +51,8 @@ class PullFilter(msgspec.Struct, frozen=True):
     @property
     def looks(self) -> int:
         """What a message costs, see ``MAX_LOOKS``."""
-        return LOOKS_A_MESSAGE + (0 if self.predicate is None else self.predicate.leaf_count)
+        leaf_count = 0 if self.predicate is None else self.predicate.leaf_count
+        return LOOKS_A_MESSAGE + LOOKS_A_LEAF * leaf_count
 
 
 def pull_filter(expression: str, expression_type: str) -> PullFilter | None:
@@ -100,9 +104,8 @@ def get_filtered(
     Raises:
         CorruptRecord: The queue leads to a place where its batch is not.
     """
-    found = store.get(
-        *place, max_bytes=min(max_bytes, MAX_READ_BYTES), tag_hashes=wanted.tag_hashes
-    )
+    most = MAX_READ_BYTES if wanted.predicate is None else MAX_JUDGED_BYTES
+    found = store.get(*place, max_bytes=min(max_bytes, most), tag_hashes=wanted.tag_hashes)
     if found.status is not GetStatus.FOUND:
         return found
     sieve = _Sieve(wanted, metas, place[2], found.next_queue_offset)
