@@ -13,10 +13,17 @@ class RegisterFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, 
     Attributes:
         name: Name of the filter server.
         address: Where it listens.
+        filters: Filters that it has.
+        parked: Of them, those whose process died again and again.
+        matched, passed_over: Messages so far.
     """
 
     name: Name
     address: BrokerAddress
+    filters: int = 0
+    parked: int = 0
+    matched: int = 0
+    passed_over: int = 0
 
 
 class GetFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -24,6 +24,7 @@ from mqmesh import (
     aio,
 )
 from mqmesh.errors import FilterFailed, InvalidArgument, NoPermission
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
@@ -388,6 +389,8 @@ def test_a_filter_that_dies_again_and_again_is_parked(own_cluster):
     with consumer:
         until(lambda: "is parked" in str(consumer.filter_errors.get("t")))
         assert "no answer within 500 ms" in str(consumer.filter_errors["t"])
+        with AdminClient(cluster.namesrv_addr) as admin:
+            until(lambda: admin.runtime_info()["broker-a"]["filters_parked"] == "1")
     assert "is parked for 60 s" in cluster.log()
     assert cluster.workers() == []
 

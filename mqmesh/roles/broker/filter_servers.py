@@ -18,7 +18,7 @@ RETRY_AFTER_MS: Final = 500
 
 
 class _Known(msgspec.Struct):
-    info: FilterServerInfo
+    told: RegisterFilterServerRequest
     seen_ms: int
 
 
@@ -50,7 +50,7 @@ class FilterServers:
         is_new = peer not in self._known
         if is_new and len(self._known) >= MAX_SERVERS:
             raise SystemBusy(f"{MAX_SERVERS} filter servers are registered already")
-        self._known[peer] = _Known(FilterServerInfo(asked.name, asked.address), now_ms)
+        self._known[peer] = _Known(asked, now_ms)
         return is_new
 
     def on_disconnect(self, peer: bytes) -> None:
@@ -66,13 +66,25 @@ class FilterServers:
         """
         self._check_allowed()
         self._forget_silent(now_ms)
-        found = sorted((one.info for one in self._known.values()), key=lambda info: info.name)
+        found = sorted((one.told for one in self._known.values()), key=lambda told: told.name)
         if not found:
             raise BrokerNotAvailable(
                 f"no filter server is registered with broker {self._broker_name} at the moment",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        return found[sum(group.encode()) % len(found)]
+        chosen = found[sum(group.encode()) % len(found)]
+        return FilterServerInfo(chosen.name, chosen.address)
+
+    def figures(self) -> dict[str, str]:
+        """Figures for administrators: sums over the filter servers."""
+        told = [one.told for one in self._known.values()]
+        return {
+            "filter_servers": str(len(told)),
+            "filters": str(sum(one.filters for one in told)),
+            "filters_parked": str(sum(one.parked for one in told)),
+            "filter_matches_total": str(sum(one.matched for one in told)),
+            "filter_misses_total": str(sum(one.passed_over for one in told)),
+        }
 
     def _check_allowed(self) -> None:
         if not self._allowed:

@@ -31,9 +31,26 @@ class FilterTable:
         self._config = config
         self._make_runner = make_runner
         self._runners: dict[tuple[str, str], FilterRunner] = {}
+        self._gone_matched = 0
+        self._gone_passed_over = 0
 
     def __len__(self) -> int:
         return len(self._runners)
+
+    @property
+    def parked(self) -> int:
+        """Filters that are parked."""
+        return sum(runner.state is State.PARKED for runner in self._runners.values())
+
+    @property
+    def matched(self) -> int:
+        """Messages so far that matched."""
+        return self._gone_matched + sum(one.matched for one in self._runners.values())
+
+    @property
+    def passed_over(self) -> int:
+        """Messages so far that did not."""
+        return self._gone_passed_over + sum(one.passed_over for one in self._runners.values())
 
     def upload(self, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded) -> None:
         """A consumer uploads a filter; one that is there already is loaded if need be.
@@ -113,6 +130,8 @@ class FilterTable:
 
     def _drop(self, runner: FilterRunner) -> None:
         del self._runners[runner.group, runner.filter_id]
+        self._gone_matched += runner.matched
+        self._gone_passed_over += runner.passed_over
         runner.close()
 
 

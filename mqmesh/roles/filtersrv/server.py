@@ -175,7 +175,15 @@ class FilterServer:
         broker = self._broker
         if broker is None or not broker.connected:
             return
-        request = RegisterFilterServerRequest(self._config.name, self._address)
+        table = self._table
+        request = RegisterFilterServerRequest(
+            self._config.name,
+            self._address,
+            len(table),
+            table.parked,
+            table.matched,
+            table.passed_over,
+        )
         broker.request(
             RequestCode.REGISTER_FILTER_SERVER,
             self._registered,

@@ -101,6 +101,8 @@ def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
         "held_pulls": str(len(context.holds)),
         "sync_flush_waits": str(context.stage.waiting_count),
     }
+    if context.config.filter_server_enable:
+        figures |= context.filter_servers.figures()
     total = context.stats.total
     for name in total.__struct_fields__:
         figures[f"{name}_total"] = str(getattr(total, name))

@@ -52,3 +52,19 @@ def test_there_may_be_only_so_many():
     with pytest.raises(SystemBusy):
         servers.on_register(b"x", request("x"), 0)
     assert servers.on_register(b"x", request("x"), EXPIRY_MS + 1)
+
+
+def test_figures_are_sums_over_those_that_are_there():
+    servers = FilterServers(True, "broker-a")
+    for peer, name in ((b"1", "a"), (b"2", "b")):
+        told = RegisterFilterServerRequest(name, BrokerAddress("h:1"), 3, 1, 100, 20)
+        servers.on_register(peer, told, 0)
+    assert servers.figures() == {
+        "filter_servers": "2",
+        "filters": "6",
+        "filters_parked": "2",
+        "filter_matches_total": "200",
+        "filter_misses_total": "40",
+    }
+    servers.on_disconnect(b"1")
+    assert servers.figures()["filters"] == "3"

@@ -134,3 +134,17 @@ def test_what_waits_for_all_filters_together_is_bounded(make_table, stage):
     table.check_room(2 * mib)
     with pytest.raises(SystemBusy, match="max_total_pending_bytes"):
         table.check_room(2 * mib + 1)
+
+
+def test_what_became_of_messages_is_counted_beyond_a_filters_life(make_table, stage):
+    table = make_table(failures_to_park=1)
+    name, _ = upload(table, "a", "x")
+    (worker,) = stage.workers
+    worker.ready()
+    table.get("a", name).match([b"b"], 3, [].append)
+    worker.says(Status.MATCHED, b"\1\0\1")
+    assert (table.matched, table.passed_over, table.parked) == (2, 1, 0)
+    worker.dies()
+    assert table.parked == 1
+    table.close()
+    assert (table.matched, table.passed_over, table.parked) == (2, 1, 0)
