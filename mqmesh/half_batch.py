@@ -13,8 +13,8 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch, InvalidArgument
 from mqmesh.message import (
-    PROPERTY_CHECK_IMMUNITY_TIME,
     TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
     Message,
     check_group,
     check_topic,
@@ -22,6 +22,10 @@ from mqmesh.message import (
 from mqmesh.payload import Buffer, Payload
 from mqmesh.record_batch import HEADER_SIZE, Attributes, BatchHeader, BatchMeta, batch_parts
 
+HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
+"""No consumer may read them, and no query finds what is in them."""
+PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+"""Of a message in a transaction: how long its sender has before the broker asks back."""
 HALF_QUEUE: Final = 0
 """All half messages of a broker stand in one queue, in the order in which they came."""
 MAX_IMMUNITY_S: Final = 7 * 24 * 3_600

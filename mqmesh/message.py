@@ -55,7 +55,6 @@ RESERVED_TOPICS: Final = frozenset(
         AUTO_CREATE_TOPIC,
     }
 )
-HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})  # nobody reads them
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _NO_KEYS: Final[tuple[str, ...]] = ()
@@ -268,7 +267,6 @@ PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Why the message was sent back last: type and text of an exception, or what was answered."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Of a dead letter that was resent: its offset message id in the dead-letter queue."""
-PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"  # see half_batch.py
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):

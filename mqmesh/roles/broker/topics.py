@@ -17,7 +17,8 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.message import HIDDEN_TOPICS, check_topic, is_system_topic
+from mqmesh.half_batch import HIDDEN_TOPICS
+from mqmesh.message import check_topic, is_system_topic
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
 from mqmesh.units import TimestampMs
 
