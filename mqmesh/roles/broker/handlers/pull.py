@@ -1,5 +1,7 @@
 """PULL_MESSAGE: whole batches from a queue, or a place to wait for them."""
 
+from typing import Final
+
 from mqmesh.errors import MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.protocol.command import Reply, Request, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
@@ -7,6 +9,9 @@ from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
 from mqmesh.roles.broker.pull_hold import HeldPull
 from mqmesh.storage.interface import GetResult, GetStatus
+
+PASSED_OVER_MS: Final = 1_000
+"""A pull waits no longer once messages were passed over that its expression does not want."""
 
 _FOUND = int(PullStatus.FOUND)
 _NO_NEW_MSG = int(PullStatus.NO_NEW_MSG)
@@ -26,11 +31,11 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
         return moved
     result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
-    # What was passed over is told before the wait, so that the group's offset keeps up.
-    if not wait_ms or result.status is not GetStatus.NO_NEW_MESSAGE:
+    if not wait_ms or not _is_waiting(result):
         return _reply(pull, result)
-    deadline_ms = context.clock.monotonic_ms() + wait_ms
-    held = HeldPull(without_frame(request), pull, result.next_queue_offset, deadline_ms)
+    now_ms = context.clock.monotonic_ms()
+    held = HeldPull(without_frame(request), pull, result.next_queue_offset, now_ms + wait_ms)
+    _hurry(held, now_ms)
     try:
         context.holds.hold(held)
     except SystemBusy:
@@ -51,11 +56,19 @@ def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
             result = _get(context, held.pull, held.queue_offset)
             if _is_waiting(result):
                 held.queue_offset = result.next_queue_offset
+                _hurry(held, context.clock.monotonic_ms())
                 context.holds.hold(held)
             else:
                 context.wire.reply(held.request, _reply(held.pull, result))
         except MQMeshError as error:
             context.wire.fail(held.request, error)
+
+
+def _hurry(held: HeldPull, now_ms: int) -> None:
+    """What was passed over is told soon, so that the group's offset keeps up; but not at once,
+    or a consumer that wants nothing of a busy topic would ask for each of its messages."""
+    if held.queue_offset > held.pull.queue_offset:
+        held.deadline_ms = min(held.deadline_ms, now_ms + PASSED_OVER_MS)
 
 
 def answer_expired_pulls(context: BrokerContext, now_ms: int) -> None:

@@ -126,6 +126,22 @@ def test_a_wait_has_an_end_and_tells_how_far_it_came(filled):
     assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 1)
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before the wait", "during the wait"])
+def test_what_was_passed_over_is_told_within_a_second(filled, before):
+    if before:
+        filled.send(filled.batch(queue_id=1, tag="B"))
+    opaque = filled.begin_pull(queue_id=1, suspend_timeout_ms=15_000, expression="A")
+    if not before:
+        filled.clock.advance(5_000)
+        answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+        filled.send(filled.batch(queue_id=1, tag="B"))
+    assert opaque not in filled.answers
+    filled.clock.advance(1_100)
+    answer_expired_pulls(filled.context, filled.clock.monotonic_ms())
+    answer = filled.pulled(opaque)[0]
+    assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 1)
+
+
 def test_the_broker_has_the_last_word_on_how_long(make_stage):
     stage = make_stage(long_polling_max_ms=100)
     stage.send(stage.batch())
