@@ -117,11 +117,14 @@ def test_a_push_consumer_gets_the_rows_of_a_plain_scan(cluster, choice):
     with consumer, changed:
         changed.wait_for(lambda: got.total() >= expected.total(), PATIENCE_S)
     assert got == expected
-    # All is done, also what was passed over: the next member finds nothing more.
+    # All is done, also what was passed over: the next member comes to the end.
     with PullConsumer(f"push-{name}", **options(cluster)) as check:
         check.subscribe(TOPIC, selector)
-        assert check.poll(200) == []
-        assert sum(check.lag().values()) == 0
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(check.lag().values()):
+            # On a busy machine the last commit may be late, and some messages come again.
+            assert {message.body for message in check.poll(50)} <= expected.keys()
+            assert time.monotonic() < deadline
 
 
 def test_a_pull_consumer_gets_them_with_their_ids_and_offsets(cluster, choice):
