@@ -19,7 +19,10 @@ from mqmesh.testing.processes import ProcessCluster
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with ProcessCluster(tmp_path_factory.mktemp("c"), brokers=("broker-a", "broker-b")) as cluster:
+    folder = tmp_path_factory.mktemp("c")
+    settings = {"filter_server_enable": "true"}  # which has figures of its own
+    brokers = ("broker-a", "broker-b")
+    with ProcessCluster(folder, brokers=brokers, broker_settings=settings) as cluster:
         yield cluster
 
 
@@ -333,7 +336,9 @@ def test_without_a_cluster_a_command_says_so_soon(arguments):
 
 def test_every_figure_of_a_broker_is_documented(cluster, project_root):
     document = (project_root / "docs" / "operations.md").read_text()
-    section = document.partition("## Figures of a broker")[2]
+    section = document.partition("## Figures of a broker")[2].partition("\n## ")[0]
     with AdminClient(cluster.namesrv_addr) as admin:
         figures = admin.runtime_info()["broker-a"]
-    assert set(re.findall(r"`([a-z_]+)`", section)) == set(figures)
+    # One for each code that was answered; which these are, the tests before have decided.
+    figures = {one for one in figures if not one.startswith("refused_")}
+    assert set(re.findall(r"`([a-z_]+)`", section)) == figures
