@@ -10,6 +10,7 @@ import msgspec
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, RequestTimeout
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import (
     Decision,
     End,
@@ -189,7 +190,7 @@ class EndSender:
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
-            decode_header(EndTransactionResponse, answer.header)
+            response = decode_header(EndTransactionResponse, answer.header)
             outcomes = decode_end_outcomes(answer.body, len(runs))
         except MQMeshError as error:
             self._again(broker_name, runs, error)
@@ -199,6 +200,9 @@ class EndSender:
             end, items, place = run
             if outcome is EndOutcome.AGAIN:
                 busy.append(run)
+            elif response.status and outcome is EndOutcome.ENDED:
+                for item in items:
+                    self._tell(item, _not_safe(response.status))
             elif outcome > EndOutcome.ENDED_BEFORE and len(items) > 1:
                 # One of them is different: each for itself.
                 for item in items:
@@ -282,6 +286,11 @@ def _make_runs(place: HalfPlace, decision: Decision, items: list[_Item]) -> list
         first, members = item.ordinal, [item]
     runs.append((_end(place, first, len(members), decision), members, place))
     return runs
+
+
+def _not_safe(status: int) -> RequestTimeout:
+    name = SendStatus(status).name if status in tuple(SendStatus) else str(status)
+    return RequestTimeout(f"the decision is stored, but not as safely as it should be: {name}")
 
 
 def _doubt() -> RequestTimeout:

@@ -94,7 +94,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             more than this, 0 to 60,000 ms: a disk that is slow for a moment refuses nobody.
         busy_retry_after_ms: What a client is told to wait after SYSTEM_BUSY, 1 to 60,000 ms.
         transaction_pending_max: Half messages that may wait for their decisions; more are
-            refused. 0.1 to 0.6 KiB of memory each. 1 to 100,000,000.
+            refused. Up to 0.8 KiB of memory each, in batches less. 1 to 100,000,000.
         transaction_parked_max: Half messages that stay parked, 1 to 1,000,000; the oldest go.
         max_topics: Topics that this broker will carry, 1 to 100,000.
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to

@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.cli import main
 
-DOCUMENTS = ["README.md", "docs/operations.md", "docs/groups.md"]
+DOCUMENTS = ["README.md", "docs/operations.md", "docs/groups.md", "docs/transactions.md"]
 SOURCES = [
     "main",
     "cluster",
@@ -21,6 +21,7 @@ SOURCES = [
     "dlq",
     "group",
     "group_offsets",
+    "tx",
 ]
 
 

@@ -66,10 +66,10 @@ class Engine:
         for _, callback in due:
             callback()
 
-    def answer(self, *outcomes: EndOutcome) -> None:
+    def answer(self, *outcomes: EndOutcome, status: int = 0) -> None:
         on_done, body = self.asked.pop(0)
         assert len(decode_ends(body)) == len(outcomes)
-        header = memoryview(encode_header(EndTransactionResponse()))
+        header = memoryview(encode_header(EndTransactionResponse(status)))
         on_done(Command(0, 1, 1, header, memoryview(encode_end_outcomes(outcomes))))
 
     def fail(self, error: MQMeshError) -> None:
@@ -162,6 +162,13 @@ def test_a_refusal_is_final(engine, add, told):
     error = MessageIllegal("no")
     engine.fail(error)
     assert told == {0: error}
+
+
+def test_a_decision_that_is_not_on_the_disk_in_time_is_told(engine, add, told):
+    add(0)
+    engine.run()
+    engine.answer(EndOutcome.ENDED, status=1)
+    assert "FLUSH_DISK_TIMEOUT" in str(told[0])
 
 
 def test_again_means_again(engine, add, told):
