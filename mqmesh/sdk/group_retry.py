@@ -6,7 +6,7 @@ done before the broker says so.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch, MQMeshError
@@ -58,6 +58,14 @@ class Retry(Protocol):
             offset: Its queue offset.
             span: Where its state is kept.
             late_ms: For how long.
+        """
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Called each second; in the client's thread.
+
+        Args:
+            now_ms: Monotonic clock.
+            commit_offsets: How far each queue of this consumer is done.
         """
 
     def wait(self, timeout_s: float) -> bool:
@@ -130,6 +138,9 @@ class GroupRetry:
         )
         reason = f"ConsumeTimeout: with its listener for {late_ms} ms (consume_timeout_ms)"
         self._send_unread(queue, offset, 1, span, reason)
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing waits here that is not looked after."""
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until nothing is under way; not in the client's thread."""

@@ -4,7 +4,7 @@ They hold back what the group commits of their queue, but not the messages behin
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from mqmesh.errors import CorruptBatch
@@ -103,6 +103,9 @@ class NoRetry:
             offset,
             late_ms,
         )
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing waits."""
 
     def wait(self, timeout_s: float) -> bool:
         """Nothing is ever under way."""

@@ -136,9 +136,12 @@ class OrderlyQueue(QueueWork):
         """True when there is something to call; under the service's lock."""
         if self.current is not None:
             return True
+        if self._broken:
+            # What stands before the damage, in the same portion, is still to be called.
+            return bool(self.portions) and not self.portions[0].used_up
         while self.portions and self.portions[0].used_up:
             self.portions.popleft()
-        return bool(self.portions) and not self._broken
+        return bool(self.portions)
 
     def next_call(self) -> list[StoredMessage] | None:
         """What to call the listener with now, by the worker that has the queue.
@@ -150,11 +153,11 @@ class OrderlyQueue(QueueWork):
             return None
         while self.current is None and self.portions:
             portion = self.portions[0]
-            if self._broken:
-                return None
             portion.open()
             item = next(portion.calls, None)
             if item is None:
+                if self._broken:
+                    return None
                 self.portions.popleft()
                 self.on_progress()
                 continue

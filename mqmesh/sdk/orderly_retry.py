@@ -5,7 +5,10 @@ a message that failed too often becomes a dead letter.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
 
 from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
@@ -16,22 +19,54 @@ from mqmesh.sdk.group_retry import Retry, consecutive, reason_of
 from mqmesh.sdk.orderly_service import ToDeadLetters
 from mqmesh.sdk.process_queue import Span
 
+TELL_MS: Final = 60_000
+"""A queue that waits for ever is told of again and again."""
+
 _log = logging.getLogger(__name__)
 
 
+class Unreadable(msgspec.Struct):
+    """Messages that cannot be decoded and keep their queue waiting.
+
+    Attributes:
+        first: Queue offset of the first.
+        end: Queue offset behind the last.
+        error: What is wrong with them.
+        told_ms: When the log was told last, monotonic; -1 for never.
+        is_leaving: They are on their way to the dead letters.
+    """
+
+    first: int
+    end: int
+    error: CorruptBatch
+    told_ms: int = -1
+    is_leaving: bool = False
+
+
 class OrderlyRetry(Retry):
-    """Reports what keeps a queue waiting; failed calls are the service's own affair.
+    """Looks after queues that wait; failed calls are the service's own affair.
 
     Args:
         sender: Sends dead letters.
+        gives_up: Messages that cannot be decoded become dead letters, when all before them are
+            done.
+        pass_over: Lets a queue go on at an offset; in the client's thread.
 
     Attributes:
         failures: Always 0: the service counts them.
     """
 
-    def __init__(self, sender: BackSender) -> None:
+    def __init__(
+        self,
+        sender: BackSender,
+        gives_up: bool,
+        pass_over: Callable[[MessageQueue, int], None],
+    ) -> None:
         self.failures = 0
         self._sender = sender
+        self._gives_up = gives_up
+        self._pass_over = pass_over
+        self._unreadable: dict[MessageQueue, Unreadable] = {}
 
     def on_failed(
         self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
@@ -41,16 +76,7 @@ class OrderlyRetry(Retry):
     def on_undecodable(
         self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
     ) -> None:
-        _log.error(
-            "%s waits at offset %d: messages %d to %d cannot be decoded, and in order nothing is "
-            "passed over; move the group's offset to %d to go on without them: %s",
-            queue,
-            first,
-            first,
-            end - 1,
-            end,
-            error,
-        )
+        self._unreadable[queue] = Unreadable(first, end, error)
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
         _log.warning(
@@ -60,8 +86,54 @@ class OrderlyRetry(Retry):
             late_ms,
         )
 
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, one in list(self._unreadable.items()):
+            offset = commit_offsets.get(queue)
+            if offset is None or offset > one.first:
+                del self._unreadable[queue]  # somebody else has it, or moved it
+            elif offset == one.first and not one.is_leaving:
+                if self._gives_up:
+                    self._bury(queue, one)
+                elif one.told_ms < 0 or now_ms - one.told_ms >= TELL_MS:
+                    one.told_ms = now_ms
+                    _report_unreadable(queue, one)
+
     def wait(self, timeout_s: float) -> bool:
         return self._sender.wait(timeout_s)
+
+    def _bury(self, queue: MessageQueue, one: Unreadable) -> None:
+        one.is_leaving = True
+        _log.error(
+            "%s, offsets %d to %d: messages that cannot be decoded go to the dead letters: %s",
+            queue,
+            one.first,
+            one.end - 1,
+            one.error,
+        )
+
+        def done(outcome: int | MQMeshError) -> None:
+            one.is_leaving = False
+            if isinstance(outcome, MQMeshError):
+                _log.warning("%s: they could not be sent there yet: %s", queue, outcome)
+            elif self._unreadable.get(queue) is one:
+                del self._unreadable[queue]
+                self._pass_over(queue, one.end)
+
+        reason, count = reason_of(one.error), one.end - one.first
+        self._sender.send(SentBack(queue, one.first, count, reason, done, TO_DEAD_LETTERS))
+
+
+def _report_unreadable(queue: MessageQueue, one: Unreadable) -> None:
+    _log.error(
+        "%s waits at offset %d: messages %d to %d cannot be decoded, and in order nothing is "
+        "passed over; move the group's offset to %d to go on without them: %s",
+        queue,
+        one.first,
+        one.first,
+        one.end - 1,
+        one.end,
+        one.error,
+    )
 
 
 def to_dead_letters(sender: BackSender) -> ToDeadLetters:

@@ -378,7 +378,8 @@ class PushConsumer:
 
     def _make_retry(self) -> Retry:
         if self.options.consume_orderly:
-            return OrderlyRetry(self._back)
+            limited = self.options.max_reconsume_times >= 0
+            return OrderlyRetry(self._back, limited and self._is_clustering, self._pass_over)
         if not self._is_clustering:
             return NoRetry()
         keep = LocalRetry(self._call_later, self._submit_again)
@@ -447,10 +448,18 @@ class PushConsumer:
         else:
             self._call_soon(lambda: self._engine.call_later(delay_ms, callback))
 
+    def _pass_over(self, queue: MessageQueue, offset: int) -> None:
+        one = self._engine.assigned.get(queue)
+        if one is not None and one.sink is not None and one.loop is not None:
+            one.sink.move(offset)
+            one.loop.restart()
+
     def _watch(self) -> None:
         now_ms = self._engine.client.loop.clock.monotonic_ms()
         waiting = self._service.waiting()
-        for queue, sink in self._engine.sinks().items():
+        sinks = self._engine.sinks()
+        for queue, sink in sinks.items():
             for offset, span in sink.overdue(now_ms, waiting):
                 self._retry.on_overdue(queue, offset, span, self.options.consume_timeout_ms)
+        self._retry.look(now_ms, {queue: sink.commit_offset() for queue, sink in sinks.items()})
         self._engine.call_later(WATCH_INTERVAL_MS, self._watch)

@@ -379,6 +379,19 @@ def test_messages_that_nobody_can_read_stop_no_queue(cluster, names, capsys, tmp
     assert "decoded" in told["problems"][0]["remark"]
 
 
+def test_nor_in_order_where_messages_may_be_given_up(cluster, names):
+    topic, group = names
+    send(cluster, topic, bodies(8))
+    send_undecodable(cluster, topic)
+    send(cluster, topic, [b"behind-%d" % number for number in range(8)])
+    listener = Listener()
+    with consumer_of(cluster, topic, group, listener, consume_orderly=True, max_reconsume_times=2):
+        listener.until(lambda one: len(one.done) == 16)
+        (letter,) = until(lambda: letters_of(cluster, group))
+    assert letter.count == 3
+    assert sorted(listener.done) == sorted(set(listener.done))
+
+
 def test_a_pull_consumer_is_told_of_what_it_cannot_read_and_may_pass_it_over(cluster, names):
     topic, group = names
     send(cluster, topic, bodies(8))

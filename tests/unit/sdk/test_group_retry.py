@@ -209,15 +209,53 @@ def test_in_order_it_is_safe_when_all_of_a_call_are_stored():
     assert case.safe == [False]
 
 
-def test_in_order_nothing_is_passed_over(caplog):
-    case = OrderlyCase()
-    retry = OrderlyRetry(case)
-    case.span.mark(0, 7, OPEN)
+class WaitingCase(OrderlyCase):
+    """A queue of an ordered consumer that came to what it cannot decode."""
+
+    def __init__(self, *, gives_up):
+        super().__init__()
+        self.passed = []
+        self.orderly = OrderlyRetry(self, gives_up, lambda *place: self.passed.append(place))
+        self.span.mark(0, 7, OPEN)
+        self.orderly.on_undecodable(QUEUE, 2, 5, self.span, CorruptBatch("no messages"))
+
+
+def test_in_order_nothing_is_passed_over_and_that_is_told_each_minute(caplog):
+    case = WaitingCase(gives_up=False)
+    told = []
     with caplog.at_level(logging.WARNING):
-        retry.on_undecodable(QUEUE, 2, 5, case.span, CorruptBatch("no messages"))
-        retry.on_overdue(QUEUE, 2, case.span, 900_000)
-    assert "nothing is passed over" in caplog.text
+        for now_ms, offset in ((0, 1), (1_000, 2), (2_000, 2), (60_999, 2), (61_000, 2)):
+            caplog.clear()
+            case.orderly.look(now_ms, {QUEUE: offset})
+            told.append("nothing is passed over" in caplog.text)
+        case.orderly.on_overdue(QUEUE, 2, case.span, 900_000)
+    assert told == [False, True, False, False, True]
     assert "consume_timeout_ms" in caplog.text
     assert list(case.span.states) == [OPEN] * 8
+    assert case.sent == case.passed == []
+    assert case.orderly.wait(0)
+
+
+@pytest.mark.parametrize("offsets", [{QUEUE: 5}, {}], ids=["moved", "given away"])
+def test_an_ordered_queue_that_went_on_is_not_told_of_any_more(caplog, offsets):
+    case = WaitingCase(gives_up=False)
+    with caplog.at_level(logging.ERROR):
+        case.orderly.look(0, offsets)
+        case.orderly.look(1, {QUEUE: 2})
+    assert caplog.text == ""
+
+
+def test_with_a_limit_what_cannot_be_decoded_leaves_when_all_before_it_is_done():
+    case = WaitingCase(gives_up=True)
+    case.orderly.look(0, {QUEUE: 1})
     assert case.sent == []
-    assert retry.wait(0)
+    for _ in range(2):
+        case.orderly.look(1_000, {QUEUE: 2})
+    (back,) = case.sent
+    assert (back.first, back.count, back.delay_level) == (2, 3, TO_DEAD_LETTERS)
+    back.on_done(RequestTimeout("late"))
+    case.orderly.look(2_000, {QUEUE: 2})
+    case.sent[1].on_done(3)
+    assert case.passed == [(QUEUE, 5)]
+    case.orderly.look(3_000, {QUEUE: 2})
+    assert len(case.sent) == 2

@@ -276,6 +276,15 @@ def test_behind_a_damaged_batch_nothing_is_called(case):
     assert case.offsets() == [0, 1]
 
 
+def test_what_stands_before_a_damaged_batch_is_called_also_when_they_came_together(case):
+    work = case.queue()
+    batches = [FakeBatch(0, 3, None), FakeBatch(3, 2, CorruptBatch("damaged")), FakeBatch(5, 2)]
+    case.service.submit(work, batches, case.spans[work.name])
+    case.until(lambda: len(case.offsets()) == 3)
+    case.until(lambda: case.service.is_idle(work))
+    assert case.offsets() == [0, 1, 2]
+
+
 # ---- Locks and rebalance --------------------------------------------------------------
 
 
