@@ -27,6 +27,7 @@ from mqmesh.testing.chaos_scene import (
     UpCluster,
 )
 from mqmesh.testing.checker import Report
+from mqmesh.testing.delay_scene import run_delay_rounds
 from mqmesh.testing.history import Outage
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.transaction_scene import run_rounds
@@ -191,6 +192,13 @@ def kill_in_transactions(folder: Path, seed: int, rounds: int) -> Outcome:
     return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
 
 
+def kill_in_delays(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Broker and schedule service die at any time while messages wait, leave and are cancelled."""
+    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
+    report, kills = run_delay_rounds(folder, seed, rounds, flush)
+    return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
+
+
 class Processes(ProcessCluster):
     """A cluster without a supervisor, so that what is killed stays dead until it is wanted.
 
@@ -217,6 +225,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "kill-consumer": kill_consumer,
     "kill-producers": kill_producers,
     "kill-in-transactions": kill_in_transactions,
+    "kill-in-delays": kill_in_delays,
     "pause-broker": pause_broker,
 }
 

@@ -12,6 +12,7 @@ from mqmesh.testing.chaos import (
     kill_broker_async,
     kill_broker_sync,
     kill_consumer,
+    kill_in_delays,
     kill_in_transactions,
     kill_name_servers,
     kill_producers,
@@ -60,6 +61,11 @@ def test_what_killed_producers_sent_is_there_once_or_not_at_all(harm):
 @pytest.mark.timeout(120)
 def test_transactions_end_once_whoever_dies_at_whichever_step(harm):
     assert sum(harm(kill_in_transactions, 9).figures.values()) >= ROUNDS
+
+
+@pytest.mark.timeout(120)
+def test_delayed_messages_come_once_whoever_dies(harm):
+    assert sum(harm(kill_in_delays, 7).figures.values()) >= ROUNDS
 
 
 def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):

@@ -266,13 +266,20 @@ class Timetable:
                 done.setdefault(chunk, set()).add(run)
         puts: list[Pair] = []
         deletes: list[bytes] = []
+        changed: list[Run] = []
         for number, runs in done.items():
             chunk_id, key, all_runs = taken.chunks[number]
+            if self._pairs.get(key) != encode_chunk(all_runs):
+                # The record came before the answer: with SYNC_FLUSH it may.
+                changed += [(chunk_id[0], *all_runs[index][1:]) for index in runs]
+                continue
             left = [run for index, run in enumerate(all_runs) if index not in runs]
             self._replace(chunk_id, key, left, puts, deletes)
             self.state.pending -= sum(all_runs[index][2] for index in runs)
         self.put_back(taken)
         self._save(puts, deletes)
+        if changed:
+            self.remove(changed)
         return [taken.runs[index] for index in over]
 
     def put_back(self, taken: Taken) -> None:

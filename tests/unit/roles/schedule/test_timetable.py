@@ -112,6 +112,17 @@ def test_records_of_the_log_remove_what_was_done_also_of_the_same_pull():
     assert made.state.cursors[RECORD_QUEUE] == 2
 
 
+def test_a_record_may_come_before_the_answer_that_it_tells_of():
+    made = table(entry(100, 5, 6, 50), entry(200, 5))
+    taken = made.take(6)
+    made.add([], [[(100, 0, 2)], [(200, 0, 1)]], cursors(2))
+    assert made.state.pending == 1
+    assert made.settle(taken, bytes(2)) == [(100, 0, 2), (200, 0, 1)]
+    assert made.state.pending == 1
+    assert drain(made, 100) == [(100, 2, 1)]
+    assert made.state.pending == 0
+
+
 def test_own_records_need_not_be_read():
     made = table()
     made.note_record(1)

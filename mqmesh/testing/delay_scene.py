@@ -1,0 +1,199 @@
+"""Delayed messages while broker and schedule service are killed at any time; the judgement is C9.
+
+What is cancelled, and answered so, must never be in the log; what was accepted must be there
+once, under its id, and not before it was due.
+"""
+
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import BrokerError, MQMeshError
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.send_result import SendFuture
+from mqmesh.testing.chaos_scene import BROKER, ChaosFailure, wait_until
+from mqmesh.testing.checker import Report, Verdict
+from mqmesh.testing.checker_later import delayed_messages
+from mqmesh.testing.history import ACKED, UNKNOWN, DelayedMessage, Delivery, History
+from mqmesh.testing.processes import ProcessCluster
+
+TOPIC: Final = "delays"
+PATIENCE_S: Final = 60.0
+LOAD_S: Final = (0.05, 0.5)
+DELAY_MS: Final = 1_500
+BATCHES_A_STEP: Final = 5
+SERVICE_SHARE: Final = 0.6
+"""Of the kills, so many hit the schedule service."""
+CANCEL_SHARE: Final = 0.1
+
+
+class _Sent:
+    """A batch that was sent, and what is known of it."""
+
+    def __init__(self, first: int, due_ms: list[int], future: SendFuture) -> None:
+        self.first = first
+        self.due_ms = due_ms
+        self.future = future
+        self.cancelled = ""
+
+    def messages(self) -> list[DelayedMessage]:
+        outcome = ACKED if self.future.exception() is None else UNKNOWN
+        return [
+            DelayedMessage("delays", self.first + i, "", outcome, float(due), self.cancelled)
+            for i, due in enumerate(self.due_ms)
+        ]
+
+
+class DelayScene:
+    """A cluster with a schedule service, a producer, and what it sent.
+
+    Args:
+        folder: For everything on disk.
+        seed: Of what is left to chance.
+        flush: The broker's ``flush_disk_type``.
+    """
+
+    def __init__(self, folder: Path, seed: int, flush: str) -> None:
+        self._chance = random.Random(seed)
+        self._sent: list[_Sent] = []
+        self._next = 0
+        self.kills: Counter[str] = Counter()
+        self.cluster = ProcessCluster(folder, broker_settings={"storage.flush_disk_type": flush})
+        with AdminClient(self.cluster.namesrv_addr) as admin:
+            wait_until("the broker to be known", lambda: _make_topic(admin))
+        self.cluster.start_schedule(BROKER)
+        self._producer = Producer(
+            "delay-chaos", namesrv_addr=self.cluster.namesrv_addr, send_msg_timeout_ms=20_000
+        )
+        self._producer.start()
+
+    def round(self) -> None:
+        """Some load, a kill in the middle of it, and a new start."""
+        end_s = time.monotonic() + self._chance.uniform(*LOAD_S)
+        while time.monotonic() < end_s:
+            self._send()
+            time.sleep(0.01)
+        self._cancel()
+        if self._chance.random() < SERVICE_SHARE:
+            self.cluster.schedules[BROKER].kill()
+            self.kills["schedule"] += 1
+            self._send()
+            self.cluster.start_schedule(BROKER)
+        else:
+            self.cluster.brokers[BROKER].kill()
+            self.kills["broker"] += 1
+            self._send()
+            self.cluster.start_broker(BROKER)
+
+    def _send(self) -> None:
+        for _ in range(BATCHES_A_STEP):
+            count = self._chance.choice((1, 1, 20))
+            now_ms = time.time_ns() // 1_000_000
+            due_ms = [now_ms + self._chance.randrange(DELAY_MS) for _ in range(count)]
+            first, self._next = self._next, self._next + count
+            batch = [
+                Message(TOPIC, b"%d" % (first + i), deliver_at_ms=due)
+                for i, due in enumerate(due_ms)
+            ]
+            self._sent.append(_Sent(first, due_ms, self._producer.send_batch_async(batch)))
+
+    def _cancel(self) -> None:
+        for sent in self._sent[-20:]:
+            if len(sent.due_ms) == 1 and self._chance.random() < CANCEL_SHARE:
+                try:
+                    self._producer.cancel_delayed(sent.future.result())
+                    sent.cancelled = ACKED
+                except BrokerError as error:
+                    sent.cancelled = UNKNOWN if error.retriable else ""
+                except MQMeshError:
+                    sent.cancelled = UNKNOWN
+
+    def finish(self) -> Report:
+        """Waits until nothing waits any more, and judges the log."""
+        for sent in self._sent:
+            with suppress(MQMeshError):
+                sent.future.result()
+        # What the service says of itself is a second old.
+        over_ms = max(due for sent in self._sent for due in sent.due_ms) + 2_000
+        wait_until("everything to be due", lambda: time.time() * 1_000 > over_ms)
+        with AdminClient(self.cluster.namesrv_addr) as admin:
+            wait_until("all delayed messages to be delivered", lambda: _is_over(admin), PATIENCE_S)
+        history = History(
+            deliveries=_read(self.cluster.namesrv_addr),
+            delayed=[message for sent in self._sent for message in sent.messages()],
+        )
+        outcomes = Counter(message.cancelled or message.outcome for message in history.delayed)
+        return Report(
+            [Verdict("C9", list(delayed_messages(history)))],
+            {"acked": outcomes[ACKED], "delivered": len(history.deliveries)},
+        )
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._producer.close()
+        self.cluster.close()
+
+
+def run_delay_rounds(
+    folder: Path, seed: int, rounds: int, flush: str
+) -> tuple[Report, Counter[str]]:
+    """So many kills.
+
+    Returns:
+        The judgement, and how often who was killed.
+    """
+    scene = DelayScene(folder, seed, flush)
+    try:
+        for _ in range(rounds):
+            scene.round()
+        return scene.finish(), scene.kills
+    finally:
+        scene.close()
+
+
+def _read(namesrv_addr: str) -> list[Delivery]:
+    found: list[StoredMessage] = []
+    with PullConsumer("chaos-audit", namesrv_addr=namesrv_addr, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(TOPIC))
+        consumer.seek_to_begin()
+        left = sum(consumer.lag().values())
+        while len(found) < left:
+            messages = consumer.poll(10_000, 1_000)
+            if not messages:
+                raise ChaosFailure(f"{left - len(found)} messages of the log cannot be read")
+            found += messages
+    return [
+        Delivery(
+            "delays",
+            int(one.body),
+            "",
+            f"{one.broker_name}:{one.queue_id}",
+            one.queue_offset,
+            one.message_id,
+            float(one.store_timestamp),
+        )
+        for one in found
+    ]
+
+
+def _make_topic(admin: AdminClient) -> bool:
+    try:
+        admin.put_topic(TopicConfig(TOPIC, 4, 4))
+    except MQMeshError:
+        return False
+    return True
+
+
+def _is_over(admin: AdminClient) -> bool:
+    try:
+        figures = admin.runtime_info()[BROKER]
+    except (MQMeshError, KeyError):
+        return False
+    return figures["schedule_service"] == "on" and figures["schedule_pending"] == "0"
