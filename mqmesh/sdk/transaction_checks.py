@@ -21,7 +21,8 @@ MAX_CHECKS_WAITING: Final = 100_000
 ANSWER_TIMEOUT_MS: Final = 10_000
 
 Check = Callable[[StoredMessage], LocalTransactionState]
-_Key = tuple[str, int, int]
+PlaceKey = tuple[str, int, int]
+"""A half message: its broker, the queue offset of its batch, its ordinal there."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +38,8 @@ class CheckService:
 
     Attributes:
         asked: How often the listener was asked.
+        running: Local transactions that run in this process just now; about these the listener
+            is not asked, since it could only guess.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class CheckService:
         self._pool = pool
         self._clock = clock
         self._lock = threading.Lock()
-        self._asking: set[_Key] = set()
+        self._asking: set[PlaceKey] = set()
         self.asked = 0
+        self.running: set[PlaceKey] = set()
 
     def on_question(self, broker_name: str, command: Command) -> None:
         """A broker asks; in the engine's thread."""
@@ -83,12 +87,13 @@ class CheckService:
             if 0 <= index < len(messages):
                 key = (broker_name, question.base_queue_offset, ordinal)
                 with self._lock:
-                    if key in self._asking:
-                        continue  # the listener has been at it since the broker asked before
+                    # Or the listener has been at it since the broker asked before.
+                    if key in self.running or key in self._asking:
+                        continue
                     self._asking.add(key)
                 self._pool.submit(partial(self._ask, key, place, ordinal, messages[index]))
 
-    def _ask(self, key: _Key, place: HalfPlace, ordinal: int, message: StoredMessage) -> None:
+    def _ask(self, key: PlaceKey, place: HalfPlace, ordinal: int, message: StoredMessage) -> None:
         state = LocalTransactionState.UNKNOWN
         self.asked += 1
         try:

@@ -4,7 +4,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -170,7 +171,8 @@ class TransactionProducer(Producer):
         )
         state = LocalTransactionState.ROLLBACK
         if transaction.is_safe:
-            state = self._execute(transaction.message, arg)
+            with transaction.running():
+                state = self._execute(transaction.message, arg)
         decision = DECISION_OF.get(state)
         if decision is not None:
             transaction.end(decision)
@@ -272,6 +274,16 @@ class TransactionProducer(Producer):
         """Sends a decision; for ``Transaction``."""
         self._ends.add(place, ordinal, decision, self._now_ms() + timeout_ms, on_ended)
 
+    @contextmanager
+    def running(self, place: HalfPlace, ordinal: int) -> Iterator[None]:
+        """While a local transaction runs in this process, its listener is not asked about it."""
+        key = (place.broker_name, place.base_queue_offset, ordinal)
+        self._checks.running.add(key)
+        try:
+            yield
+        finally:
+            self._checks.running.discard(key)
+
     def _check(self, message: Message) -> Message:
         (checked,) = check_messages((message,), max_message_size=self._max_message_size)
         if checked.delay_level or checked.deliver_at_ms:
@@ -302,7 +314,8 @@ class TransactionProducer(Producer):
     def _run(self, future: TransactionFuture, sent: SendFuture) -> None:
         assert future.sent is not None
         message = local_message(future.message, future.sent, self.group)
-        future.state = self._execute(message, future.arg)
+        with self.running(place_of(sent), sent.index):
+            future.state = self._execute(message, future.arg)
         decision = DECISION_OF.get(future.state)
         if decision is None:
             self._finish(future, TransactionSendResult(future.sent, future.state, False), None)
@@ -410,6 +423,11 @@ class Transaction:
         self.message = local_message(message, result, producer.group)
         self.send_result = result
         self.is_ended = False
+        self._block = ExitStack()
+
+    def running(self) -> AbstractContextManager[None]:
+        """While the local transaction runs in this process, its listener is not asked about it."""
+        return self._producer.running(self._place, self._ordinal)
 
     @property
     def message_id(self) -> str:
@@ -463,6 +481,7 @@ class Transaction:
                 f"the half message is not safe yet ({self.send_result.status.name}); it was "
                 "rolled back"
             )
+        self._block.enter_context(self.running())
         return self
 
     def __exit__(
@@ -471,14 +490,15 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._decision is not None:
-            return
-        if error is None:
-            self.commit()
-        elif isinstance(error, Exception):
-            self.rollback()
-        else:
-            _log.warning("message %s is left to the check-back: %r", self.message_id, error)
+        with self._block:
+            if self._decision is not None:
+                return
+            if error is None:
+                self.commit()
+            elif isinstance(error, Exception):
+                self.rollback()
+            else:
+                _log.warning("message %s is left to the check-back: %r", self.message_id, error)
 
 
 def place_of(future: SendFuture) -> HalfPlace:

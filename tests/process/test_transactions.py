@@ -232,13 +232,17 @@ def test_another_member_is_asked_when_the_sender_is_gone(cluster, start):
 
 
 def test_a_decision_that_comes_too_late_is_told(cluster, start):
-    producer = start("g9", Listener(lambda body: ROLLBACK))
+    # Not the sender, as long as the block runs there, but another member is asked.
+    own, other = Listener(lambda body: COMMIT), Listener(lambda body: ROLLBACK)
+    producer = start("g9", own)
+    start("g9", other)
     with pytest.raises(TransactionConflict, match="had ended otherwise"):  # noqa: SIM117
         with producer.transaction(Message("t9", b"slow")) as transaction:
             with TransactionAdmin(cluster.namesrv_addr) as admin:
                 eventually(lambda: not admin.half_messages(group="g9").messages)
     assert not transaction.is_ended
     assert visible(cluster, "t9") == []
+    assert (own.checked, other.checked) == ([], [b"slow"])
 
 
 def test_the_commands_list_show_and_end_half_messages(cluster, start, capsys):

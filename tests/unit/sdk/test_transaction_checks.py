@@ -123,6 +123,13 @@ def test_what_is_being_asked_about_is_not_asked_about_again(service, pool, asked
     assert len(asked) == 2
 
 
+def test_what_runs_in_this_process_is_not_asked_about(service, pool, asked):
+    service.running.add(("a", 100, 0))
+    service.on_question("a", question(b"yes", b"no"))
+    pool.run()
+    assert [body for body, _ in asked] == [b"no"]
+
+
 @pytest.mark.parametrize(
     "command",
     [
