@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.membership import MessageModel as MessageModel
     from mqmesh.protocol.messaging import SendStatus as SendStatus
     from mqmesh.sdk.dead_letters import DeadLetterClient as DeadLetterClient
+    from mqmesh.sdk.delays import DelayClient as DelayClient
     from mqmesh.sdk.group_admin import GroupAdmin as GroupAdmin
     from mqmesh.sdk.message_selector import MessageSelector as MessageSelector
     from mqmesh.sdk.producer import Producer as Producer
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "ConsumeResult": "mqmesh.sdk.push_consumer",
     "GroupAdmin": "mqmesh.sdk.group_admin",
     "DeadLetterClient": "mqmesh.sdk.dead_letters",
+    "DelayClient": "mqmesh.sdk.delays",
     "LocalTransactionState": "mqmesh.sdk.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
@@ -63,6 +65,7 @@ __all__ = [
     "ConsumeFromWhere",
     "ConsumeResult",
     "DeadLetterClient",
+    "DelayClient",
     "LocalTransactionState",
     "GroupAdmin",
     "MQMeshError",

@@ -205,9 +205,16 @@ class Cleaner:
         keep_from, count = self.keep_from, verdict.count
         if keep_from is not None:
             count = sum(segment.end <= keep_from for segment in sealed[:count])
-        self.wish = sealed[verdict.count - 1].end if count < verdict.count else 0
-        if self.wish:
-            log.info("%d log segments stay for delayed messages", verdict.count - count)
+        before, self.wish = self.wish, 0
+        if count < verdict.count:
+            self.wish = sealed[verdict.count - 1].end
+            if self.wish != before:
+                log.warning(
+                    "%d log segments stay until the schedule service has rewritten what waits in "
+                    "them: %s",
+                    verdict.count - count,
+                    verdict.reason,
+                )
         return Verdict(count, verdict.reason) if count else Verdict(0)
 
     def _sealed(self) -> list[Segment]:

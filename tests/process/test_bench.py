@@ -55,6 +55,25 @@ def test_every_kind_of_row_gives_its_line(short_tmp_path, transport):
     assert processes_of(short_tmp_path) == []
 
 
+@pytest.mark.timeout(120)
+def test_the_rows_about_delayed_messages_give_their_lines(short_tmp_path):
+    rows = "delay_accuracy,delay_drain"
+    done = subprocess.run(
+        command(short_tmp_path, "--rows", rows, "--scale", "0.02", "--runs", "1", "--json"),
+        capture_output=True,
+        text=True,
+        cwd=short_tmp_path,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, drain = (json.loads(line) for line in done.stdout.splitlines())
+    assert accuracy["extra"]["late_p0_ms"] >= 0
+    assert accuracy["extra"]["service_restart_ms"] > 0
+    assert drain["value"] > 0
+    assert processes_of(short_tmp_path) == []
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_leaves_nothing_behind(short_tmp_path, number):
