@@ -23,7 +23,7 @@ from mqmesh.sdk.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilt
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .options import json_option, namesrv_option
-from .query import body_lines, fields_of, full_dict, time_option
+from .query import LABEL_WIDTH, body_lines, fields_of, full_dict, time_option
 from .render import print_json, print_table, timestamp
 
 DEFAULT_SHOWN: Final = 32
@@ -311,7 +311,7 @@ def _print_letter(letter: DeadLetter) -> None:
     assert letter.message is not None, "it was found by its id"
     fields = [*fields_of(letter.message), ("resent", timestamp(letter.resent_ms))]
     for name, value in fields:
-        console.print(f"{name:<18}{one_line(value)}", markup=False)
+        console.print(f"{name:<{LABEL_WIDTH - 1}} {one_line(value)}", markup=False)
     console.print("body", markup=False)
     for line in body_lines(letter.message.body):
         console.print(f"  {line}", markup=False)

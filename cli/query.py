@@ -208,7 +208,7 @@ def _print_messages(result: QueryResult) -> None:
         if number:
             console.print()
         for name, value in fields_of(message):
-            label = Text(f"{name:<{LABEL_WIDTH}}", style="dim")
+            label = Text(f"{name:<{LABEL_WIDTH - 1}} ", style="dim")
             console.print(Text.assemble(label, (one_line(value), "")))
         console.print(Text("body", style="dim"))
         for line in body_lines(message.body):

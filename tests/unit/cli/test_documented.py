@@ -9,7 +9,13 @@ import pytest
 
 from mqmesh.cli import main
 
-DOCUMENTS = ["README.md", "docs/operations.md", "docs/groups.md", "docs/transactions.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/operations.md",
+    "docs/retries.md",
+    "docs/groups.md",
+    "docs/transactions.md",
+]
 SOURCES = [
     "main",
     "cluster",
