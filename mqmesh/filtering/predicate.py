@@ -46,7 +46,7 @@ from mqmesh.filtering.sql92 import (
 )
 from mqmesh.payload import Buffer, slice_payload
 
-MAX_REMEMBERED: Final = 4_096
+MAX_REMEMBERED: Final = 2_048
 """Verdicts on values that a predicate remembers, over all its leaves."""
 MAX_REMEMBERED_LENGTH: Final = 64
 """Characters of a value whose verdict is remembered."""

@@ -42,6 +42,7 @@ CONFINED = {
     "zmq": "mqmesh.transport mqmesh.bench.limit",
     "mmap": "mqmesh.storage.mapped_file",
     "lmdb": "mqmesh.storage.lmdb_env",
+    "lark": "mqmesh.filtering.sql92",
     "click": "mqmesh.cli",
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",

@@ -33,7 +33,7 @@ MAX_LOOKS: Final = 25_000
 """Work for one answer, in units of about 50 ns."""
 LOOKS_A_MESSAGE: Final = 4
 LOOKS_A_LEAF: Final = 2
-MAX_COMPILED: Final = 64
+MAX_COMPILED: Final = 256
 """SQL92 expressions that are remembered."""
 
 
