@@ -348,13 +348,11 @@ class ConsumerEngine(Generic[S]):
         standing = self.memberships.on_heartbeat(broker_name, answer)
         own = [queue for queue in self.assigned if queue.broker_name == broker_name]
         if standing is Standing.REPLACED and self._shares:
-            _log.warning(
-                "group %s: broker %s took this member for dead and gave its %d queues to others",
-                self.group,
-                broker_name,
-                len(own),
-            )
-            self._start_over(own)
+            _log.warning("group %s: %s took this member for dead", self.group, broker_name)
+            self.offsets.forget_broker(broker_name)
+            for queue in own:
+                self._check_still_ours(self.assigned[queue])
+            self.rebalance_soon()
         elif standing is Standing.RESTARTED:
             for queue in own:
                 loop = self.assigned[queue].loop
@@ -364,6 +362,16 @@ class ConsumerEngine(Generic[S]):
             self._returned.discard(broker_name)
             self.offsets.forget_broker(broker_name)
             self.commit_soon()
+
+    def _check_still_ours(self, state: Assigned[S]) -> None:
+        """The broker takes a commit only if it gave the queue to nobody else since."""
+
+        def done(error: MQMeshError | None) -> None:
+            if isinstance(error, StaleGeneration):
+                self._stale(state, error)
+
+        if state.sink is not None:
+            self.offsets.commit({state.queue: state.sink.commit_offset()}, done)
 
     def _start_over(self, queues: list[MessageQueue]) -> None:
         """Others have these queues, so nothing of them is committed."""

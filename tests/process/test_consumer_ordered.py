@@ -316,6 +316,28 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     assert "took this member for dead" in log or "taken anew" in log
 
 
+def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_tmp_path):
+    keys = [f"k{n % 100}" for n in range(6_000)]
+    with (
+        ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
+        Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
+    ):
+        group.join(wait=True)
+        load = Load(cluster, keys, rate=1_000)
+        load.start()
+        log = group.log
+        until(lambda: log.read() or len(log.numbers) >= 1_000)
+        group.members[0].send_signal(signal.SIGSTOP)
+        broker_log = short_tmp_path / "broker-a.log"
+        until(lambda: "lost its connection" in broker_log.read_text())
+        group.members[0].send_signal(signal.SIGCONT)
+        until(lambda: log.read() or len(log.numbers) >= len(keys))
+        calls = list(log.calls)
+    assert len(calls) == len(keys)
+    assert find_skips(calls) == find_overlaps(calls) == find_disorder(calls, keys) == []
+    assert "took this member for dead" in (short_tmp_path / "m1.log").read_text()
+
+
 ZOMBIE = """
 import sys, time
 from mqmesh import PushConsumer, ConsumeResult

@@ -334,7 +334,6 @@ class ConsumerGroups:
             self._note_change(name, group)
         else:
             del self._groups[name]
-            self.claims.forget_group(name)
 
     def _note_change(self, name: str, group: Group) -> None:
         self._generation += 1

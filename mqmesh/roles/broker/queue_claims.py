@@ -5,6 +5,9 @@ the group: a later generation's claim replaces it, and within one generation a q
 claimed by one member only, until that one gives it back. What a member without the claim
 commits or pulls is refused: it is a zombie, a member that hung so long that it was replaced.
 
+Claims outlive membership: a member that was removed and comes back goes on with the queues that
+nobody else was given meanwhile. So what was given back is remembered as nobody's.
+
 After a restart nothing is claimed, and what members commit is accepted.
 """
 
@@ -17,6 +20,10 @@ from mqmesh.errors import StaleGeneration
 NO_GENERATION: Final = 0
 """Of requests of those who are no members: they assign queues by hand, or administer."""
 
+NOBODY: Final = ""
+MOST_CLAIMS: Final = 5_000_000
+"""Beyond it the claims of the group that claimed first are forgotten."""
+
 _Queue = tuple[str, int]
 
 
@@ -24,8 +31,8 @@ class Claim(msgspec.Struct, frozen=True):
     """A queue was given to a member.
 
     Attributes:
-        client_id: The member.
-        generation: Of the group at that time.
+        client_id: The member; ``NOBODY`` when it gave the queue back.
+        generation: Of the group when the queue was given.
     """
 
     client_id: str
@@ -33,10 +40,16 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class QueueClaims:
-    """The claims of all groups at one broker."""
+    """The claims of all groups at one broker.
 
-    def __init__(self) -> None:
+    Args:
+        most: Claims kept.
+    """
+
+    def __init__(self, most: int = MOST_CLAIMS) -> None:
+        self._most = most
         self._groups: dict[str, dict[_Queue, Claim]] = {}
+        self._count = 0
 
     def find(self, group: str, topic: str, queue_id: int) -> Claim | None:
         """The claim to a queue, if there is one."""
@@ -49,18 +62,23 @@ class QueueClaims:
             StaleGeneration: Another member has it in this generation.
         """
         known = self.find(group, topic, queue_id)
-        if known is not None and known.client_id != client_id and known.generation >= generation:
+        others = known is not None and known.client_id not in (NOBODY, client_id)
+        if known is not None and others and known.generation >= generation:
             raise StaleGeneration(
                 f"queue {queue_id} of topic {topic!r} is with {known.client_id} in generation "
                 f"{known.generation} of group {group!r}"
             )
+        if known is None:
+            self._count += 1
         self._groups.setdefault(group, {})[topic, queue_id] = Claim(client_id, generation)
+        while self._count > self._most and len(self._groups) > 1:
+            self.forget_group(next(name for name in self._groups if name != group))
 
     def release(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
         """A member gives a queue back."""
         known = self.find(group, topic, queue_id)
         if known is not None and known.client_id == client_id:
-            del self._groups[group][topic, queue_id]
+            self._groups[group][topic, queue_id] = Claim(NOBODY, known.generation)
 
     def check_commit(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
         """Checks whether a member may move the group's offset in a queue.
@@ -71,8 +89,8 @@ class QueueClaims:
         known = self.find(group, topic, queue_id)
         if known is not None and known.client_id != client_id:
             raise StaleGeneration(
-                f"queue {queue_id} of topic {topic!r} was given to {known.client_id}; offsets "
-                f"of {client_id} do not count any more"
+                f"queue {queue_id} of topic {topic!r} was given to {known.client_id or 'others'}; "
+                f"offsets of {client_id} do not count any more"
             )
 
     def check_pull(self, group: str, topic: str, queue_id: int, generation: int) -> None:
@@ -84,16 +102,17 @@ class QueueClaims:
         known = self.find(group, topic, queue_id)
         if known is not None and generation != NO_GENERATION and known.generation > generation:
             raise StaleGeneration(
-                f"queue {queue_id} of topic {topic!r} was given to {known.client_id} after "
-                f"generation {generation}"
+                f"queue {queue_id} of topic {topic!r} was given to {known.client_id or 'others'} "
+                f"after generation {generation}"
             )
 
     def forget_group(self, group: str) -> None:
-        """The group has no members any more."""
-        self._groups.pop(group, None)
+        """The group was deleted."""
+        self._count -= len(self._groups.pop(group, {}))
 
     def remove_topic(self, topic: str) -> None:
         """The topic's queues are no more."""
         for queues in self._groups.values():
             for queue in [queue for queue in queues if queue[0] == topic]:
                 del queues[queue]
+                self._count -= 1

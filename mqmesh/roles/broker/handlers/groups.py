@@ -90,6 +90,7 @@ def delete_group(context: BrokerContext, request: Request) -> Reply | None:
     keeper = context.keeper
     saves = [keeper.save_groups]
     context.group_table.delete(name, context.clock.wall_ms())
+    context.groups.claims.forget_group(name)
     if context.offsets.remove_group(name):
         saves.append(keeper.save_offsets)
     context.pulls.forget(name)
@@ -207,7 +208,8 @@ def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> Q
     pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
     oldest_ms = _store_time(context, topic, queue_id, max(done, low)) if done < high else 0
     claim = context.groups.claims.find(name, topic, queue_id)
-    owner = claim.client_id if claim is not None else ""
+    members = group.members if (group := context.groups.find(name)) is not None else {}
+    owner = claim.client_id if claim is not None and claim.client_id in members else ""
     return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import StaleGeneration
-from mqmesh.roles.broker.queue_claims import Claim, QueueClaims
+from mqmesh.roles.broker.queue_claims import NOBODY, Claim, QueueClaims
 
 
 @pytest.fixture
@@ -38,8 +38,33 @@ def test_what_was_given_back_is_free_in_the_same_generation(claims):
     claims.release("g", "t", 1, "a")  # never claimed
     assert claims.find("g", "t", 0) == Claim("a", 5)
     claims.release("g", "t", 0, "a")
+    assert claims.find("g", "t", 0) == Claim(NOBODY, 5)
     claims.claim("g", "t", 0, "b", 5)
     assert claims.find("g", "t", 0) == Claim("b", 5)
+
+
+def test_who_was_replaced_by_one_that_gave_the_queue_back_is_replaced_all_the_same(claims):
+    claims.claim("g", "t", 0, "b", 6)
+    claims.release("g", "t", 0, "b")
+    with pytest.raises(StaleGeneration, match="was given to others"):
+        claims.check_commit("g", "t", 0, "a")
+    with pytest.raises(StaleGeneration, match="was given to others after generation 5"):
+        claims.check_pull("g", "t", 0, 5)
+
+
+def test_beyond_the_most_the_oldest_group_is_forgotten():
+    claims = QueueClaims(most=3)
+    for group in ("old", "new"):
+        for queue_id in range(2):
+            claims.claim(group, "t", queue_id, "a", 1)
+    assert claims.find("old", "t", 0) is None
+    assert claims.find("new", "t", 0) == claims.find("new", "t", 1) == Claim("a", 1)
+    claims.claim("new", "t", 2, "a", 1)
+    claims.claim("new", "t", 3, "a", 1)  # one group alone may have more
+    assert claims.find("new", "t", 0) is not None
+    claims.remove_topic("t")
+    claims.claim("other", "t", 0, "a", 1)
+    assert claims.find("other", "t", 0) is not None
 
 
 def test_only_who_has_a_queue_moves_its_offset(claims):

@@ -209,7 +209,22 @@ def test_a_member_that_came_back_after_the_others_left_knows_that_it_was_replace
     assert a.beat().joined > joined
     with pytest.raises(StaleGeneration, match="was removed"):
         a.commit(0, 2, stale)
+    with pytest.raises(StaleGeneration, match="was given to b"):
+        a.commit(0, 2)
     assert offset(filled) == 9
+
+
+def test_a_member_that_was_removed_goes_on_with_what_nobody_else_was_given(filled, a):
+    a.claim(0)
+    joined, stale = a.beat().joined, a.generation
+    a.lose()
+    with pytest.raises(StaleGeneration, match="no member"):
+        a.commit(0, 3)
+    assert a.beat().joined > joined
+    a.commit(0, 3)
+    assert offset(filled) == 3
+    a.generation = stale  # pulls carry the generation of the claim
+    assert len(a.pull()) == 10
 
 
 def test_a_heartbeat_tells_the_same_generation_while_nothing_changes(a, b):
