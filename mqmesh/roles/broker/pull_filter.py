@@ -31,6 +31,7 @@ MAX_RAW_BYTES: Final = 4 * MIB
 """Inflated for one answer, if a batch does not take more by itself."""
 MAX_LOOKS: Final = 25_000
 """Work for one answer, in units of about 50 ns."""
+LOOKS_A_BATCH: Final = 100
 LOOKS_A_MESSAGE: Final = 4
 LOOKS_A_LEAF: Final = 2
 MAX_COMPILED: Final = 256
@@ -160,6 +161,7 @@ class _Sieve:
         if self._looks_left <= 0 or self._raw_left <= 0:
             self.next_queue_offset = header.base_queue_offset + first
             return False
+        self._looks_left -= LOOKS_A_BATCH
         stop = min(header.message_count, first + max(self._looks_left // self._wanted.looks, 1))
         try:
             stop = self._sift(data, header, first, stop)

@@ -164,6 +164,7 @@ def test_tags_with_the_same_hash_are_told_apart_by_the_consumer(monkeypatch):
 @pytest.mark.parametrize("compress", [None, 0])
 def test_work_is_bounded_even_within_one_batch(monkeypatch, compress):
     monkeypatch.setattr(module, "MAX_LOOKS", 600)
+    monkeypatch.setattr(module, "LOOKS_A_BATCH", 0)
     case = Case()
     case.put(*(message(n) for n in range(1_000)), compress=compress)
     case.put(*(message(n) for n in range(1_000, 1_200)), compress=compress)
@@ -172,6 +173,17 @@ def test_work_is_bounded_even_within_one_batch(monkeypatch, compress):
     assert reads == 12  # 100 messages each: a message costs four looks, and two for n
     assert case.read("FALSE", "SQL92") == ([], 8)
     assert case.read("TRUE", "SQL92")[0] == list(range(1_200))
+
+
+@pytest.mark.parametrize(("expression", "language"), [("A", "TAG"), ("n >= 0", "SQL92")])
+def test_many_small_batches_are_work_too(monkeypatch, expression, language):
+    monkeypatch.setattr(module, "MAX_LOOKS", 1_000)
+    case = Case()
+    for n in range(50):
+        case.put(message(n, "A"))
+    found, reads = case.read(expression, language)
+    assert found == list(range(50))
+    assert 4 < reads < 10
 
 
 def test_what_inflates_is_bounded(monkeypatch):
