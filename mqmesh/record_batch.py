@@ -275,6 +275,11 @@ def batch_parts(
     if meta is None:
         meta = BatchMeta(topic, payload.tag_hashes, born_host)
     meta_data = _encoder.encode(meta)
+    if len(meta_data) > MAX_META_BYTES:
+        raise LocalProtocolError(
+            f"tags and times of {payload.message_count} messages take {len(meta_data)} bytes; a "
+            f"batch has room for {MAX_META_BYTES}"
+        )
     total_size = HEADER_SIZE + len(meta_data) + len(payload.data)
     if total_size > MAX_BATCH_BYTES:
         raise LocalProtocolError(f"a batch of {total_size} bytes is over {MAX_BATCH_BYTES}")

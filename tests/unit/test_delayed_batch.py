@@ -17,7 +17,7 @@ from mqmesh.delayed_batch import (
     read_delayed_meta,
     scheduled_batch,
 )
-from mqmesh.errors import ConfigError, CorruptBatch, MessageIllegal
+from mqmesh.errors import ConfigError, CorruptBatch, LocalProtocolError, MessageIllegal
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.payload import encode_payload
 from mqmesh.record_batch import (
@@ -123,6 +123,12 @@ def test_a_scheduled_batch_keeps_ids_times_and_payload():
         ("t", b"2"),
     ]
     assert read_delayed_meta(stored, after).real_queue_id == 3
+
+
+def test_tags_and_times_that_do_not_fit_together_are_refused_where_they_are_made():
+    times = pack_due_times(list(range(1, 65_537)))
+    with pytest.raises(LocalProtocolError, match="tags and times"):
+        wished(DelayedMeta("t", times, due_times=times))
 
 
 def test_due_times_count_from_the_store_time_or_are_as_written():
