@@ -201,12 +201,18 @@ class MessageIndex:
         """
         start = head.segment_start
         assert start not in self._slots
-        directory = self._path(start, LIVE)
-        _remove(directory)
-        part = IndexPart.create(directory, head, map_size=self._map_size)
+        new, directory = self._path(start, NEW), self._path(start, LIVE)
+        try:
+            # Under its name only with its head: a process killed here leaves no part to mistrust.
+            _remove(new)
+            IndexPart.create(new, head, map_size=self._map_size).close()
+            _remove(directory)
+            new.rename(directory)
+        except OSError as error:
+            raise storage_error(error, f"{directory} cannot be made") from error
         slot = self._slots[start] = _Slot(directory, sealed=False)
-        slot.part = self._open[start] = part
-        return part
+        slot.part = self._open[start] = IndexPart.open(directory, map_size=self._map_size)
+        return slot.part
 
     def seal(self, start: int) -> Iterator[None]:
         """Seals a part that is complete, a step each time it is resumed.
