@@ -50,7 +50,9 @@ class ProducerRequests:
         self._check_blocking()
         deadline_ms = self._deadline(timeout_ms)
         queue = sent.message_queue
-        self._engine.wait_route(queue.topic, max(deadline_ms - self._now_ms(), 1))
+        if self._engine.routes.address(queue.broker_name) is None:
+            # A topic that the send made just now may not have a route yet: asked only in need.
+            self._engine.wait_route(queue.topic, max(deadline_ms - self._now_ms(), 1))
         left_ms = max(deadline_ms - self._now_ms(), 1)
         header = encode_header(CancelDelayedRequest(sent.producer_id, sent.sequence))
         code = RequestCode.CANCEL_DELAYED
