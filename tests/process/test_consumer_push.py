@@ -373,7 +373,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_consumed_on(own_cluster, name
         send(own_cluster, topic, bodies(500, 500))
         began = time.monotonic()
         got.wait_for(bodies(1_000))
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10  # not by the rebalance of every 20 s
         until(lambda: [len(c.assignment()) for c in consumers] == [4, 4])
     finally:
         for consumer in consumers:

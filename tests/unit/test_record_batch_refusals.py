@@ -175,9 +175,15 @@ def test_sizes_that_shift_bytes_between_meta_and_payload_are_refused() -> None:
 
 
 def test_meta_over_its_limit_is_refused() -> None:
-    payload = msgspec.msgpack.encode([Message("flights", b"b")])
-    with pytest.raises(CorruptBatch, match="impossible"):
-        check_batch(join(payload, BatchMeta("flights", bytes(MAX_META_BYTES))))
+    batch = encode()
+    header = read_header(batch)
+    more = MAX_META_BYTES + 1 - header.meta_size
+    end = HEADER_SIZE + header.meta_size
+    large = bytearray(batch[:end] + bytes(more) + batch[end:])
+    struct.pack_into("<I", large, 4, header.total_size + more)
+    struct.pack_into("<I", large, 68, MAX_META_BYTES + 1)
+    with pytest.raises(CorruptBatch, match=f"impossible.* meta {MAX_META_BYTES + 1}"):
+        check_batch(seal(large))
 
 
 @pytest.mark.parametrize(
