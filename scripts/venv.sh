@@ -91,7 +91,7 @@ has_tools() {
             "$1/bin/python" - "$ROOT" <<'PY'
 import importlib.util, pathlib, sys
 
-tools = ("hypothesis", "mypy", "psutil", "pytest", "pytest_timeout", "ruff")
+tools = ("hypothesis", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "xdist")
 if any(importlib.util.find_spec(tool) is None for tool in tools):
     sys.exit(1)
 import mqmesh.cli
@@ -100,6 +100,10 @@ sys.exit(pathlib.Path(mqmesh.cli.__file__).parent.parent != pathlib.Path(sys.arg
 PY
     ) 2>/dev/null
 }
+
+# Tests that start processes mostly wait for them, so more run at once than there are cores. The
+# tests of a file stay together: they share their cluster.
+WORKERS=(-n "${MQMESH_TEST_WORKERS:-3}" --dist loadfile)
 
 # step NAME COMMAND…: runs one step, remembers how it went; a failure does not stop the next ones.
 SUMMARY=()
