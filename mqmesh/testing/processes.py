@@ -12,8 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from mqmesh.sdk.admin import AdminClient
+
 READY_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
+ASK_AGAIN_S: Final = 0.01
 
 
 class RoleProcess:
@@ -102,7 +105,7 @@ class RoleProcess:
 
 
 class ProcessCluster:
-    """Name servers and broker masters in processes of their own.
+    """Name servers and broker masters in processes of their own, which know of each other.
 
     Args:
         folder: For stores and logs; a short path, since it also holds Unix sockets.
@@ -137,6 +140,7 @@ class ProcessCluster:
             self.namesrv_addr = ";".join(one.endpoint for one in self.namesrvs)
             for name in brokers:
                 self.start_broker(name)
+            self._wait_known()
         except BaseException:
             self.close()
             raise
@@ -160,6 +164,20 @@ class ProcessCluster:
         self._addresses[name] = process.endpoint
         self.brokers[name] = process
         return process
+
+    def _wait_known(self) -> None:
+        # A broker serves before all name servers have heard of it; a topic made in between
+        # would be one of the brokers known so far.
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        for namesrv in self.namesrvs:
+            with AdminClient(namesrv.endpoint) as admin:
+                while missing := self._brokers_unknown_to(admin):
+                    if time.monotonic() >= deadline:
+                        raise RuntimeError(f"{namesrv.endpoint} hears nothing of {missing}")
+                    time.sleep(ASK_AGAIN_S)
+
+    def _brokers_unknown_to(self, admin: AdminClient) -> set[str]:
+        return self.brokers.keys() - {one.broker_name for one in admin.cluster().brokers}
 
     def start_schedule(self, name: str = "broker-a") -> RoleProcess:
         """Starts the schedule service of a broker, or starts it again with its old data."""
