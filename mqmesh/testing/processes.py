@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -17,6 +17,7 @@ from mqmesh.sdk.admin import AdminClient
 READY_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
 ASK_AGAIN_S: Final = 0.01
+PROGRAM: Final = ("-m", "mqmesh.cli")
 
 
 class RoleProcess:
@@ -26,6 +27,7 @@ class RoleProcess:
         role: ``namesrv``, ``broker`` or ``schedule``.
         settings: Keys and values, as after ``--set``.
         log_file: Where the process logs to.
+        program: Arguments of the interpreter before the role.
 
     Attributes:
         endpoint: Where it listens, ``host:port``.
@@ -35,8 +37,14 @@ class RoleProcess:
         RuntimeError: It did not become ready; the text holds its last log lines.
     """
 
-    def __init__(self, role: str, settings: Mapping[str, str], log_file: Path) -> None:
-        arguments = [sys.executable, "-m", "mqmesh.cli", role]
+    def __init__(
+        self,
+        role: str,
+        settings: Mapping[str, str],
+        log_file: Path,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        arguments = [sys.executable, *program, role]
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
         with log_file.open("ab") as log:
@@ -112,6 +120,7 @@ class ProcessCluster:
         namesrvs: How many name servers.
         brokers: Names of the broker groups.
         broker_settings: Settings of every broker.
+        broker_program: As ``RoleProcess`` takes it.
 
     Attributes:
         namesrvs: The name servers' processes.
@@ -127,12 +136,14 @@ class ProcessCluster:
         namesrvs: int = 1,
         brokers: tuple[str, ...] = ("broker-a",),
         broker_settings: Mapping[str, str] | None = None,
+        broker_program: Sequence[str] = PROGRAM,
     ) -> None:
         self.folder = folder
         self.namesrvs: list[RoleProcess] = []
         self.brokers: dict[str, RoleProcess] = {}
         self.schedules: dict[str, RoleProcess] = {}
         self._settings = dict(broker_settings or {})
+        self._broker_program = broker_program
         self._addresses: dict[str, str] = {}
         try:
             for number in range(namesrvs):
@@ -160,6 +171,7 @@ class ProcessCluster:
                 **self._settings,
             },
             self.folder / f"{name}.log",
+            self._broker_program,
         )
         self._addresses[name] = process.endpoint
         self.brokers[name] = process
