@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -57,9 +56,7 @@ RESERVED_TOPICS: Final = frozenset(
 )
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
-_NO_KEYS: Final[tuple[str, ...]] = ()
-_ZERO: Final = 0
-_SEQUENCES: Final = (list, tuple, Sequence)
+NO_KEYS: Final[tuple[str, ...]] = ()
 
 
 # The bounds hold for what is decoded; what users make, check_messages checks.
@@ -96,7 +93,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     topic: str
     body: bytes
     tag: _Label | None = None
-    keys: _Keys = _NO_KEYS
+    keys: _Keys = NO_KEYS
     properties: dict[_Property, _Property] | None = None
     flag: _Number = 0
     sharding_key: _Label | None = None
@@ -112,8 +109,8 @@ class Message(msgspec.Struct, array_like=True, gc=False):
         Raises:
             InvalidArgument: It is none.
         """
-        _check_number("delay_ms", delay_ms, MAX_DELAY_MS)
-        plain = _as_plain(self)
+        check_number("delay_ms", delay_ms, MAX_DELAY_MS)
+        plain = as_plain(self)
         plain.delay_level, plain.deliver_at_ms = 0, time.time_ns() // 1_000_000 + delay_ms
         return plain
 
@@ -252,7 +249,7 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     def to_message(self) -> Message:
         """A plain message of the same content, ready to be sent."""
-        return _as_plain(self)
+        return as_plain(self)
 
 
 PROPERTY_RECONSUME_TIMES: Final = "RECONSUME_TIMES"
@@ -303,7 +300,7 @@ def parse_message_id(text: str) -> tuple[int, int]:
         InvalidArgument: It is not 32 hex digits.
     """
     if not isinstance(text, str) or re.fullmatch(r"[0-9A-Fa-f]{32}", text) is None:
-        raise InvalidArgument(f"message id {_short(text)} is not 32 hex digits")
+        raise InvalidArgument(f"message id {describe(text)} is not 32 hex digits")
     return int(text[:16], 16), int(text[16:], 16)
 
 
@@ -357,219 +354,23 @@ def check_group(group: str) -> str:
     return _check_name("group", group, MAX_GROUP_LENGTH)
 
 
-def check_messages(
-    messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
-) -> list[Message]:
-    """Checks what a user wants to send; what passes can be encoded, stored and decoded.
-
-    A message with nothing but topic and body costs 0.1 µs. The messages must not be changed
-    between this check and their sending.
-
-    Args:
-        messages: Messages of one topic, at least one.
-        max_message_size: Largest body in bytes, the setting of that name.
-        allow_system: Accept retry, dead-letter and other reserved topics.
-
-    Returns:
-        The messages in order, those of a subclass (``StoredMessage``) as plain ``Message``.
+def check_number(field: str, number: int, limit: int) -> None:
+    """Checks that a field is a whole number from 0 to a limit.
 
     Raises:
-        InvalidArgument: Names the field, its value, its limit, and the setting if there is one.
+        InvalidArgument: It is none.
     """
-    return check_messages_of_batch(
-        messages, max_message_size=max_message_size, allow_system=allow_system
-    )[0]
-
-
-def check_messages_of_batch(
-    messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
-) -> tuple[list[Message], bool]:
-    """As ``check_messages``, and says whether all messages are nothing but topic and body."""
-    if not isinstance(messages, _SEQUENCES) or not messages:
-        raise InvalidArgument("messages must be a sequence of at least one Message")
-    if not isinstance(messages[0], Message):
-        raise InvalidArgument(f"messages must be of class Message, not {_short(messages[0])}")
-    topic = messages[0].topic
-    if type(topic) is not str:
-        raise InvalidArgument(f"topic must be a str, not {_short(topic)}")
-    _check_sendable_topic(topic, allow_system)
-    # One pass without a call per message. Defaults are told by identity, since 0 == False.
-    empty, zero = _NO_KEYS, _ZERO
-    unusual = [
-        m
-        for m in messages
-        if type(m) is not Message
-        or type(m.body) is not bytes
-        or not 0 < len(m.body) <= max_message_size
-        or (m.topic is not topic and (type(m.topic) is not str or m.topic != topic))
-        or m.tag is not None
-        or m.properties is not None
-        or m.sharding_key is not None
-        or m.flag is not zero
-        or m.delay_level is not zero
-        or m.deliver_at_ms is not zero
-    ]
-    if not unusual:
-        keyed = [m.keys for m in messages if m.keys is not empty]
-        if not keyed or _are_plain_keys(keyed):
-            return list(messages), not keyed
-    checked = list(messages)
-    for position, message in enumerate(messages):
-        try:
-            checked[position] = _check_message(message, topic, max_message_size)
-        except InvalidArgument as error:
-            if len(messages) == 1:
-                raise
-            raise InvalidArgument(f"message {position} of {len(messages)}: {error}") from None
-    return checked, False
-
-
-def is_plain(message: Message, max_message_size: int) -> bool:
-    """True when a message is surely legal but for its topic's name: the short way of one send.
-
-    Args:
-        message: Anything; only a message of nothing but topic and body passes.
-        max_message_size: Largest body in bytes.
-    """
-    return (
-        type(message) is Message
-        and type(message.topic) is str
-        and type(message.body) is bytes
-        and 0 < len(message.body) <= max_message_size
-        and message.keys is _NO_KEYS
-        and message.tag is None
-        and message.properties is None
-        and message.sharding_key is None
-        and message.flag is _ZERO
-        and message.delay_level is _ZERO
-        and message.deliver_at_ms is _ZERO
-    )
-
-
-@lru_cache(maxsize=1024)
-def _check_sendable_topic(topic: str, allow_system: bool) -> None:
-    check_topic(topic)
-    if not allow_system and is_system_topic(topic):
-        raise InvalidArgument(f"topic {topic!r} is reserved; users may not send to it")
-
-
-def _check_message(message: Message, topic: str, max_message_size: int) -> Message:
-    if not isinstance(message, Message):
-        raise InvalidArgument(f"must be a Message, not {_short(message)}")
-    if type(message.topic) is not str:
-        raise InvalidArgument(f"topic must be a str, not {_short(message.topic)}")
-    if message.topic != topic:
-        raise InvalidArgument(
-            f"topic {message.topic[:64]!r} differs from {topic[:64]!r} of the first message; "
-            "messages sent together have one topic"
-        )
-    body = message.body
-    if type(body) is not bytes:
-        raise InvalidArgument(f"body must be bytes, not {_short(body)}")
-    if not body:
-        raise InvalidArgument("body is empty; it must have at least 1 byte")
-    if len(body) > max_message_size:
-        raise InvalidArgument(
-            f"body of {len(body)} bytes is over the limit (max_message_size = {max_message_size})"
-        )
-    if message.tag is not None:
-        _check_tag(message.tag)
-    if message.keys is not _NO_KEYS:
-        _check_keys(message.keys)
-    if message.properties is not None:
-        _check_properties(message.properties)
-    if message.sharding_key is not None:
-        _check_text("sharding_key", message.sharding_key, MAX_SHARDING_KEY_LENGTH)
-    if message.flag is not _ZERO:
-        _check_number("flag", message.flag, MAX_FLAG)
-    if message.delay_level is not _ZERO:
-        _check_number("delay_level", message.delay_level, MAX_FLAG)
-    if message.deliver_at_ms is not _ZERO:
-        _check_number("deliver_at_ms", message.deliver_at_ms, MAX_TIMESTAMP_MS)
-    if message.delay_level and message.deliver_at_ms:
-        raise InvalidArgument(
-            f"delay_level = {message.delay_level} and deliver_at_ms = {message.deliver_at_ms} "
-            "exclude each other; set one of them"
-        )
-    return message if type(message) is Message else _as_plain(message)
-
-
-def _check_tag(tag: str) -> None:
-    _check_text("tag", tag, MAX_TAG_LENGTH)
-    # Tag expressions are split at || and stripped: no subscription could name such a tag.
-    if "|" in tag and ("||" in tag or tag[0] == "|" or tag[-1] == "|"):
-        raise InvalidArgument(f"tag {tag!r} may not contain '||' nor begin or end with '|'")
-    if tag[0].isspace() or tag[-1].isspace():
-        raise InvalidArgument(f"tag {tag!r} may not begin or end with white space")
-
-
-def _are_plain_keys(keyed: Sequence[Sequence[str]]) -> bool:
-    """True when keys are surely legal; half a call a key, whereas ``_check_keys`` makes two."""
-    if not {tuple, list}.issuperset(map(type, keyed)) or max(map(len, keyed)) > MAX_KEYS:
-        return False
-    keys = list(chain.from_iterable(keyed))
-    if {str}.symmetric_difference(map(type, keys)):
-        return False
-    lengths = list(map(len, keys))
-    return min(lengths) > 0 and max(lengths) <= MAX_KEY_LENGTH and "".join(keys).isascii()
-
-
-def _check_keys(keys: Sequence[str]) -> None:
-    if type(keys) is not tuple and type(keys) is not list:
-        raise InvalidArgument(f"keys must be a list or tuple of str, not {_short(keys)}")
-    if len(keys) > MAX_KEYS:
-        raise InvalidArgument(f"{len(keys)} keys are too many (limit {MAX_KEYS})")
-    for key in keys:
-        _check_text("key", key, MAX_KEY_LENGTH)
-
-
-def _check_properties(properties: dict[str, str]) -> None:
-    if type(properties) is not dict:
-        raise InvalidArgument(f"properties must be a dict of str to str, not {_short(properties)}")
-    size = 0
-    for name, value in properties.items():
-        if not name:
-            raise InvalidArgument("properties have an empty name; it needs at least 1 character")
-        size += _utf8_size("property name", name) + _utf8_size("property value", value)
-    if size > MAX_PROPERTIES_BYTES:
-        raise InvalidArgument(
-            f"properties of {size} bytes as UTF-8 are over the limit of {MAX_PROPERTIES_BYTES}"
-        )
-
-
-def _check_number(field: str, number: int, limit: int) -> None:
     if type(number) is not int or not 0 <= number <= limit:
-        raise InvalidArgument(f"{field} must be an int of 0 to {limit}, not {_short(number)}")
+        raise InvalidArgument(f"{field} must be an int of 0 to {limit}, not {describe(number)}")
 
 
-def _check_text(field: str, text: str, limit: int) -> None:
-    size = _utf8_size(field, text)
-    if not size:
-        raise InvalidArgument(f"{field} is empty; 1 to {limit} characters are allowed")
-    if len(text) > limit:
-        raise InvalidArgument(
-            f"{field} of {len(text)} characters is too long (limit {limit}): {text[:64]!r}…"
-        )
-
-
-def _utf8_size(field: str, text: str) -> int:
-    if type(text) is not str:
-        raise InvalidArgument(f"{field} must be a str, not {_short(text)}")
-    if text.isascii():
-        return len(text)
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"{field} {text[:64]!r} has a lone surrogate at {error.start}; it cannot be UTF-8"
-        ) from None
-
-
-def _short(value: object) -> str:
+def describe(value: object) -> str:
+    """Type and value of something that is refused, cut to a readable length."""
     return f"{type(value).__name__} {repr(value)[:64]}"
 
 
-def _as_plain(message: Message) -> Message:
+def as_plain(message: Message) -> Message:
+    """A message of the plain class, with the same content."""
     return Message(
         message.topic,
         message.body,
@@ -585,7 +386,7 @@ def _as_plain(message: Message) -> Message:
 
 def _check_name(kind: str, name: str, limit: int) -> str:
     if not isinstance(name, str):
-        raise InvalidArgument(f"{kind} must be a str, not {_short(name)}")
+        raise InvalidArgument(f"{kind} must be a str, not {describe(name)}")
     if not name:
         raise InvalidArgument(f"the {kind} name is empty; 1 to {limit} characters are allowed")
     if len(name) > limit:

@@ -8,7 +8,6 @@ and the number of strings.
 import struct
 import threading
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
@@ -16,7 +15,12 @@ import msgspec
 import zstandard
 
 from mqmesh.errors import CorruptBatch, LocalProtocolError
-from mqmesh.message import Message, StoredMessage, tag_hash
+from mqmesh.message import (
+    Message,
+    StoredMessage,
+    tag_hash,
+)
+from mqmesh.message_checks import Extras
 from mqmesh.units import MIB
 
 MAX_MESSAGES: Final = 65_536
@@ -25,15 +29,11 @@ MAX_RAW_BYTES: Final = 16 * MIB
 MAX_STRINGS: Final = 1 * MIB
 """Keys, names and values of properties in one batch. Each costs a reader 50 bytes and more
 for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
-UNIFORM_MESSAGES: Final = 8
-"""Fewer are as quickly looked at one by one."""
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
 Buffer = memoryview | bytes | bytearray
 """What a batch may be read from."""
 
-_LONG_ARRAY: Final = 16
-"""From so many on, msgpack writes the number in three bytes."""
 _get_tag = attrgetter("tag")
 _get_keys = attrgetter("keys")
 
@@ -83,14 +83,17 @@ _shapes_decoder = msgspec.msgpack.Decoder(list[_Shape])
 
 
 def encode_payload(
-    messages: Sequence[Message], *, compress_over_bytes: int | None = None, plain: bool = False
+    messages: Sequence[Message],
+    *,
+    compress_over_bytes: int | None = None,
+    extras: Extras = Extras.ANY,
 ) -> Payload:
     """Encodes messages: all of a batch that does not depend on where it goes.
 
     Args:
         messages: As for ``record_batch.encode_batch``.
         compress_over_bytes: As for ``record_batch.encode_batch``.
-        plain: No message has a tag, a key or a property, which saves looking.
+        extras: What the messages may have.
 
     Raises:
         LocalProtocolError: No message, too many, over ``MAX_RAW_BYTES`` or ``MAX_STRINGS``.
@@ -104,77 +107,18 @@ def encode_payload(
         raise LocalProtocolError(f"a payload of {raw_size} bytes is over {MAX_RAW_BYTES}")
     has_keys = False
     hashes = b""
-    if not plain:
+    if extras is not Extras.NONE:
         if raw_size > MAX_STRINGS:  # else there cannot be as many
             _check_strings(
                 (len(m.keys) + 2 * len(m.properties or ()) for m in messages), LocalProtocolError
             )
-        hashes = _tag_hashes(messages)
         has_keys = any(map(_get_keys, messages))
+    if extras is Extras.ANY:
+        hashes = _tag_hashes(messages)
     codec = CODEC_NONE
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
         data, codec = compress_payload(data)
     return Payload(data, codec, raw_size, count, has_keys, hashes)
-
-
-def encode_uniform(
-    messages: object, *, max_body_bytes: int, compress_over_bytes: int | None = None
-) -> Payload | None:
-    """Encodes messages that are nothing but one topic and bodies of one size, and proves it.
-
-    The proof looks at the encoded bytes, a few per message, of all messages at once: where
-    the fields of each message must stand, they stand. That takes a quarter of a look at
-    each field of each object. The topic's name is not checked.
-
-    Args:
-        messages: Anything.
-        max_body_bytes: Largest body.
-        compress_over_bytes: As for ``encode_payload``.
-
-    Returns:
-        None when they are not such messages, or there is no telling so quickly.
-    """
-    if type(messages) is not list or not UNIFORM_MESSAGES <= len(messages) <= MAX_MESSAGES:
-        return None
-    count = len(messages)
-    first, middle, last = messages[0], messages[count // 2], messages[-1]
-    if type(first) is not Message or type(middle) is not Message or type(last) is not Message:
-        return None
-    topic, body = first.topic, first.body
-    if type(topic) is not str or type(body) is not bytes:
-        return None
-    size = len(body)
-    if not 0 < size <= max_body_bytes:
-        return None
-    try:
-        if not size == len(middle.body) == len(last.body):
-            return None
-        data = _encoder.encode(messages)
-        fields = _fields_around(topic, size)
-    except Exception:
-        return None  # whoever looks at each message will say what is wrong
-    step = size + len(fields)
-    start = 1 if count < _LONG_ARRAY else 3
-    raw_size = start + count * step
-    if len(data) != raw_size or raw_size > MAX_RAW_BYTES:
-        return None
-    for position, value in fields:
-        if data[start + position :: step] != value * count:
-            return None
-    codec = CODEC_NONE
-    if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
-        data, codec = compress_payload(data)
-    return Payload(data, codec, raw_size, count, False, b"")
-
-
-@lru_cache(maxsize=1024)
-def _fields_around(topic: str, body_bytes: int) -> list[tuple[int, bytes]]:
-    """Each byte of a plain message beside its body's, with its position."""
-    body = bytes(body_bytes)
-    data: bytes = _encoder.encode(Message(topic, body))
-    begin = 1 + len(_encoder.encode(topic)) + len(_encoder.encode(body)) - body_bytes
-    places = [*range(begin), *range(begin + body_bytes, len(data))]
-    return [(place, data[place : place + 1]) for place in places]
 
 
 def compress_payload(data: bytes) -> tuple[bytes, int]:

@@ -19,11 +19,14 @@ from mqmesh.message import (
     Message,
     MessageQueue,
     check_group,
+    check_topic,
+    is_system_topic,
+)
+from mqmesh.message_checks import (
+    Extras,
     check_messages,
     check_messages_of_batch,
-    check_topic,
     is_plain,
-    is_system_topic,
 )
 from mqmesh.payload import Payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode
@@ -524,16 +527,18 @@ class Producer(ProducerRequests):
         self, messages: Sequence[Message]
     ) -> tuple[list[Message], Payload, int, bytes]:
         """Looks at each message of a batch; also returns their delay and due times."""
-        checked, plain = check_messages_of_batch(messages, max_message_size=self._max_message_size)
-        first = checked[0]
-        if not plain and any(one.sharding_key != first.sharding_key for one in checked):
-            raise InvalidArgument("the messages of a batch have different sharding keys")
-        delay = 0 if plain else delay_of(first)
-        if not plain and any(delay_of(one) != delay for one in checked):
-            raise InvalidArgument("the messages of a batch have different delays")
-        at_times = delay == AT_TIMES
-        due_times = pack_due_times([one.deliver_at_ms for one in checked]) if at_times else b""
-        return checked, self._codec.payload(checked, plain=plain), delay, due_times
+        checked, extras = check_messages_of_batch(messages, max_message_size=self._max_message_size)
+        delay, due_times = 0, b""
+        if extras is Extras.ANY:
+            first = checked[0]
+            if any(one.sharding_key != first.sharding_key for one in checked):
+                raise InvalidArgument("the messages of a batch have different sharding keys")
+            delay = delay_of(first)
+            if any(delay_of(one) != delay for one in checked):
+                raise InvalidArgument("the messages of a batch have different delays")
+            if delay == AT_TIMES:
+                due_times = pack_due_times([one.deliver_at_ms for one in checked])
+        return checked, self._codec.payload(checked, extras), delay, due_times
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
         # The sender ends every send by its deadline; the grace is for a stuck machine.

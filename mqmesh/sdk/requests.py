@@ -25,8 +25,8 @@ from mqmesh.message import (
     PROPERTY_TTL,
     Message,
     StoredMessage,
-    check_messages,
 )
+from mqmesh.message_checks import check_messages
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import (

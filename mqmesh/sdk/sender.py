@@ -19,8 +19,12 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.message import Message, MessageQueue
-from mqmesh.payload import Payload, encode_payload, encode_uniform
+from mqmesh.message import (
+    Message,
+    MessageQueue,
+)
+from mqmesh.message_checks import Extras
+from mqmesh.payload import Payload, encode_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
@@ -36,6 +40,7 @@ from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
+from mqmesh.uniform_payload import encode_uniform
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """A request takes no further batch beyond it."""
@@ -76,22 +81,22 @@ class BatchCodec:
         self._lock = threading.Lock()
         self._next_sequence = 0
 
-    def payload(self, messages: Sequence[Message], *, plain: bool = False) -> Payload:
-        """Encodes messages; ``plain`` as for ``record_batch.encode_payload``.
+    def payload(self, messages: Sequence[Message], extras: Extras = Extras.ANY) -> Payload:
+        """Encodes messages; ``extras`` as for ``payload.encode_payload``.
 
         Raises:
             InvalidArgument: The messages do not fit into one batch.
         """
         try:
             return encode_payload(
-                messages, compress_over_bytes=self._compress_over_bytes, plain=plain
+                messages, compress_over_bytes=self._compress_over_bytes, extras=extras
             )
         except Exception as error:
             # Also what messages do that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
 
     def uniform(self, messages: Sequence[Message], max_message_size: int) -> Payload | None:
-        """Checks and encodes messages at once, if they are ``payload.encode_uniform``'s."""
+        """Checks and encodes messages at once, if they are ``uniform_payload.encode_uniform``'s."""
         return encode_uniform(
             messages,
             max_body_bytes=max_message_size,

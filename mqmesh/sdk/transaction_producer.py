@@ -17,7 +17,13 @@ from mqmesh.errors import (
     MQMeshError,
     QueueFull,
 )
-from mqmesh.message import TRANS_HALF_TOPIC, Message, MessageQueue, StoredMessage, check_messages
+from mqmesh.message import (
+    TRANS_HALF_TOPIC,
+    Message,
+    MessageQueue,
+    StoredMessage,
+)
+from mqmesh.message_checks import check_messages
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.half_sender import HalfSender

@@ -12,7 +12,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptBatch, InvalidArgument
-from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, Message, StoredMessage, check_messages
+from mqmesh.message import (
+    MAX_MESSAGE_BYTES_DEFAULT,
+    Message,
+    StoredMessage,
+)
+from mqmesh.message_checks import check_messages
 from mqmesh.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
 from mqmesh.record_batch import (
     HEADER_SIZE,

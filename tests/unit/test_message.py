@@ -14,15 +14,17 @@ from mqmesh.message import (
     MessageQueue,
     StoredMessage,
     check_group,
-    check_messages,
     check_topic,
     dlq_topic,
     format_message_id,
-    is_plain,
     is_system_topic,
     parse_message_id,
     retry_topic,
     tag_hash,
+)
+from mqmesh.message_checks import (
+    check_messages,
+    is_plain,
 )
 from mqmesh.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
