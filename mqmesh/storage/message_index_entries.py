@@ -35,6 +35,7 @@ from mqmesh.record_batch import (
     decode_messages,
     read_payload,
 )
+from mqmesh.uniform_payload import uniform_keys
 
 HASH_SIZE: Final = 16
 ENTRY_SIZE: Final = 20
@@ -172,6 +173,9 @@ def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
     if header.raw_size > MAX_STRINGS:
         return _encoder.encode(sorted(distinct_keys(data, header))), 1
     payload = read_payload(data, header)
+    uniform = uniform_keys(payload, header.message_count)
+    if uniform is not None:
+        return uniform, header.message_count
     try:
         messages = _raw_keys_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
