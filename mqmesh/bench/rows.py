@@ -23,7 +23,12 @@ from mqmesh.bench.sides import (
     product_idle,
     product_produce,
 )
-from mqmesh.bench.store_sides import product_indexed, product_lookup, product_restart
+from mqmesh.bench.store_sides import (
+    product_backlog,
+    product_indexed,
+    product_lookup,
+    product_restart,
+)
 
 IN_FLIGHT: Final = 64
 """Of the rows with single sends."""
@@ -224,11 +229,7 @@ def _store_rows() -> list[Row]:
             name="backlog_20m",
             unit="msg/s",
             what="producing to 10,000 queues that hold 20 million messages, against empty ones",
-            product=partial(
-                product_produce,
-                "produce_batches",
-                msgspec.structs.replace(wide, backlog=20_000_000),
-            ),
+            product=partial(product_backlog, msgspec.structs.replace(wide, backlog=20_000_000)),
             limit=partial(product_produce, "produce_batches", wide),
             least_ratio=0.9,
             optional=True,

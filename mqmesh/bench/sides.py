@@ -221,8 +221,6 @@ def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         before = WARM_UP_SENDS if kind == "send_sync" else 0
-        if load.backlog:
-            before += fill(crew, cluster, load, conditions, load.backlog)
         task = load.task(kind, cluster.namesrv, conditions)
         sample = measure_alone("producer", crew.client(task), cluster.child)
         cluster.check_stored(sample.message_count + before)

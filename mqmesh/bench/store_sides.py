@@ -32,6 +32,18 @@ def product_indexed(load: Load, conditions: Conditions) -> Sample:
         return cluster.memory(sample)
 
 
+def product_backlog(load: Load, conditions: Conditions) -> Sample:
+    """A producer alone, at a store that has a backlog; its index is at rest when it begins."""
+    with new_crew(conditions) as crew:
+        cluster = Cluster(crew, load, conditions)
+        before = fill(crew, cluster, load, conditions, load.backlog)
+        wait_indexed(cluster, at_rest=True)
+        task = load.task("produce_batches", cluster.namesrv, conditions)
+        sample = measure_alone("producer", crew.client(task), cluster.child)
+        cluster.check_stored(sample.message_count + before)
+        return cluster.memory(sample)
+
+
 def product_lookup(load: Load, conditions: Conditions) -> Sample:
     """Looks up messages by key, anywhere in the log; the value is the 99th percentile in us."""
     with new_crew(conditions) as crew:
@@ -77,7 +89,7 @@ def wait_indexed(cluster: Cluster, *, at_rest: bool = False) -> None:
 
     Args:
         cluster: Its broker's index.
-        at_rest: Also until it is sorted, and the parts of full segments are sealed.
+        at_rest: Also until it is sorted and merged, and the parts of full segments are sealed.
 
     Raises:
         BenchError: That took longer than ``INDEX_TIMEOUT_S``.
@@ -90,10 +102,9 @@ def wait_indexed(cluster: Cluster, *, at_rest: bool = False) -> None:
 
 
 def _is_indexed(figures: dict[str, str], *, at_rest: bool) -> bool:
-    if int(figures["index_lag_bytes"]):
-        return False
-    unsealed = int(figures["index_segments"]) - int(figures["index_sealed_segments"])
-    return not at_rest or (unsealed <= 1 and not int(figures["index_unsorted_texts"]))
+    return not int(figures["index_lag_bytes"]) and (
+        not at_rest or bool(int(figures["index_at_rest"]))
+    )
 
 
 def _figures(cluster: Cluster) -> dict[str, str]:

@@ -113,6 +113,7 @@ class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queries: Queries answered.
         mismatches: Places where the log had nothing of what the index said.
         texts: Stretches of keys not sorted yet; each makes a look-up slower.
+        at_rest: Everything is indexed, sorted and merged: look-ups are as fast as they get.
     """
 
     indexed_through: int = 0
@@ -127,6 +128,7 @@ class IndexProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queries: int = 0
     mismatches: int = 0
     texts: int = 0
+    at_rest: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

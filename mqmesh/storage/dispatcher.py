@@ -16,6 +16,7 @@ import msgspec
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
 from mqmesh.storage.dispatcher_reader import LogReader, SegmentList
 from mqmesh.storage.message_index import MessageIndex
+from mqmesh.storage.message_index_merge import runs_to_merge
 from mqmesh.storage.message_index_part import Head, IndexPart, LogSlice
 from mqmesh.storage.segments import Segment
 from mqmesh.units import MIB
@@ -58,6 +59,7 @@ class DispatcherStats(msgspec.Struct, frozen=True):
         discarded: Parts removed because they could not be trusted.
         skipped_bytes: Damaged log bytes that were passed over.
         texts: Stretches of keys that are not sorted yet.
+        at_rest: Everything is indexed, sorted and merged.
     """
 
     indexed_through: int = 0
@@ -70,6 +72,7 @@ class DispatcherStats(msgspec.Struct, frozen=True):
     discarded: int = 0
     skipped_bytes: int = 0
     texts: int = 0
+    at_rest: bool = False
 
 
 class Dispatcher:
@@ -123,6 +126,7 @@ class Dispatcher:
         self._moved_ms = 0
         self._other_due_ms = 0
         self._did_other = False
+        self._at_rest = False
         self._batches = 0
         self._skipped_bytes = 0
         self._disk_bytes = 0
@@ -271,7 +275,7 @@ class Dispatcher:
         lag = self.lag_bytes
         # Turn and turn about while there is both.
         is_turn = not lag or (lag < CLOSE_BYTES and not self._did_other)
-        self._did_other = False
+        self._did_other = self._at_rest = False
         if is_turn and now_ms >= self._other_due_ms:
             # If it fails it is not tried again at once: sealing a large part writes much.
             self._other_due_ms = now_ms + OTHER_RETRY_MS
@@ -285,6 +289,7 @@ class Dispatcher:
                 if now_ms - self._moved_ms < BUSY_MS and took_ms > CROWDED * cpu_ms + 1:
                     self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
                 return 0
+            self._at_rest = True
         if lag:
             self._follow()
             return 0
@@ -374,6 +379,8 @@ class Dispatcher:
                     return self._tidy(start)
                 if part is not None and part.head.complete:
                     return self._seal(start)
+                if part is not None and runs_to_merge(part.head.runs):
+                    return self._merge(start)
         return None
 
     def _newest_gap(self) -> Segment | None:
@@ -409,6 +416,16 @@ class Dispatcher:
             self.lose(start, str(error))
         yield
 
+    def _merge(self, start: int) -> _Work:
+        part = self._index.part(start)
+        assert part is not None
+        try:
+            yield from self._index.merge(start, runs_to_merge(part.head.runs))
+        except DiskFull:
+            raise
+        except StorageError as error:
+            self.lose(start, str(error))
+
     def _seal(self, start: int) -> _Work:
         try:
             yield from self._index.seal(start)
@@ -442,6 +459,7 @@ class Dispatcher:
             discarded=self._index.discarded,
             skipped_bytes=self._skipped_bytes,
             texts=sum(len(part.head.texts) for part in self._index.open_parts),
+            at_rest=self._at_rest and not self.lag_bytes,
         )
 
     def close(self) -> None:

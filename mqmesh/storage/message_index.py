@@ -14,14 +14,15 @@ to another course of the same log is removed, and made again.
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.lmdb_env import DATA_FILE
-from mqmesh.storage.message_index_part import Head, IndexPart
+from mqmesh.storage.message_index_merge import merge_runs
+from mqmesh.storage.message_index_part import Head, IndexPart, Run
 from mqmesh.storage.message_index_seal import check_seal, load_seal, seal_part
 from mqmesh.storage.store_lock import StoreLock
 
@@ -72,7 +73,7 @@ class MessageIndex:
         self._slots: dict[int, _Slot] = {}
         # In the order of their last use; a dict serves as a list without searching.
         self._open: dict[int, IndexPart] = {}
-        self._sealing = -1
+        self._pinned = -1
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -176,7 +177,7 @@ class MessageIndex:
         for start in list(self._open):
             if len(self._open) <= self._most_open:
                 break
-            if start not in (used, self._sealing):
+            if start not in (used, self._pinned):
                 self._close(start)
 
     def _open_part(self, start: int, slot: _Slot) -> IndexPart:
@@ -226,7 +227,7 @@ class MessageIndex:
         assert part is not None
         new, final = self._path(start, NEW), self._path(start, SEALED)
         _remove(new)
-        self._sealing = start
+        self._pinned = start
         try:
             yield from seal_part(part, new, map_size=self._map_size)
             new.rename(final)
@@ -234,12 +235,31 @@ class MessageIndex:
         except OSError as error:
             raise storage_error(error, f"{final} cannot be made") from error
         finally:
-            self._sealing = -1
+            self._pinned = -1
             _remove(new)
         live = self._slots[start].directory
         self._close(start)
         self._slots[start] = _Slot(final, sealed=True)
         _remove(live)
+
+    def merge(self, start: int, runs: Sequence[Run]) -> Iterator[None]:
+        """Makes one run of some of an open part's, a step each time it is resumed.
+
+        Raises:
+            DiskFull: No room; it stays as it is.
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be read or written.
+        """
+        part = self.part(start)
+        assert part is not None
+        self._pinned = start
+        try:
+            for _ in merge_runs(part, runs):
+                yield
+                if self.part(start) is not part:
+                    return  # it was discarded
+        finally:
+            self._pinned = -1
 
     def remove(self, start: int) -> None:
         """Removes the part of a segment that is gone; no error if there is none."""

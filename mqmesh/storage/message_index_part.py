@@ -32,13 +32,15 @@ HEAD_KEY: Final = b"\0"
 RUNS_PER_LEVEL: Final = 8
 MOST_MERGED_ENTRIES: Final = 65_536
 """No merge while the log is followed takes more; sealing merges the rest."""
+LARGE: Final = 255
+"""Level of a run that is merged only when there is nothing else to do; see
+``message_index_merge``, whose runs have the levels behind."""
 SPAN_BYTES: Final = 4 * MIB
 """Times are kept for stretches of the log of about this size."""
 
 IDS: Final = 1
 KEYS: Final = 2
 
-_LARGE: Final = 255
 _NO_TIME: Final = (1 << 63) - 1
 
 
@@ -47,7 +49,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         number: Begins the keys of its blocks, u32.
-        level: Merges it went through; 255 for one that only sealing merges.
+        level: Merges it went through; from 255 on, it is a large one.
         count: Entries, at least 1.
         start: Place that none of its batches stands before.
         stop: Place behind all of them.
@@ -314,11 +316,11 @@ class IndexPart:
         start, level = slice_.start - origin, 0
         kinds = IDS if slice_.texts is not None else IDS | KEYS
         if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
-            level = _LARGE
+            level = LARGE
         others = RUNS_PER_LEVEL - 1
         while (
             len(runs) >= others
-            and level != _LARGE
+            and level != LARGE
             and all(run.level == level for run in runs[-others:])
             and len(entries) + sum(run.count for run in runs[-others:]) <= MOST_MERGED_ENTRIES
         ):
@@ -358,7 +360,7 @@ class IndexPart:
             done.append(text)
         entries.sort()
         start, stop = min(text.start for text in done), max(text.stop for text in done)
-        run = Run(head.next_run, _LARGE, len(entries), start, stop, KEYS)
+        run = Run(head.next_run, LARGE, len(entries), start, stop, KEYS)
         others = head.texts[len(done) :]
         head = msgspec.structs.replace(
             head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
@@ -367,6 +369,39 @@ class IndexPart:
         self.env.write(puts, [text_key(text.number) for text in done])
         self.head = head
         return bool(others)
+
+    def reserve_run(self) -> int:
+        """A number for a run that will be there later.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        number = self.head.next_run
+        self._set_head(msgspec.structs.replace(self.head, next_run=number + 1))
+        return number
+
+    def replace_runs(self, runs: Sequence[Run], merged: Run) -> None:
+        """Puts a run in place of others, in one transaction.
+
+        Args:
+            runs: Of this part; their blocks are removed.
+            merged: Its blocks are there, under a reserved number.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        gone = {run.number for run in runs}
+        left = [run for run in self.head.runs if run.number not in gone]
+        assert len(left) == len(self.head.runs) - len(runs)
+        deletes = [key for run in runs for key in self.reader.keys(run.number)]
+        # In front: what the followers merge are the last ones.
+        self._set_head(msgspec.structs.replace(self.head, runs=[merged, *left]), deletes)
+
+    def _set_head(self, head: Head, deletes: Sequence[bytes] = ()) -> None:
+        self.env.write([(HEAD_KEY, encode_head(head))], deletes)
+        self.head = head
 
     def _text(self, text: Text) -> KeyText:
         return KeyText(text.number, self.env.get(text_key(text.number)))

@@ -11,7 +11,6 @@ damaged file is told from a good one without LMDB looking into it.
 import os
 import zlib
 from collections.abc import Generator, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +19,12 @@ import msgspec
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.atomic_file import load_document, save_document, storage_error, sync_directory
 from mqmesh.storage.lmdb_env import DATA_FILE
-from mqmesh.storage.message_index_blocks import BEYOND, BLOCK_ENTRIES, LOWEST, encode_run
+from mqmesh.storage.message_index_blocks import encode_run
+from mqmesh.storage.message_index_merge import stretches
 from mqmesh.storage.message_index_part import HEAD_KEY, IDS, KEYS, IndexPart, Run, encode_head
 from mqmesh.units import MIB
 
 SEAL_FILE: Final = "seal"
-STEP_ENTRIES: Final = 65_536
-"""Entries merged in one step, about."""
 CHECK_BYTES: Final = 8 * MIB
 """Bytes checked in one step."""
 
@@ -66,16 +64,8 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)
     target = IndexPart.create(directory, sealed, map_size=map_size)
     try:
-        bounds = sorted(source.reader.lows(numbers))[:: STEP_ENTRIES // BLOCK_ENTRIES]
-        yield
-        bounds = [LOWEST, *(bound for bound in bounds if bound != LOWEST), BEYOND]
         count = 0
-        for low, high in pairwise(bounds) if numbers else ():
-            if low == high:
-                continue
-            entries = sorted(
-                entry for number in numbers for entry in source.reader.entries(number, low, high)
-            )
+        for low, high, entries in stretches(source.reader, numbers):
             count += len(entries)
             target.env.write(encode_run(_RUN, entries, low=low, high=high))
             yield

@@ -125,8 +125,9 @@ class Search:
             return  # it counts as missing
         self._segment = segment
         self._below = _BEYOND
-        if isinstance(self._query, KeyQuery):
-            self._windows = part.windows(self._query.from_ms, self._query.to_ms)
+        query = self._query
+        if isinstance(query, KeyQuery) and (query.from_ms > 0 or query.to_ms < MAX_TIMESTAMP_MS):
+            self._windows = part.windows(query.from_ms, query.to_ms)
         else:
             self._windows = [(0, _BEYOND)]
 

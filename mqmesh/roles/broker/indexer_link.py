@@ -267,6 +267,7 @@ class IndexerLink:
             "index_segments": str(progress.segments),
             "index_sealed_segments": str(progress.sealed),
             "index_unsorted_texts": str(progress.texts),
+            "index_at_rest": str(int(progress.at_rest)),
             "index_disk_bytes": str(progress.disk_bytes),
             "index_discarded_total": str(progress.discarded),
             "index_skipped_bytes_total": str(progress.skipped_bytes),

@@ -134,6 +134,7 @@ class IndexerServer:
                 self._queries.answered,
                 self._queries.mismatches,
                 stats.texts,
+                stats.at_rest,
             )
         )
 

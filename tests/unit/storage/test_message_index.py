@@ -11,7 +11,11 @@ import pytest
 from mqmesh.errors import DiskFull, StoreLocked
 from mqmesh.message import Message
 from mqmesh.record_batch import Attributes
+from mqmesh.storage import message_index_merge, message_index_part
 from mqmesh.storage.message_index import MessageIndex
+from mqmesh.storage.message_index_blocks import BLOCK_ENTRIES
+from mqmesh.storage.message_index_merge import runs_to_merge
+from mqmesh.storage.message_index_part import LARGE
 from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_contract import NOW
@@ -294,6 +298,27 @@ def test_small_runs_are_merged(indexed):
     indexed.check()
 
 
+def test_at_rest_large_runs_are_merged_too(indexed, monkeypatch):
+    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 64)
+    monkeypatch.setattr(message_index_merge, "MERGED_AT_ONCE", 4)
+    for number in range(80):
+        indexed.put([message(*(f"k{number}-{n}" for n in range(20)))])
+        indexed.tell()
+        while indexed.dispatcher.lag_bytes:
+            indexed.step()
+    indexed.catch_up()
+    assert indexed.dispatcher.stats().at_rest
+    part = indexed.index.part(0)
+    assert part is not None
+    assert max(run.level for run in part.head.runs) > LARGE + 1
+    assert runs_to_merge(part.head.runs) == []
+    assert len(part.head.runs) < 20
+    indexed.check()
+    indexed.put([message("one more")])
+    indexed.tell()
+    assert not indexed.dispatcher.stats().at_rest
+
+
 def test_one_process_at_a_time(indexed):
     with pytest.raises(StoreLocked):
         MessageIndex(indexed.index_directory, map_size=1 << 20, most_open=4)
@@ -321,9 +346,13 @@ def test_a_search_goes_on_while_the_index_changes(indexed):
     assert any(map(indexed.index.is_sealed, indexed.index.starts))
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_after_any_history_the_index_equals_a_scan(tmp_path, seed):
+@pytest.mark.parametrize("seed", range(16))
+def test_after_any_history_the_index_equals_a_scan(tmp_path, seed, monkeypatch):
     chance = random.Random(seed)
+    if seed % 2:  # large runs come soon, and are merged often
+        monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 64)
+        monkeypatch.setattr(message_index_merge, "MERGED_AT_ONCE", 2)
+        monkeypatch.setattr(message_index_merge, "STEP_ENTRIES", 2 * BLOCK_ENTRIES)
     indexed = IndexedStore(
         tmp_path / "store",
         map_size=chance.choice([64 * 1024, 1 << 20]),
