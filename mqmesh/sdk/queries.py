@@ -207,13 +207,12 @@ class QueryClient(AdminClient):
 
     def _carriers(self, topic: str) -> dict[str, BrokerAddress]:
         """Brokers that may have messages of a topic."""
-        addresses = self._addresses()
         try:
-            names = {queue.broker_name for queue in self.route(topic).queues}
+            found = masters_of(self.route(topic).brokers)
         except TopicNotFound:
             # It may have been made a moment ago, by its first message: brokers know first.
-            return addresses
-        return {name: address for name, address in addresses.items() if name in names}
+            return self._addresses()
+        return dict(sorted(found.items()))
 
     def _carrier(self, topic: str, broker_name: str) -> tuple[str, BrokerAddress]:
         carriers = self._carriers(topic)
