@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 MOST_PIECES: Final = 1024
 """Linux takes no more buffers in one call."""
-WARM_AHEAD_BYTES: Final = 128 * MIB
+WARM_AHEAD_BYTES: Final = 32 * MIB
 """So much of the page cache is kept ready for what is written next."""
-WARM_STEP_BYTES: Final = 16 * MIB
+WARM_STEP_BYTES: Final = 8 * MIB
 """So much is made ready at once; other chores come in between."""
 JOIN_BELOW_BYTES: Final = 1024
 """Smaller pieces are copied together first: that costs less than handing them over."""
