@@ -266,6 +266,7 @@ class ConsumerEngine(Generic[S]):
 
     def _report_commit(self, error: MQMeshError | None) -> None:
         if isinstance(error, StaleGeneration):
+            self.memberships.doubt()
             self.client.heartbeat_now()  # its answer tells what to do
         if error is not None and not self.client.closed:
             _log.warning("group %s: offsets were not committed: %s", self.group, error)
@@ -358,6 +359,9 @@ class ConsumerEngine(Generic[S]):
                 loop = self.assigned[queue].loop
                 if loop is not None and loop.generation:
                     loop.generation = self.memberships.generation(broker_name)
+        elif standing is Standing.DOUBTED:
+            for queue in own:
+                self._check_still_ours(self.assigned[queue])
         if broker_name in self._returned:
             self._returned.discard(broker_name)
             self.offsets.forget_broker(broker_name)

@@ -20,6 +20,9 @@ class Standing(enum.Enum):
     """Another life of the broker: it knows nothing of what we had."""
     REPLACED = enum.auto()
     """We were removed and came back; what we had was given to others."""
+    DOUBTED = enum.auto()
+    """A member, as before, but a commit was refused: some queue was given to another one,
+    who thought to be alone when a broker that came back had not met us yet."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -38,6 +41,11 @@ class Memberships:
         self._group = group
         self._seen: dict[str, _Seen] = {}
         self._generations: dict[str, int] = {}
+        self._doubted: set[str] = set()
+
+    def doubt(self) -> None:
+        """A broker refused a commit as that of a member that was replaced."""
+        self._doubted.update(self._seen)
 
     def on_heartbeat(self, broker_name: str, answer: HeartbeatResponse) -> Standing:
         """A broker answered a heartbeat."""
@@ -46,13 +54,15 @@ class Memberships:
         before = self._seen.get(broker_name)
         self._seen[broker_name] = _Seen(answer.broker_instance_id, own.joined)
         self._generations[broker_name] = own.generation
+        doubted = broker_name in self._doubted
+        self._doubted.discard(broker_name)
         if before is None:
             return Standing.KNOWN
         if before.instance_id != answer.broker_instance_id:
             return Standing.RESTARTED
         if before.joined and own.joined and before.joined != own.joined:
             return Standing.REPLACED
-        return Standing.KNOWN
+        return Standing.DOUBTED if doubted else Standing.KNOWN
 
     def on_claim(self, broker_name: str, generation: int) -> None:
         """A broker gave us queues in a generation."""

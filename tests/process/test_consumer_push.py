@@ -13,12 +13,20 @@ import pytest
 
 from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument
 from mqmesh.message import Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.locking import LockEntry, UnlockBatchRequest
+from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.pulling import QueryConsumerOffsetRequest, QueueOffsetEntry
 from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.group_admin import GroupAdmin
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer
 from mqmesh.testing.processes import ProcessCluster
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
 
 PATIENCE_S = 20.0
 _numbers = itertools.count()
@@ -385,6 +393,43 @@ def test_a_broker_that_is_killed_and_comes_back_is_consumed_on(own_cluster, name
         send(own_cluster, topic, bodies(1, 1_000))
         rest.wait_for(bodies(1, 1_000))
     assert rest.bodies == bodies(1, 1_000)
+
+
+def test_queues_that_somebody_had_for_a_moment_are_taken_anew(cluster, names):
+    """After a broker's restart a member may be there before the broker has met the others."""
+    topic, group = names
+    got = Collector()
+    send(cluster, topic, bodies(80))
+    wanted = ConsumerData(group, "CLUSTERING", "FIRST_OFFSET", [Subscription(topic)])
+    all_queues = [QueueOffsetEntry(topic, queue_id, 0) for queue_id in range(8)]
+    locks = [LockEntry(topic, queue_id) for queue_id in range(8)]
+    context = sockets.new_context()
+    other = BlockingChannel(context, f"tcp://{cluster.brokers['broker-a'].endpoint}")
+
+    def ask(code, header):
+        return other.request(code, header=encode_header(header), timeout_ms=3_000)
+
+    def lag(queue_ids):
+        with GroupAdmin(cluster.namesrv_addr) as admin:
+            found = admin.progress(group, topic).queues
+        return [one.lag for one in found if one.progress.queue_id in queue_ids]
+
+    try:
+        with consumer_of(cluster, topic, group, got) as consumer:
+            got.wait_for(bodies(80))
+            # Its name comes behind ours, so ours keeps the first four queues: it takes those, too.
+            ask(RequestCode.HEART_BEAT, HeartbeatRequest("~other", consumers=[wanted]))
+            claim = QueryConsumerOffsetRequest(group, all_queues, "~other")
+            ask(RequestCode.QUERY_CONSUMER_OFFSET, claim)
+            ask(RequestCode.UNLOCK_BATCH_MQ, UnlockBatchRequest(group, "~other", locks))
+            until(lambda: len(consumer.assignment()) == 4)
+            ours = {queue.queue_id for queue in consumer.assignment()}
+            assert ours == {0, 1, 2, 3}
+            send(cluster, topic, bodies(80, 80))
+            until(lambda: lag(ours) == [0] * 4, patience_s=10)
+    finally:
+        other.close()
+        context.term()
 
 
 def test_without_name_servers_consuming_goes_on(own_cluster, names):

@@ -41,3 +41,24 @@ def test_brokers_count_for_themselves():
     assert memberships.generation("broker-c") == 0
     memberships.on_claim("broker-a", 7)
     assert memberships.generation("broker-a") == 7
+
+
+def test_a_refused_commit_is_looked_into_once():
+    memberships = Memberships("g")
+    memberships.doubt()  # nobody was met yet
+    assert memberships.on_heartbeat("broker-a", answer(1, 5)) is Standing.KNOWN
+    memberships.doubt()
+    assert memberships.on_heartbeat("broker-a", answer(1, 5)) is Standing.DOUBTED
+    assert memberships.on_heartbeat("broker-a", answer(1, 5)) is Standing.KNOWN
+
+
+@pytest.mark.parametrize(
+    ("second", "standing"),
+    [(answer(1, 7), Standing.REPLACED), (answer(2, 7), Standing.RESTARTED)],
+)
+def test_what_explains_a_refused_commit_goes_first(second, standing):
+    memberships = Memberships("g")
+    memberships.on_heartbeat("broker-a", answer(1, 5))
+    memberships.doubt()
+    assert memberships.on_heartbeat("broker-a", second) is standing
+    assert memberships.on_heartbeat("broker-a", second) is Standing.KNOWN
