@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -22,6 +23,7 @@ STOP_TIMEOUT_S: Final = 10.0
 TAIL_CHARACTERS: Final = 2_000
 
 _PR_SET_PDEATHSIG: Final = 1
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None)
 
@@ -57,16 +59,21 @@ class Child:
         self.name = name
         self._log = folder / f"{name}.{time.monotonic_ns()}.log"
         self._pending = b""
-        with self._log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-                cwd=folder,
-            )
+        # Ctrl-C while the interpreter forks would be raised where exceptions are ignored.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        try:
+            with self._log.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    preexec_fn=partial(_begin, before),
+                    cwd=folder,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.pid = self._process.pid
 
     def wait_line(self, timeout_s: float) -> str:
@@ -233,7 +240,8 @@ def parse_usage(stat: str, status: str) -> Usage:
     return Usage(cpu_s, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
 
 
-def _die_with_parent() -> None:
+def _begin(signals: set[signal.Signals | int]) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # If we are killed ourselves, nothing must stay behind. Runs between fork and exec, where
     # nothing may be imported or allocated that a thread of ours could hold a lock for.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
