@@ -193,6 +193,7 @@ def _store_rows() -> list[Row]:
     flushed = Load(messages=20_000, batch_messages=1, window=IN_FLIGHT, sync_flush=True)
     one_at_a_time = msgspec.structs.replace(flushed, messages=2_000, window=1)
     wide = Load(messages=2_000_000, batch_messages=100, window=32, queues=10_000)
+    full = msgspec.structs.replace(wide, backlog=20_000_000)
     return [
         Row(
             name="keys_128",
@@ -229,8 +230,8 @@ def _store_rows() -> list[Row]:
             name="backlog_20m",
             unit="msg/s",
             what="producing to 10,000 queues that hold 20 million messages, against empty ones",
-            product=partial(product_backlog, msgspec.structs.replace(wide, backlog=20_000_000)),
-            limit=partial(product_produce, "produce_batches", wide),
+            product=partial(product_backlog, full),
+            limit=partial(product_backlog, full, elsewhere=True),
             least_ratio=0.9,
             optional=True,
         ),

@@ -5,7 +5,16 @@ import time
 from typing import Final
 
 from mqmesh.bench.processes import BenchError
-from mqmesh.bench.sides import Cluster, Conditions, Load, Sample, fill, measure_alone, new_crew
+from mqmesh.bench.sides import (
+    Cluster,
+    Conditions,
+    Load,
+    Sample,
+    fill,
+    measure_alone,
+    new_crew,
+    product_produce,
+)
 from mqmesh.bench.workload import TOPIC, make_keys, percentile
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.queries import QueryClient
@@ -32,12 +41,23 @@ def product_indexed(load: Load, conditions: Conditions) -> Sample:
         return cluster.memory(sample)
 
 
-def product_backlog(load: Load, conditions: Conditions) -> Sample:
-    """A producer alone, at a store that has a backlog; its index is at rest when it begins."""
+def product_backlog(load: Load, conditions: Conditions, *, elsewhere: bool = False) -> Sample:
+    """A producer alone, beside a backlog whose index is at rest.
+
+    Args:
+        load: With a backlog.
+        conditions: Of the call.
+        elsewhere: The backlog lies in another store, which is stopped, on the same disk. It
+            fills the page cache as much: in a virtual machine, pages that the host must give
+            first cost more than everything else, whatever is in them.
+    """
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         before = fill(crew, cluster, load, conditions, load.backlog)
         wait_indexed(cluster, at_rest=True)
+        if elsewhere:
+            cluster.child.stop()
+            return product_produce("produce_batches", load, conditions)
         task = load.task("produce_batches", cluster.namesrv, conditions)
         sample = measure_alone("producer", crew.client(task), cluster.child)
         cluster.check_stored(sample.message_count + before)
