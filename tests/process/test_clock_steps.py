@@ -27,6 +27,7 @@ SETTINGS = {
     "default_topic_queue_nums": "2",
     "transaction_timeout_ms": "500",
     "transaction_check_interval_ms": "300",
+    "transaction_check_max": "1000",  # the listener is asked until it knows, however long that is
 }
 
 
