@@ -24,6 +24,9 @@ LOOKUPS: Final = 500
 INDEX_TIMEOUT_S: Final = 300.0
 """How long an index may take to have everything."""
 _LOOK_S: Final = 0.02
+_REST_S: Final = 0.5
+_REST_SHARE: Final = 0.05
+"""A broker that uses less of a processor has nothing to do."""
 
 
 def product_indexed(load: Load, conditions: Conditions) -> Sample:
@@ -42,7 +45,7 @@ def product_indexed(load: Load, conditions: Conditions) -> Sample:
 
 
 def product_backlog(load: Load, conditions: Conditions, *, elsewhere: bool = False) -> Sample:
-    """A producer alone, beside a backlog whose index is at rest.
+    """A producer alone, beside a backlog; the store is at rest when it begins.
 
     Args:
         load: With a backlog.
@@ -54,7 +57,7 @@ def product_backlog(load: Load, conditions: Conditions, *, elsewhere: bool = Fal
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         before = fill(crew, cluster, load, conditions, load.backlog)
-        wait_indexed(cluster, at_rest=True)
+        wait_at_rest(cluster)
         if elsewhere:
             cluster.child.stop()
             return product_produce("produce_batches", load, conditions)
@@ -119,6 +122,25 @@ def wait_indexed(cluster: Cluster, *, at_rest: bool = False) -> None:
         if time.monotonic() > deadline_s:
             raise BenchError(f"the index is not complete after {INDEX_TIMEOUT_S:.0f} s")
         time.sleep(_LOOK_S)
+
+
+def wait_at_rest(cluster: Cluster) -> None:
+    """Waits until the index is at rest, and what was stored before is written and synced.
+
+    Raises:
+        BenchError: That took longer than ``INDEX_TIMEOUT_S``.
+    """
+    wait_indexed(cluster, at_rest=True)
+    deadline_s = time.monotonic() + INDEX_TIMEOUT_S
+    while True:
+        before = cluster.child.usage().cpu_s
+        time.sleep(_REST_S)
+        used_s = cluster.child.usage().cpu_s - before
+        written = not int(_figures(cluster)["store_unwritten_queue_bytes"])
+        if written and used_s < _REST_SHARE * _REST_S:
+            return
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"the broker has no rest after {INDEX_TIMEOUT_S:.0f} s")
 
 
 def _is_indexed(figures: dict[str, str], *, at_rest: bool) -> bool:
