@@ -45,9 +45,8 @@ import enum
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import count
 from typing import Annotated, Final
 
 import msgspec
@@ -63,6 +62,7 @@ from mqmesh.payload import (
     Payload,
     decode_payload,
     encode_payload,
+    find_messages,
     open_payload,
 )
 from mqmesh.units import (
@@ -505,21 +505,20 @@ def read_sparse_meta(
     return meta, ordinals
 
 
-def read_payload(buffer: Buffer, header: BatchHeader, position: int = 0) -> memoryview | bytes:
+def read_payload(
+    buffer: Buffer, header: BatchHeader, position: int = 0, *, message_count: int | None = None
+) -> memoryview | bytes:
     """The payload of a batch whose header was read: an array of as many messages as it says.
+
+    ``message_count`` is how many a sparse batch has, in place of the header's.
 
     Raises:
         CorruptBatch: It does not inflate, or has another number of messages.
     """
-    return _open(buffer, header, position, header.message_count)
-
-
-def _open(
-    buffer: Buffer, header: BatchHeader, position: int, message_count: int
-) -> memoryview | bytes:
     start = position + HEADER_SIZE + header.meta_size
     stored = memoryview(buffer)[start : start + header.payload_size]
-    return open_payload(stored, header.codec, header.raw_size, message_count)
+    count = header.message_count if message_count is None else message_count
+    return open_payload(stored, header.codec, header.raw_size, count)
 
 
 def decode_messages(
@@ -529,6 +528,7 @@ def decode_messages(
     position: int = 0,
     broker_name: str = "",
     store_host: str = "",
+    containing: bytes = b"",
 ) -> list[StoredMessage]:
     """Decodes the messages of a batch that passed ``check_batch``.
 
@@ -538,9 +538,10 @@ def decode_messages(
         position: Where it begins.
         broker_name: Broker group it came from, for the messages' facts.
         store_host: Address of that broker.
+        containing: Only messages that have these bytes somewhere in their encoding.
 
     Returns:
-        ``header.message_count`` messages, in order; of a sparse batch those that it has.
+        All messages, or those with ``containing``, in order; of a sparse batch those it has.
 
     Raises:
         CorruptBatch: The payload does not inflate or decode to so many messages. Memory
@@ -548,19 +549,18 @@ def decode_messages(
     """
     base: int = header.base_queue_offset
     meta: BatchMeta
-    places: Iterable[int]
+    places: Sequence[int] = range(base, base + header.message_count)
     prepared = -1
     if header.attributes & _SPARSE:
         meta, ordinals = read_sparse_meta(buffer, header, position)
-        messages = decode_payload(_open(buffer, header, position, len(ordinals)))
+        payload = read_payload(buffer, header, position, message_count=len(ordinals))
         places = [base + ordinal for ordinal in ordinals]
         stored_size, stored_crc = meta.stored_size, meta.stored_crc
     else:
         meta = read_meta(buffer, header, position)
         if header.attributes & _TRANSACTION == _COMMITTED:
             prepared = _read_prepared(buffer, header, position)
-        messages = decode_payload(_open(buffer, header, position, header.message_count))
-        places = count(base)
+        payload = read_payload(buffer, header, position)
         stored_size, stored_crc = header.total_size, header.producer_crc
     info = BatchInfo(
         meta.topic,
@@ -578,6 +578,10 @@ def decode_messages(
         stored_crc,
         CommitLogOffset(prepared),
     )
+    if containing:
+        found, payload = find_messages(payload, containing)
+        places = [places[number] for number in found]
+    messages = decode_payload(payload)
     topic = meta.topic
     for queue_offset, message in zip(places, messages, strict=False):
         if message.topic != topic:  # a retried message keeps the topic it was sent to

@@ -11,7 +11,8 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch, OffsetOutOfRange, StorageError
 from mqmesh.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
-from mqmesh.record_batch import BatchHeader, decode_messages
+from mqmesh.payload import Buffer
+from mqmesh.record_batch import BatchHeader, decode_messages, read_meta
 from mqmesh.storage.dispatcher import Dispatcher
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -168,16 +169,19 @@ class Search:
             header, data = self._dispatcher.reader.read_batch(offset)
             if not self._may_match(header):
                 return
-            messages = decode_messages(data, header)
+            topic = read_meta(data, header).topic
+            if topic in HIDDEN_TOPICS or offset < self._dispatcher.deletions.get(topic, -1):
+                return
+            messages = self._matching(topic, header, data)
         except OffsetOutOfRange:
             return  # its file is gone by now
         except (CorruptBatch, StorageError) as error:
             self._count_mismatch(offset, str(error))
             return
-        topic = messages[0].info.topic
-        if topic in HIDDEN_TOPICS or offset < self._dispatcher.deletions.get(topic, -1):
-            return
-        self._take(messages, header, offset)
+        if messages:
+            self._take(messages)
+        else:
+            self._count_mismatch(offset, "the batch has no such message")
 
     def _may_match(self, header: BatchHeader) -> bool:
         query = self._query
@@ -187,17 +191,19 @@ class Search:
         position = query.sequence - header.first_sequence
         return query.producer_id == header.producer_id and 0 <= position < header.message_count
 
-    def _take(self, messages: list[StoredMessage], header: BatchHeader, offset: int) -> None:
+    def _matching(self, topic: str, header: BatchHeader, data: Buffer) -> list[StoredMessage]:
+        """What a batch has of what is looked for, last first."""
         query = self._query
         if isinstance(query, IdQuery):
-            matching = [messages[query.sequence - header.first_sequence]]
-        elif messages[0].info.topic == query.topic:
-            matching = [message for message in reversed(messages) if query.key in message.keys]
-        else:
-            matching = []
-        if not matching:
-            self._count_mismatch(offset, "the batch has no such message")
-        for message in matching:
+            return [decode_messages(data, header)[query.sequence - header.first_sequence]]
+        if topic != query.topic:
+            return []
+        # Only few of a large batch have the key: to decode all would take longer than the search.
+        some = decode_messages(data, header, containing=query.key.encode())
+        return [message for message in reversed(some) if query.key in message.keys]
+
+    def _take(self, messages: list[StoredMessage]) -> None:
+        for message in messages:
             size = len(message.body)
             if len(self.messages) >= self._most_messages or (
                 self.messages and self._size + size > self._most_bytes

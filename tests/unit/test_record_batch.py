@@ -183,6 +183,21 @@ def test_batch_is_read_at_a_position_and_from_any_buffer() -> None:
         assert decode_messages(buffer, header, position=13)[0].body == b"body"
 
 
+@pytest.mark.parametrize("compress", [None, 0])
+def test_only_messages_with_some_bytes_are_decoded(compress: int | None) -> None:
+    messages = [
+        Message("flights", b"x" * 50, keys=(f"key-{number % 4}",), properties={"n": str(number)})
+        for number in range(40)
+    ]
+    batch = encode(*messages, compress_over_bytes=compress)
+    header = read_header(batch)
+    everything = decode_messages(batch, header, broker_name="b")
+    some = decode_messages(batch, header, broker_name="b", containing=b"key-3")
+    assert some == everything[3::4]
+    assert [one.message_id for one in some] == [one.message_id for one in everything[3::4]]
+    assert decode_messages(batch, header, containing=b"key-5") == []
+
+
 def test_header_tells_where_the_next_batch_begins() -> None:
     batch = stored(encode(Message("flights", b"a"), Message("flights", b"b")))
     header = check_stored(batch)
