@@ -8,6 +8,7 @@ so a segment that fills slowly has few runs, too.
 
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,7 +35,8 @@ MOST_MERGED_ENTRIES: Final = 65_536
 """No merge while the log is followed takes more; sealing merges the rest."""
 LARGE: Final = 255
 """Level of a run that is merged only when there is nothing else to do; see
-``message_index_merge``, whose runs have the levels behind."""
+``message_index_merge``, whose runs have the levels behind. Small ones get it as soon as they
+would be too large together, so never more than seven of a level stay small."""
 SPAN_BYTES: Final = 4 * MIB
 """Times are kept for stretches of the log of about this size."""
 
@@ -317,18 +319,20 @@ class IndexPart:
         kinds = IDS if slice_.texts is not None else IDS | KEYS
         if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
             level = LARGE
-        others = RUNS_PER_LEVEL - 1
-        while (
-            len(runs) >= others
-            and level != LARGE
-            and all(run.level == level for run in runs[-others:])
-            and len(entries) + sum(run.count for run in runs[-others:]) <= MOST_MERGED_ENTRIES
-        ):
-            for run in runs[-others:]:
+        # Large ones stand in between: bursts, texts that were tidied, and what was merged at rest.
+        small = [run for run in runs if run.level < LARGE]
+        while level != LARGE and _count_of_level(small, level) >= RUNS_PER_LEVEL - 1:
+            others = {run.number: run for run in small[1 - RUNS_PER_LEVEL :]}
+            del small[1 - RUNS_PER_LEVEL :]
+            if len(entries) + sum(run.count for run in others.values()) > MOST_MERGED_ENTRIES:
+                runs[:] = [_large(run) if run.number in others else run for run in runs]
+                level = LARGE
+                break
+            runs[:] = [run for run in runs if run.number not in others]
+            for run in others.values():
                 entries += self.reader.entries(run.number, LOWEST, BEYOND)
                 deletes += self.reader.keys(run.number)
                 start, kinds = min(start, run.start), kinds | run.kinds
-            del runs[-others:]
             entries.sort()
             level += 1
         stop = slice_.stop - origin
@@ -511,6 +515,15 @@ def _newest(
                 found += places
                 found.sort(reverse=True)
     return found[:most]
+
+
+def _count_of_level(runs: Sequence[Run], level: int) -> int:
+    """How many of the last runs are of a level, without one of another between them."""
+    return sum(1 for _ in takewhile(lambda run: run.level == level, reversed(runs)))
+
+
+def _large(run: Run) -> Run:
+    return msgspec.structs.replace(run, level=LARGE)
 
 
 def _stop(unit: Run | Text) -> int:

@@ -11,7 +11,9 @@ import pytest
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage import message_index_part
 from mqmesh.storage.message_index_entries import id_entries, id_hash, key_entries, key_hash
+from mqmesh.storage.message_index_merge import merge_runs, runs_to_merge
 from mqmesh.storage.message_index_part import (
+    LARGE,
     MOST_MERGED_ENTRIES,
     SPAN_BYTES,
     Deletion,
@@ -127,6 +129,38 @@ def test_small_runs_are_merged_and_large_ones_left_alone(part):
     for _ in range(10):
         add_keys(part, *large)
     assert len(part.head.runs) == before + 10
+
+
+def at_rest(part: IndexPart) -> None:
+    while runs := runs_to_merge(part.head.runs):
+        for _ in merge_runs(part, runs):
+            pass
+
+
+def test_runs_that_are_too_large_together_are_merged_at_rest(part, monkeypatch):
+    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 16)
+    for number in range(1_000):
+        add_keys(part, f"k{number}", "common")
+        at_rest(part)
+    # Eight slices are all that the follower joins; seven of these wait, the rest is large.
+    assert sum(run.level < LARGE for run in part.head.runs) <= 14
+    assert len(part.head.runs) < 50
+    assert found(part, "common") == [place * 100 for place in reversed(range(1_000))]
+
+
+def test_bursts_do_not_part_small_runs_from_one_another(part, monkeypatch):
+    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 16)
+    expected = []
+    for number in range(200):
+        expected += [add_keys(part, "common") for _ in range(5)]
+        expected.append(add_keys(part, "common", "x", f"k{number}"))
+        if number % 3 == 0:
+            expected.append(add_text(part, "common"))
+            part.tidy()
+        at_rest(part)
+    assert sum(run.level < LARGE for run in part.head.runs) <= 21
+    assert len(part.head.runs) < 60
+    assert found(part, "common", most=2_000) == expected[::-1]
 
 
 def test_texts_and_runs_are_searched_together_last_first(part):
