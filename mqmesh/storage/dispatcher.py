@@ -432,7 +432,8 @@ class Dispatcher:
         except CorruptRecord as error:
             self.lose(start, str(error))
             return
-        log.info("the index of the segment at %d is sealed", start)
+        if self._index.is_sealed(start):
+            log.info("the index of the segment at %d is sealed", start)
 
     # ---- Figures ---------------------------------------------------------------------
 

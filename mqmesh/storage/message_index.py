@@ -218,6 +218,8 @@ class MessageIndex:
     def seal(self, start: int) -> Iterator[None]:
         """Seals a part that is complete, a step each time it is resumed.
 
+        Given up when the part is removed meanwhile.
+
         Raises:
             DiskFull: No room; it stays as it is.
             CorruptRecord: It is damaged.
@@ -229,7 +231,11 @@ class MessageIndex:
         _remove(new)
         self._pinned = start
         try:
-            yield from seal_part(part, new, map_size=self._map_size)
+            for _ in seal_part(part, new, map_size=self._map_size):
+                yield
+                if self.part(start) is not part:
+                    return  # it was discarded, or its segment removed
+            _remove(final)
             new.rename(final)
             sync_directory(self._directory)
         except OSError as error:

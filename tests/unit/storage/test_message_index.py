@@ -278,6 +278,31 @@ def test_sealing_that_fails_is_not_tried_again_at_once(indexed, monkeypatch):
     assert indexed.index.is_sealed(0)
 
 
+@pytest.mark.parametrize("end", ["lose", "remove"])
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_sealing_is_given_up_when_the_part_is_removed_meanwhile(indexed, end, steps, caplog):
+    fill_segments(indexed, 1)
+    indexed.tell()
+    while not list(indexed.index_directory.glob("*.new")):
+        assert indexed.step()
+    for _ in range(1, steps):
+        indexed.step()
+    if indexed.index.is_sealed(0):
+        return
+    if end == "lose":
+        indexed.dispatcher.lose(0, "a search found damage")
+    else:
+        indexed.index.remove(0)  # as retention does with its segment
+    indexed.step()
+    assert not list(indexed.index_directory.glob("*.new"))
+    assert not list(indexed.index_directory.glob("*.sealed"))
+    if end == "lose":
+        indexed.catch_up()
+        assert indexed.index.is_sealed(0)
+        indexed.check()
+    assert "indexing waits" not in caplog.text
+
+
 def test_a_small_map_grows(tmp_path):
     indexed = IndexedStore(tmp_path / "store", map_size=64 * 1024, step_bytes=64 * 1024)
     for number in range(40):
