@@ -46,11 +46,15 @@ from mqmesh.storage.message_index_part import Deletion, LogSlice
 from mqmesh.storage.message_index_texts import TextMaker
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
+from mqmesh.units import MIB
 
 log = logging.getLogger(__name__)
 
 MARK_SIZE: Final = 8
 """Magic and checksum of a record: enough to know it again."""
+
+MOST_RAW_BYTES: Final = 32 * MIB
+"""A slice ends behind the batch with which its batches with keys have so much, uncompressed."""
 
 _NAME: Final = re.compile(r"\d{20}")
 _TOTAL_SIZE: Final = slice(52, 56)
@@ -199,7 +203,8 @@ class LogReader:
             start: Commit-log offset of the first; in the segment.
             stop: Where the log ends, for now: behind a whole record.
             epoch: Of the record before; 0 if there is none.
-            most_bytes: Stop at about so many; a record that is larger is taken whole.
+            most_bytes: Stop at about so many; a record that is larger is taken whole. Stops
+                sooner where batches are compressed very well: memory is bounded, too.
             as_text: Leave the keys as they are, which is quicker.
 
         Returns:
@@ -241,7 +246,7 @@ class LogReader:
         """
         view = memoryview(data)
         position, end, origin = 0, len(data), learned.start
-        while position < end:
+        while position < end and learned.raw_bytes < MOST_RAW_BYTES:
             wanted = _record_size(view[position:])
             if position + wanted > end:
                 return wanted
@@ -278,6 +283,7 @@ class LogReader:
         learned.entries += id_entries(header, place)
         if not has_keys(header):
             return
+        learned.raw_bytes += header.raw_size
         try:
             topic = read_meta(record, header).topic
             if learned.texts is not None:

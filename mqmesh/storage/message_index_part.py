@@ -161,6 +161,7 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
         deletions: Topics that were deleted.
         batches: Number of batches.
         skipped_bytes: Damaged bytes that were passed over.
+        raw_bytes: Size of the batches with keys before they were compressed.
     """
 
     start: int
@@ -177,6 +178,7 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
     deletions: list[Deletion] = []
     batches: int = 0
     skipped_bytes: int = 0
+    raw_bytes: int = 0
 
 
 _Unit = TypeVar("_Unit", Run, Text)

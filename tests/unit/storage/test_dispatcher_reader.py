@@ -9,6 +9,7 @@ import pytest
 
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange
 from mqmesh.message import Message
+from mqmesh.storage import dispatcher_reader
 from mqmesh.storage.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_files import SEGMENT_BYTES
@@ -46,6 +47,15 @@ def read_all(indexed: IndexedStore, most_bytes: int, **options):
         slices.append(one)
     reader.close()
     return slices
+
+
+def test_slices_end_early_where_batches_are_compressed_very_well(indexed, monkeypatch):
+    monkeypatch.setattr(dispatcher_reader, "MOST_RAW_BYTES", 50_000)
+    for _ in range(20):
+        indexed.put([Message("topic", bytes(20_000), keys=("a",))], compress_over_bytes=0)
+    slices = read_all(indexed, 1 << 20)
+    assert [one.batches for one in slices] == [3, 3, 3, 3, 3, 3, 2]
+    assert all(50_000 <= one.raw_bytes < 70_100 for one in slices[:-1])
 
 
 @pytest.mark.parametrize("most_bytes", [1, 100, 1000, 10_000, 1 << 20])
