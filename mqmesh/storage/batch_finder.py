@@ -12,7 +12,13 @@ from typing import Final, NamedTuple
 from mqmesh.errors import CorruptRecord
 from mqmesh.record_batch import MAGIC
 from mqmesh.storage.commitlog import CommitLog
-from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue, hashes_of
+from mqmesh.storage.consume_queue import (
+    ENTRY_SIZE,
+    VOID_ENTRY,
+    VOID_OFFSET,
+    ConsumeQueue,
+    hashes_of,
+)
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_tail import QueueTail
 
@@ -146,6 +152,9 @@ def _find_in_files(
             available = len(entries) // ENTRY_SIZE
             hashes = None if tag_hashes is None else hashes_of(entries)
         commitlog_offset, size = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
+        if commitlog_offset == VOID_OFFSET:
+            index = origin + _end_of_void(entries, at, available)
+            continue
         end = _end_of_run(entries, at, available, commitlog_offset, guess)
         if end == available and origin + end < stop:
             # The batch may go on behind the chunk: look again, from here, and further.
@@ -154,18 +163,30 @@ def _find_in_files(
             available = 0
             continue
         run_stop = origin + end
-        if commitlog_offset != VOID_OFFSET and (
+        if (
             tag_hashes is None or not tag_hashes.isdisjoint(hashes[at:end])  # type: ignore[index]
-        ):
-            if not found.add(Run(commitlog_offset, size, index, run_stop)):
-                break
+        ) and not found.add(Run(commitlog_offset, size, index, run_stop)):
+            break
         guess = end - at
         index = run_stop
     return index
 
 
+def _end_of_void(entries: bytes, start: int, available: int) -> int:
+    """Index behind the lost messages from ``start`` on, or the end of what was read.
+
+    No galloping here: messages may be lost before good ones, and behind them again.
+    """
+    if entries[start * ENTRY_SIZE :] == VOID_ENTRY * (available - start):
+        return available  # there may be millions
+    for index in range(start + 1, available):
+        if _OFFSET.unpack_from(entries, index * ENTRY_SIZE)[0] != VOID_OFFSET:
+            return index
+    return available
+
+
 def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:
-    """Index behind the last entry with the same offset as entry ``start``."""
+    """Index behind the last entry with the same offset as entry ``start``, a batch's."""
     unpack = _OFFSET.unpack_from
     low, high = start + 1, available
     bound = start + guess

@@ -119,3 +119,20 @@ def test_work_of_one_read_is_bounded(
     runs, following = find_batches(queue, files, 0, queue.end, max_bytes=1 << 60, tag_hashes=wanted)
     assert runs == []
     assert following == passed
+
+
+def test_messages_between_two_lost_stretches_are_found(directory, files):
+    lengths = [1] * 300
+    good = {0, 40, 41, 42, 100, 299}
+    queue = queue_of(directory, lengths, void=frozenset(range(300)) - good, written=300)
+    for start in range(300):
+        runs, following = find_batches(queue, files, start, 300, max_bytes=1 << 20, tag_hashes=None)
+        assert [run.start for run in runs] == [place for place in sorted(good) if place >= start]
+        assert following == 300
+
+
+def test_lost_messages_of_many_chunks_are_passed(directory, files):
+    queue = queue_of(directory, [100_000, 1], void=frozenset({0}), written=2)
+    for start in (0, 1, 2_047, 2_048, 99_999, 100_000):
+        found = find_batches(queue, files, start, 100_001, max_bytes=1, tag_hashes=None)
+        assert found == ([Run(1_000_000, 10, 100_000, 100_001)], 100_001)
