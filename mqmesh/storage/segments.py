@@ -85,10 +85,10 @@ class Segments:
             start, size = int(path.name), path.stat().st_size
             self._list.append(Segment(start, size, str(path)))
         for segment, follower in zip(self._list, self._list[1:], strict=False):
-            # Cut from outside, or the config has changed: the successor knows better, but
-            # a hole as large as a whole segment is a lost file and not this one's size.
+            # Cut from outside: the successor knows better, but a hole as large as a whole
+            # file is a lost one. As large as its neighbour: the config may have changed.
             gap = follower.start - segment.end
-            if gap < 0 or 0 < gap < segment_size:
+            if gap < 0 or 0 < gap < follower.size:
                 segment.size = follower.start - segment.start
         if self._list and self._list[-1].size < segment_size:
             self._list[-1].size = segment_size

@@ -2,6 +2,7 @@
 
 import zlib
 
+import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord, StorageError
@@ -156,6 +157,26 @@ def test_a_whole_damaged_segment_costs_only_itself(files: StoreFiles) -> None:
     assert deliverable(recovered) == dict.fromkeys((0, 1, 2, 6, 7, 8), body)
     (damaged,) = recovered.stats().damaged
     assert (damaged.start_offset, damaged.end_offset) == (SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    crashed.close()
+
+
+def test_a_lost_segment_is_reported_after_the_segment_size_was_changed(files: StoreFiles) -> None:
+    store = files.open()
+    body = "x" * 20_000
+    put_bodies(store, [body] * 9)
+    settle(store)
+    crashed = files.copy()
+    crashed.config = msgspec.structs.replace(
+        crashed.config, mapped_file_size_commit_log=2 * SEGMENT_BYTES
+    )
+    (crashed.directory / "queue-table").unlink()
+    (crashed.directory / "queue-table.bak").unlink(missing_ok=True)
+    crashed.segment(1).unlink()
+    recovered = crashed.open()
+    assert deliverable(recovered) == dict.fromkeys((0, 1, 2, 6, 7, 8), body)
+    assert [(one.start_offset, one.end_offset) for one in recovered.stats().damaged] == [
+        (SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    ]
     crashed.close()
 
 
