@@ -30,7 +30,8 @@ class PullStatus(enum.IntEnum):
     FOUND = 0
     NO_NEW_MSG = 1
     NO_MATCHED_MSG = 2
-    """Messages were passed over by the filter: go on at ``next_queue_offset``."""
+    """Messages were passed over by the filter, or lost to damage: go on at
+    ``next_queue_offset``."""
     OFFSET_ILLEGAL = 3
     """Outside of the queue: the answer says where it begins and ends."""
     OFFSET_RESET = 4

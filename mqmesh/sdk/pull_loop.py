@@ -274,6 +274,13 @@ class PullLoop:
         if answer.status == PullStatus.FOUND:
             self._take_batches(body, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
+            if not self._source.filtered:
+                _log.error(
+                    "%s: the broker lost the messages from offset %d on; going on at %d",
+                    _named(self.queue),
+                    self._sink.next_offset,
+                    answer.next_queue_offset,
+                )
             self._sink.take([], answer.next_queue_offset, 0)
         if self._backoff_ms:
             _log.info("pulls of %s go on", _named(self.queue))

@@ -2,13 +2,15 @@
 
 from typing import Final
 
-from mqmesh.errors import MQMeshError, SystemBusy, TopicNotFound
+from mqmesh.errors import CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.protocol.command import Reply, Request, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.record_batch import read_header
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
 from mqmesh.roles.broker.pull_hold import HeldPull
 from mqmesh.storage.interface import GetResult, GetStatus
+from mqmesh.units import QueueOffset
 
 PASSED_OVER_MS: Final = 1_000
 """A pull waits no longer once messages were passed over that its expression does not want."""
@@ -94,7 +96,7 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     wanted = pull_filter(pull.expression, pull.expression_type)
     place = pull.topic, pull.queue_id, queue_offset
     if wanted is None:
-        result = context.store.get(*place, max_bytes=pull.max_bytes)
+        result = _up_to_hole(context.store.get(*place, max_bytes=pull.max_bytes), pull.queue_offset)
     else:
         result = get_filtered(context.store, context.metas, place, wanted, max_bytes=pull.max_bytes)
     if result.next_queue_offset > queue_offset:
@@ -113,6 +115,43 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
         total = context.stats.total
         total.get_messages += result.message_count
         total.get_bytes += size
+    return result
+
+
+def _up_to_hole(result: GetResult, queue_offset: int) -> GetResult:
+    """What was read, up to the first message that was lost to damage.
+
+    A client that wants everything takes no answer that leaves something out, unless it is told
+    to pass it: by NO_MATCHED_MSG and the offset behind.
+
+    Args:
+        result: Of a read without a filter.
+        queue_offset: That the client asked for.
+    """
+    missing = result.next_queue_offset - queue_offset - result.message_count
+    if result.status is not GetStatus.FOUND or missing <= 0:
+        return result
+    bounds = result.min_queue_offset, result.max_queue_offset
+    expected = queue_offset
+    good: list[bytes | memoryview] = []
+    for data in result.data:
+        position = 0
+        while position < len(data):
+            try:
+                header = read_header(data, position)
+            except CorruptBatch:
+                return result  # the client finds that out, too
+            if header.base_queue_offset > expected and expected == queue_offset:
+                following = QueueOffset(header.base_queue_offset)
+                return GetResult(GetStatus.NO_MATCHED_MESSAGE, following, *bounds)
+            if header.base_queue_offset > expected:
+                if position:
+                    good.append(memoryview(data)[:position])
+                count = expected - queue_offset
+                return GetResult(GetStatus.FOUND, QueueOffset(expected), *bounds, good, count)
+            expected = header.next_queue_offset
+            position += header.total_size
+        good.append(data)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqmesh.errors import (
@@ -16,9 +17,11 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
+from mqmesh.record_batch import read_header
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.send import answer_durable
-from mqmesh.storage.interface import FlushDiskType
+from mqmesh.storage.interface import FlushDiskType, GetStatus
+from mqmesh.testing.store_contract import batches_in
 
 
 @pytest.fixture
@@ -53,6 +56,38 @@ def test_tags_are_told_by_their_hashes(filled):
     answer, bodies = filled.pull(expression="X")
     assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 3)
     assert bodies == []
+
+
+def lose(stage, monkeypatch, *lost):
+    """From now on the store reads as if damage had cost it batches of queue 0."""
+    get = stage.context.store.get
+
+    def get_good(*place, **options):
+        result = get(*place, **options)
+        good = [one for one in batches_in(result) if read_header(one).base_queue_offset not in lost]
+        if result.status is not GetStatus.FOUND:
+            return result
+        status = GetStatus.FOUND if good else GetStatus.NO_MATCHED_MESSAGE
+        return msgspec.structs.replace(result, status=status, data=good, message_count=len(good))
+
+    monkeypatch.setattr(stage.context.store, "get", get_good)
+
+
+@pytest.mark.parametrize("lost", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}, {0, 1, 2}])
+def test_lost_messages_are_passed_and_an_answer_never_has_a_hole(filled, monkeypatch, lost):
+    lose(filled, monkeypatch, *lost)
+    offset, received = 0, []
+    for _ in range(4):
+        answer, bodies = filled.pull(queue_offset=offset)
+        if answer.status == PullStatus.FOUND:
+            expected = [b"abc"[n : n + 1] for n in range(offset, offset + len(bodies))]
+            assert bodies == expected
+            offset += len(bodies)  # a client goes by what it got
+        elif answer.status == PullStatus.NO_MATCHED_MSG:
+            offset = answer.next_queue_offset
+        received += bodies
+    assert offset == 3
+    assert received == [b"abc"[n : n + 1] for n in range(3) if n not in lost]
 
 
 @pytest.mark.parametrize(
