@@ -8,6 +8,7 @@ by a hash of its name.
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ MOST_WRITING_NS: Final = 2_000_000
 """Making files may take long; whoever calls has others to serve."""
 MOST_VOID_ENTRIES: Final = 1_000_000
 """Made at once, to bound memory."""
+
+_DIRECTORY_NAME: Final = re.compile(r"[0-9a-f]{32}(\.deleted-\d+)?")
+_FILE_NAME: Final = re.compile(r"\d+-\d{20}")
 
 
 class ConsumeQueues:
@@ -274,7 +278,7 @@ class ConsumeQueues:
 
     def trim(self) -> int:
         """Removes what no queue knows of: entries before the beginnings and behind the ends,
-        other directories.
+        directories of other topics. What has not a name of ours is left alone.
 
         For after a crash: files may be ahead of what the log still holds. All tails are
         written before.
@@ -285,7 +289,7 @@ class ConsumeQueues:
         assert not self._dirty
         removed = 0
         topics = {self.topic_directory(topic): queues for topic, queues in self.by_topic.items()}
-        for name in os.listdir(self._root):
+        for name in filter(_DIRECTORY_NAME.fullmatch, os.listdir(self._root)):
             directory = f"{self._root}/{name}"
             queues = topics.get(directory)
             if queues is None:
@@ -297,7 +301,7 @@ class ConsumeQueues:
                 removed += os.path.getsize(f"{directory}/{file_name}")
                 self._files.close_path(f"{directory}/{file_name}")
                 os.unlink(f"{directory}/{file_name}")
-            for file_name in os.listdir(directory):
+            for file_name in filter(_FILE_NAME.fullmatch, os.listdir(directory)):
                 removed += self._trim_file(f"{directory}/{file_name}", queues)
         return removed
 

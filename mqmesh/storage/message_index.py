@@ -33,6 +33,7 @@ SEALED: Final = ".sealed"
 NEW: Final = ".new"
 
 _NAME: Final = re.compile(r"(\d{20})(\.live|\.sealed)\Z")
+_UNFINISHED: Final = re.compile(r"\d{20}\.new\Z")
 
 
 class _Slot:
@@ -89,7 +90,7 @@ class MessageIndex:
         for path in sorted(self._directory.iterdir()):
             match = _NAME.match(path.name)
             if match is None:
-                if path.suffix == NEW:
+                if _UNFINISHED.match(path.name):
                     shutil.rmtree(path)
                 continue
             start, sealed = int(match[1]), match[2] == SEALED

@@ -117,3 +117,20 @@ def test_trimming_keeps_what_is_known(queues: ConsumeQueues) -> None:
     assert Path(queue.file_path(1)).stat().st_size == 500 * ENTRY_SIZE
     assert not Path(queue.file_path(2)).exists()
     assert queues.trim() == 0
+
+
+def test_trimming_leaves_what_is_none_of_ours_alone(queues: ConsumeQueues) -> None:
+    queue = queues.add("topic", 0)
+    queues.append(queue, 0, 1, 10, b"")
+    queues.write(queue)
+    directory = Path(queue.directory)
+    strangers = [directory / "notes", directory / "0-x", directory.parent / "notes"]
+    for path in strangers:
+        path.write_text("of the operator")
+    (directory.parent / "lost+found").mkdir()
+    (directory.parent / f"{'0' * 32}.deleted-1").mkdir()
+    assert queues.trim() == 0
+    assert all(path.exists() for path in strangers)
+    assert sorted(path.name for path in directory.parent.iterdir()) == sorted(
+        [directory.name, "lost+found", "notes"]
+    )

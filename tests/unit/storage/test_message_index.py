@@ -344,6 +344,15 @@ def test_at_rest_large_runs_are_merged_too(indexed, monkeypatch):
     assert not indexed.dispatcher.stats().at_rest
 
 
+def test_files_that_are_none_of_its_own_are_left_alone(indexed):
+    stranger = indexed.index_directory / "notes.new"
+    stranger.write_text("of the operator")
+    (indexed.index_directory / f"{0:020d}.new").mkdir()
+    indexed.reopen()
+    assert stranger.exists()
+    assert not (indexed.index_directory / f"{0:020d}.new").exists()
+
+
 def test_one_process_at_a_time(indexed):
     with pytest.raises(StoreLocked):
         MessageIndex(indexed.index_directory, map_size=1 << 20, most_open=4)
