@@ -320,8 +320,13 @@ class TransactionProducer(Producer):
     def _run(self, future: TransactionFuture, sent: SendFuture) -> None:
         assert future.sent is not None
         message = local_message(future.message, future.sent, self.group)
-        with self.running(place_of(sent), sent.index):
-            future.state = self._execute(message, future.arg)
+        try:
+            with self.running(place_of(sent), sent.index):
+                future.state = self._execute(message, future.arg)
+        except BaseException:
+            # SystemExit, too, ends no more than this thread's call: whoever waits must be told.
+            self._finish(future, TransactionSendResult(future.sent, future.state, False), None)
+            raise
         decision = DECISION_OF.get(future.state)
         if decision is None:
             self._finish(future, TransactionSendResult(future.sent, future.state, False), None)

@@ -45,7 +45,7 @@ class Listener(TransactionListener):
 
     def execute_local_transaction(self, message, arg):
         assert message.message_id
-        if isinstance(arg, Exception):
+        if isinstance(arg, BaseException):
             raise arg
         return arg
 
@@ -156,6 +156,18 @@ def test_many_in_flight_all_end_as_they_should(cluster, start):
     assert all(future.result(PATIENCE_S).is_ended for future in futures)
     found = sorted(int(body) for body, _ in visible(cluster, "t4"))
     assert found == [number for number in range(3_000) if number % 3]
+
+
+def test_a_listener_that_wants_to_exit_leaves_its_message_to_the_check_back(cluster, start):
+    listener = Listener(lambda body: COMMIT)
+    producer = start("g13", listener, max_transactions_in_flight=1)
+    message = Message("t13", b"exits")
+    done = producer.send_message_in_transaction_async(message, SystemExit()).result(PATIENCE_S)
+    assert (done.is_ended, done.local_transaction_state) == (False, UNKNOWN)
+    eventually(lambda: [body for body, _ in visible(cluster, "t13")] == [b"exits"])
+    # Its place is free again.
+    after = producer.send_message_in_transaction_async(Message("t13", b"next"), COMMIT)
+    assert after.result(PATIENCE_S).is_ended
 
 
 def test_order_within_a_sharding_key_is_kept(cluster, start):
