@@ -38,8 +38,8 @@ class CheckService:
 
     Attributes:
         asked: How often the listener was asked.
-        running: Local transactions that run in this process just now; about these the listener
-            is not asked, since it could only guess.
+        running: Local transactions that run in this process just now, or are about to; about
+            these the listener is not asked, since it could only guess.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ from mqmesh.sdk.producer import CLOSE_FLUSH_S, Producer
 from mqmesh.sdk.producer_options import TransactionOptions
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_result import GRACE_MS, SendFuture, SendResult
-from mqmesh.sdk.transaction_checks import CheckService
+from mqmesh.sdk.transaction_checks import CheckService, PlaceKey
 from mqmesh.sdk.transaction_ends import EndSender, HalfPlace
 from mqmesh.sdk.transactions import (
     DECISION_OF,
@@ -283,7 +283,7 @@ class TransactionProducer(Producer):
     @contextmanager
     def running(self, place: HalfPlace, ordinal: int) -> Iterator[None]:
         """While a local transaction runs in this process, its listener is not asked about it."""
-        key = (place.broker_name, place.base_queue_offset, ordinal)
+        key = _key_of(place, ordinal)
         self._checks.running.add(key)
         try:
             yield
@@ -312,6 +312,8 @@ class TransactionProducer(Producer):
             return
         future.sent = result = sent.result()
         if is_safe(result):
+            # It may wait for a thread for long: already now the listener could only guess.
+            self._checks.running.add(_key_of(place_of(sent), sent.index))
             self._executors.submit(partial(self._run, future, sent))
         else:
             future.state = LocalTransactionState.ROLLBACK
@@ -523,3 +525,7 @@ def place_of(future: SendFuture) -> HalfPlace:
         batch.producer_id,
         batch.first_sequence,
     )
+
+
+def _key_of(place: HalfPlace, ordinal: int) -> PlaceKey:
+    return (place.broker_name, place.base_queue_offset, ordinal)

@@ -170,6 +170,24 @@ def test_a_listener_that_wants_to_exit_leaves_its_message_to_the_check_back(clus
     assert after.result(PATIENCE_S).is_ended
 
 
+def test_nobody_is_asked_about_what_waits_for_a_thread(cluster, start):
+    class Slow(Listener):
+        def execute_local_transaction(self, message, arg):
+            arg.wait(PATIENCE_S)
+            return COMMIT
+
+    listener, go = Slow(lambda body: ROLLBACK), threading.Event()
+    producer = start("g14", listener, execute_thread_count=1)
+    messages = [Message("t14", b"%d" % number) for number in range(3)]
+    futures = [producer.send_message_in_transaction_async(one, go) for one in messages]
+    with TransactionAdmin(cluster.namesrv_addr) as admin:
+        eventually(lambda: len(admin.half_messages(group="g14", parked=True).messages) == 3)
+    go.set()
+    assert all(future.result(PATIENCE_S).is_ended for future in futures)
+    assert len(visible(cluster, "t14")) == 3
+    assert not listener.checked
+
+
 def test_order_within_a_sharding_key_is_kept(cluster, start):
     producer = start("g5")
     for number in range(20):
