@@ -131,6 +131,7 @@ class ScheduleService:
         self._pull_wanted = False
         self._in_flight = 0
         self._rolling = False
+        self._rolled_unread = False
         self._roll_before = 0
         self._start_offset = 0
         self._sent_ms = 0
@@ -165,7 +166,7 @@ class ScheduleService:
         self._era += 1
         self.state = State.AWAY
         self._in_flight = 0
-        self._pulling = self._pull_wanted = self._rolling = False
+        self._pulling = self._pull_wanted = self._rolling = self._rolled_unread = False
         for timer in (self._work, self._idle):
             if timer is not None:
                 timer.cancel()
@@ -261,6 +262,7 @@ class ScheduleService:
         if found.more or self._pull_wanted:
             self._pull()
         else:
+            self._rolled_unread = False
             if self.state is State.CATCHING_UP:
                 self.state = State.SERVING
                 _log.info("%d delayed messages wait", table.state.pending)
@@ -377,6 +379,7 @@ class ScheduleService:
 
         def done() -> None:
             self._rolling = False
+            self._rolled_unread = True
             self._pull()  # they are in the topic anew; and there may be more to roll
 
         self._change(Action.ROLL, runs[:MAX_RUNS], chunk_ids, 0, done)
@@ -392,6 +395,8 @@ class ScheduleService:
             found, runs, chunk_ids = table.find(news.producer_id, news.sequence)
             if found is Found.UNKNOWN and self._pulling:
                 found = Found.LEAVING  # it may be among what is coming just now
+            elif found is Found.OVER and self._rolled_unread:
+                found = Found.LEAVING  # or its new place is
         if found is Found.WAITS:
             self._change(Action.CANCEL, runs, chunk_ids, news.ticket, lambda: None)
         elif found is Found.LEAVING and tries:

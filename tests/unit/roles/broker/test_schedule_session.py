@@ -199,7 +199,7 @@ class Rig:
     def cancel(self, sequence):
         """The response code."""
         number = self.begin_cancel(sequence)
-        self.advance(5)
+        self.advance(25)
         reply = self.stage.answers[number]
         return (vars(reply).get("code") or code_of(reply)) if isinstance(reply, Exception) else 0
 
@@ -354,6 +354,22 @@ def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):
     rig.advance(5_000, 10)
     wanted = [s for s in (*sequences, level) if s != sequences[3]]
     assert sorted(s for s, _ in rig.delivered()) == wanted
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_what_is_being_rolled_forward_can_be_cancelled(rig, monkeypatch, turns):
+    cancelled, other = rig.send(rig.now_ms + 5_000, rig.now_ms + 5_001)
+    rig.advance(20)
+    end = rig.stage.store.stats().max_commitlog_offset
+    monkeypatch.setattr(rig.stage.store, "retention_wish", lambda: end, raising=False)
+    rig.stage.clock.advance(1_000)
+    rig.run_timers()
+    for _ in range(turns):
+        rig.pump()
+    assert rig.cancel(cancelled) == 0
+    rig.advance(5_000, 10)
+    assert rig.stage.context.schedule.rolled
+    assert [s for s, _ in rig.delivered()] == [other]
 
 
 def test_records_need_not_be_read_by_who_caused_them(rig):
