@@ -14,7 +14,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message
-from mqmesh.payload import Buffer, Payload, encode_payload, join_payload, split_payload
+from mqmesh.payload import CODEC_NONE, Buffer, Payload, encode_payload, join_payload, split_payload
 from mqmesh.record_batch import (
     HEADER_SIZE,
     Attributes,
@@ -93,7 +93,9 @@ def redeliver(
     elif change is None:
         if raws is None:
             raws = split_payload(read_payload(buffer, header, position))
-        payload = join_payload(raws[first : first + count], compress_over_bytes=COMPRESS_OVER_BYTES)
+        # What was compressed may fit into no batch as it is.
+        over_bytes = COMPRESS_OVER_BYTES if header.codec == CODEC_NONE else 0
+        payload = join_payload(raws[first : first + count], compress_over_bytes=over_bytes)
     else:
         stored = decode_messages(buffer, header, position=position)[first : first + count]
         messages = [change(message.to_message()) for message in stored]

@@ -16,6 +16,7 @@ from mqmesh.record_batch import (
     read_meta,
 )
 from mqmesh.redelivery import redeliver
+from mqmesh.units import MIB
 
 MESSAGES = [
     Message("orders", b"0", "A", ["k0"]),
@@ -64,6 +65,15 @@ def test_a_part_is_a_batch_of_its_own():
     assert messages[0].message_id == f"{77:016X}{101:016X}"
     assert meta.tag_hashes == b""
     assert header.attributes == Attributes.REDELIVERED
+
+
+def test_a_part_of_what_was_compressed_is_compressed_too():
+    # As it is it would be over the limit.
+    messages = [Message("orders", bytes(1_000), tag=str(number)) for number in range(16_200)]
+    data = stored(messages, compress_over_bytes=1)
+    header, part, _ = redelivered(data, first=1)
+    assert (len(part), part[0].tag) == (16_199, "1")
+    assert header.total_size < MIB
 
 
 def test_the_rest_begins_at_first():

@@ -15,7 +15,7 @@ from mqmesh.delayed_batch import (
     read_delayed_meta,
     scheduled_batch,
 )
-from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
+from mqmesh.errors import CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
 from mqmesh.record_batch import Attributes, encode_batch, read_header
@@ -77,8 +77,9 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
                 else:
                     prepared.batches.append(data)
                     size += len(data)
-        except (CorruptBatch, CorruptRecord, OffsetOutOfRange) as error:
-            # For ever: the log does not come back. It must not hold up the others.
+        except (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange) as error:
+            # For ever: the log does not come back, and no batch may be larger. It must not hold
+            # up the others.
             _log.error("%d delayed messages at %d are lost: %s", count, offset, error)
             prepared.gone += count
             status = DueStatus.GONE

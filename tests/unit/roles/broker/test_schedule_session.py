@@ -10,13 +10,15 @@ import msgspec
 import pytest
 
 from mqmesh.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
-from mqmesh.errors import DiskFull, EndpointUnreachable, MQMeshError
+from mqmesh.errors import DiskFull, EndpointUnreachable, LocalProtocolError, MQMeshError
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
+from mqmesh.redelivery import redeliver
+from mqmesh.roles.broker import due_messages
 from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.handlers.schedule import fail_cancels, tell_schedule_service
 from mqmesh.roles.broker.schedule_desk import ScheduleDesk
@@ -294,6 +296,21 @@ def test_a_full_disk_loses_nothing(rig):
     rig.stage.store.failure = None
     rig.advance(1_000, 10)
     assert len(rig.delivered()) == 1
+
+
+def test_what_fits_into_no_batch_does_not_hold_up_others(rig, monkeypatch):
+    rig.send(rig.now_ms + 50, topic="large")
+    rig.send(rig.now_ms + 60)
+
+    def refuse(*args, topic, **options):
+        if topic == "large":
+            raise LocalProtocolError("planned")
+        return redeliver(*args, topic=topic, **options)
+
+    monkeypatch.setattr(due_messages, "redeliver", refuse)
+    rig.advance(80)
+    assert len(rig.delivered()) == 1
+    assert rig.stage.context.schedule.gone == 1
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
