@@ -33,6 +33,7 @@ CHECK_BYTES_A_TICK: Final = 4 * 1024 * 1024
 REJOIN_MS: Final = 1_000
 """Between looks whether groups without members have some again."""
 PARKS_A_TICK: Final = 1_000
+UNSWEPT: Final = 10_000
 
 PENDING: Final = 0
 PARKED: Final = 3
@@ -212,11 +213,10 @@ class Transactions:
         self._ended: dict[int, HalfBatch] = {}
         self._watches: list[Watch] = []
         self._lonely: dict[str, list[Watch]] = {}
-        self._rejoin_ms = 0
-        self._parking = 0
+        self._rejoin_ms = self._parking = 0
+        self._unswept = UNSWEPT
         self._runs: list[Run] = []
-        self.staged_total = 0
-        self.staged_bytes = 0
+        self.staged_total = self.staged_bytes = 0
 
     # ---- Half messages come ------------------------------------------------------------
 
@@ -362,6 +362,7 @@ class Transactions:
         Returns:
             Effects. A check counts only when somebody was there to be asked.
         """
+        self._sweep()
         self._rejoin(now_ms, members)
         effects = self._crowded(now_ms)
         size = 0
@@ -558,6 +559,16 @@ class Transactions:
     def _push(self, watch: Watch, due_ms: int) -> None:
         watch.due_ms = due_ms
         heapq.heappush(self._watches, watch)
+
+    def _sweep(self) -> None:
+        # What has ended is watched no more: its immunity, or its group's absence, may be long.
+        lonely = self._lonely.items()
+        if len(self._watches) + sum(len(watches) for _, watches in lonely) > self._unswept:
+            self._watches = [one for one in self._watches if one.batch.left]
+            heapq.heapify(self._watches)
+            left = [(name, [one for one in some if one.batch.left]) for name, some in lonely]
+            self._lonely = {name: some for name, some in left if some}
+            self._unswept = UNSWEPT + 2 * sum(1 for _ in self.watches())
 
     def _rejoin(self, now_ms: int, members: Members) -> None:
         # Whoever waits for a group without members is asked about as soon as it has one.

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import RemoteProtocolError, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
+from mqmesh.roles.broker import transactions
 from mqmesh.roles.broker.transactions import (
     Asked,
     Check,
@@ -358,3 +359,22 @@ def test_the_age_of_what_was_found_counts_and_a_clock_set_back_does_not_make_it_
         (1 * S, 0),
         (6 * S, 1),
     ]
+
+
+@pytest.mark.parametrize("lonely", [False, True])
+def test_what_has_ended_is_not_watched_for_as_long_as_its_immunity(monkeypatch, lonely):
+    monkeypatch.setattr(transactions, "UNSWEPT", 100)
+    desk = Desk()
+    if lonely:
+        desk.members.clear()
+    waiting = desk.add(0, immunities=[3_600 * S])
+    for base in range(1, 2_000):
+        desk.add(base, immunities=[0 if lonely else 3_600 * S])
+        desk.at(base)
+        desk.decide(base, 0, 1, COMMIT)
+        desk.write()
+    assert len(list(desk.table.watches())) < 500
+    desk.members["g"] = [b"one"]
+    (check,) = desk.at(3_600 * S)
+    assert isinstance(check, Check)
+    assert check.batch is waiting
