@@ -4,7 +4,7 @@ import concurrent.futures
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from mqmesh.errors import RequestTimeout
+from mqmesh.errors import InvalidArgument, RequestTimeout
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
@@ -42,12 +42,19 @@ class ProducerRequests:
             timeout_ms: In place of ``send_msg_timeout_ms``.
 
         Raises:
+            InvalidArgument: That is no ``SendResult``, or one of a batch; ``DelayClient`` cancels
+                single messages of one, by their ``message_ids``.
             CancelRefused: It was delivered or cancelled before, or is being delivered.
             BrokerError: The broker does not know it, or cannot tell now.
             NoRoute, RequestTimeout, EndpointUnreachable: Whether it is cancelled is unknown.
             ClientClosed: The producer is not running.
         """
         self._check_blocking()
+        if not isinstance(sent, SendResult) or sent.message_count != 1:
+            raise InvalidArgument(
+                f"must be the SendResult of one message, not {sent!r:.100}; DelayClient.cancel and "
+                "`mqmesh schedule cancel` take a message id"
+            )
         deadline_ms = self._deadline(timeout_ms)
         queue = sent.message_queue
         if self._engine.routes.address(queue.broker_name) is None:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from mqmesh.errors import BrokerError, CancelRefused
+from mqmesh.errors import BrokerError, CancelRefused, InvalidArgument
 from mqmesh.message import Message
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.delays import DelayClient
@@ -104,6 +104,9 @@ def test_messages_come_when_they_are_due_and_cancelled_ones_never(cluster, produ
         assert stored[body].store_timestamp >= stored[body].deliver_at_ms
     with pytest.raises(CancelRefused, match="before"):
         producer.cancel_delayed(at_time)
+    for other in (batch, at_time.message_id):
+        with pytest.raises(InvalidArgument, match="SendResult of one message"):
+            producer.cancel_delayed(other)
     with (
         DelayClient(cluster.namesrv_addr) as client,
         pytest.raises(BrokerError, match="does not wait here"),
