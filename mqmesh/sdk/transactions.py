@@ -209,7 +209,8 @@ def judge_end(outcome: EndOutcome | MQMeshError, decision: Decision, message_id:
         )
     if outcome is EndOutcome.TOPIC_GONE:
         raise TransactionConflict(
-            f"message {message_id} cannot be committed: its topic was deleted"
+            f"message {message_id} cannot be committed: its topic, or its queue there, does not "
+            "exist any more"
         )
     if outcome is EndOutcome.NOT_PENDING:
         raise TransactionConflict(
