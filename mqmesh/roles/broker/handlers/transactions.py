@@ -64,6 +64,7 @@ from mqmesh.roles.broker.transaction_desk import (
 )
 from mqmesh.roles.broker.transaction_recovery import copy_of
 from mqmesh.roles.broker.transactions import PARKED, PENDING, Check, HalfBatch, Park, Run, Watch
+from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MIB, CommitLogOffset
 
 MAX_CHECK_BYTES: Final = 4 * MIB
@@ -103,7 +104,12 @@ def _decide(
     may_commit = partial(has_queue, context.topics)
     for end in ends:
         before = table.staged_total
-        opened.outcomes.append(table.decide(end, may_commit, group))
+        half = table.batches.get(end.base_queue_offset)
+        if end.decision == Decision.COMMIT and half is not None and not _is_safe(context, half):
+            outcome = EndOutcome.AGAIN
+        else:
+            outcome = table.decide(end, may_commit, group)
+        opened.outcomes.append(outcome)
         opened.bases.append(end.base_queue_offset)
         if table.staged_total != before and (not desk.opens or desk.opens[-1] is not opened):
             desk.opens.append(opened)
@@ -277,10 +283,21 @@ def check_transactions(context: BrokerContext, now_ms: int) -> None:
         return
     _drop_deleted(context)
     for effect in desk.table.tick(now_ms, context.groups.producers):
-        if isinstance(effect, Check):
+        if not _is_safe(context, effect.batch):
+            # Its sender does not know of it yet.
+            if isinstance(effect, Park):
+                desk.table.parked_or_not(effect, stored=False)
+        elif isinstance(effect, Check):
             _ask(context, effect)
         else:
             desk.parks.append(effect)
+
+
+def _is_safe(context: BrokerContext, half: HalfBatch) -> bool:
+    """True when a half batch can be read: with SYNC_FLUSH the disk must have it."""
+    if context.config.storage.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
+        return True
+    return half.end_offset <= context.store.durable_offset()
 
 
 def _ask(context: BrokerContext, check: Check) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import MQMeshError, OffsetOutOfRange
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -64,6 +64,11 @@ class SlowDisk(MemoryStore):
             here = QueueOffset(queue_offset)
             return GetResult(GetStatus.NO_NEW_MESSAGE, here, QueueOffset(0), here)
         return super().get(topic, queue_id, queue_offset, **options)
+
+    def read_at(self, commitlog_offset):
+        if self.synced is not None and commitlog_offset >= self.synced:
+            raise OffsetOutOfRange("planned: the disk has not got so far")
+        return super().read_at(commitlog_offset)
 
 
 class Stage:

@@ -121,12 +121,28 @@ def test_a_full_disk_decides_nothing(scene):
 def test_with_sync_flush_ends_are_answered_when_the_disk_has_them(make_scene):
     scene = make_scene(flush_disk_type=FlushDiskType.SYNC_FLUSH)
     base = scene.half(b"one")
-    scene.stage.store.synced = 0
+    scene.stage.store.synced = scene.stage.store.durable_offset()
     opaque = scene.begin_end((base, 0, 0, 1, Decision.COMMIT))
     scene.finish()
     assert opaque not in scene.stage.answers
     again = scene.begin_end((base, 0, 0, 1, Decision.COMMIT))
     assert b"".join(scene.stage.answer(again).body) == bytes([EndOutcome.AGAIN])
+
+
+def test_a_half_message_on_its_way_to_the_disk_is_not_taken_for_lost(make_scene):
+    scene = make_scene(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    scene.join()
+    base = scene.half(b"one", seconds=0)
+    scene.stage.store.synced = 0
+    scene.tick()
+    assert scene.asked() == []
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.AGAIN]
+    scene.stage.store.synced = None
+    scene.tick(30_000)
+    assert len(scene.asked()) == 1
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
+    assert scene.bodies() == [b"one"]
+    assert scene.desk.lost == 0
 
 
 def test_a_deleted_topic_takes_no_commits(scene):
