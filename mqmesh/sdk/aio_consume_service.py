@@ -157,7 +157,9 @@ class AioConsumeService(Workers):
             first, last = messages[0].queue_offset, messages[-1].queue_offset
             try:
                 result = await listener(messages.copy())
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_ending(error):
+                    raise
                 result = error
             if result is _SUCCESS:
                 portion.span.mark(first, last, DONE)
@@ -172,3 +174,9 @@ class AioConsumeService(Workers):
         messages = park(portion.span, messages)
         if messages and not portion.work.revoked:
             self._on_failed(portion, messages, cause)
+
+
+def is_ending(error: BaseException) -> bool:
+    """True when the task that runs is cancelled, and not only what its listener waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from mqmesh.sdk.aio_consume_service import AsyncListener
+from mqmesh.sdk.aio_consume_service import AsyncListener, is_ending
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork
 from mqmesh.sdk.orderly_queue import Failure, OrderlyQueue, QueueState
@@ -119,7 +119,9 @@ class AioOrderlyService(OrderlyWorkers):
                     break
                 try:
                     result = await listener(messages.copy())
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
+                    if is_ending(error):
+                        raise
                     result = error
                 if result is not ConsumeResult.SUCCESS:
                     self.failures += 1

@@ -10,7 +10,7 @@ from mqmesh.message import StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.consume_service import QueueWork
-from mqmesh.sdk.process_queue import DONE, Span
+from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.units import QueueOffset
 
 
@@ -41,5 +41,58 @@ def test_what_comes_while_the_last_task_ends_is_handed_out(tasks):
         assert handled == list(range(50))
         await asyncio.sleep(0)
         assert span.states == bytes([DONE]) * 50
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_on():
+    async def run():
+        handled, failed, ended = [], [], asyncio.Event()
+
+        async def listen(messages):
+            handled.append(messages[0].queue_offset)
+            if handled == [0]:
+                waited_for = asyncio.ensure_future(asyncio.Event().wait())
+                waited_for.cancel()
+                await waited_for
+            return ConsumeResult.SUCCESS
+
+        def on_failed(portion, messages, cause):
+            failed.append((messages[0].queue_offset, type(cause)))
+
+        messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(n)) for n in range(3)]
+        work = QueueWork(listen, 1, ended.set, lambda error: None)
+        span = Span(0, bytearray(3), 0)
+        service = AioConsumeService(1, lambda work: listen, on_failed)
+        service.attach(asyncio.get_running_loop())
+        service.submit_again(work, messages, span, 0)
+        async with asyncio.timeout(10):
+            await ended.wait()
+        assert span.states == bytes([PARKED, DONE, DONE])
+        assert handled == [0, 1, 2]
+        assert failed == [(0, asyncio.CancelledError)]
+
+    asyncio.run(run())
+
+
+def test_a_task_that_is_cancelled_itself_ends():
+    async def run():
+        begun, failed = asyncio.Event(), []
+
+        async def listen(messages):
+            begun.set()
+            await asyncio.Event().wait()
+
+        work = QueueWork(listen, 1, lambda: None, lambda error: None)
+        span = Span(0, bytearray(1), 0)
+        service = AioConsumeService(1, lambda work: listen, lambda *arguments: failed.append(1))
+        service.attach(asyncio.get_running_loop())
+        service.submit_again(work, [StoredMessage("t", b"x")], span, 0)
+        async with asyncio.timeout(10):
+            await begun.wait()
+            assert not await asyncio.to_thread(service.close, 0)  # which cancels it
+            assert await asyncio.to_thread(service.close, 10)
+        assert not failed
+        assert span.states == bytes([OPEN])
 
     asyncio.run(run())

@@ -433,6 +433,41 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
     asyncio.run(run())
 
 
+def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any_other():
+    async def run():
+        loop = asyncio.get_running_loop()
+        times, letters, suspended, buried = [], [], [], asyncio.Event()
+
+        async def listen(messages):
+            times.append(messages[0].reconsume_times)
+            waited_for = asyncio.ensure_future(asyncio.Event().wait())
+            waited_for.cancel()
+            await waited_for
+            return ConsumeResult.SUCCESS
+
+        def later(delay_ms, callback):
+            suspended.append(delay_ms)
+            loop.call_soon_threadsafe(callback)
+
+        def letter(messages, cause, on_done):
+            letters.append(type(cause))
+            buried.set()
+
+        queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always(), 2)
+        service = AioOrderlyService(8, lambda w: w.listener, 10, later, letter)
+        service.attach(loop)
+        service.submit(queue, [FakeBatch(0, 1)], Span(0, bytearray(1), 0))
+        async with asyncio.timeout(PATIENCE_S):
+            await buried.wait()
+        assert times == [0, 1, 2]
+        assert suspended == [10, 10]
+        assert letters == [asyncio.CancelledError]
+        assert service.failures == 3
+        assert await asyncio.to_thread(service.close, PATIENCE_S)
+
+    asyncio.run(run())
+
+
 def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
     async def run():
         loop = asyncio.get_running_loop()
