@@ -62,6 +62,10 @@ class PullHold:
         """Queues that somebody waits at, by topic and queue id; not to be changed."""
         return self._by_queue
 
+    def is_waiting(self, group: str, topic: str, queue_id: int) -> bool:
+        """True when a pull of a group waits at a queue."""
+        return any(held.pull.group == group for held in self._by_queue.get((topic, queue_id), ()))
+
     def hold(self, held: HeldPull) -> None:
         """Lets a pull wait.
 

@@ -134,12 +134,13 @@ def _carry_out(
 def _store(
     context: BrokerContext, group: str, changes: list[OffsetChange], *, followed: bool
 ) -> None:
-    # A consumer that takes queues by itself is no member; its pulls show that it is there.
+    # A consumer that takes queues by itself is no member; its pulls show that it is there, also
+    # one that has been waiting at the end of its queue for long.
     followed = followed or context.pulls.is_active(group, context.clock.monotonic_ms())
     for one in changes:
         context.offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
         context.pulls.forget_queue(group, one.topic, one.queue_id)
-        if followed:
+        if followed or context.holds.is_waiting(group, one.topic, one.queue_id):
             context.resets.begin(group, one.topic, one.queue_id, one.new_offset)
 
 

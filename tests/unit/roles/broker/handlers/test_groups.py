@@ -47,6 +47,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.group_pulls import ACTIVE_MS
 from mqmesh.roles.broker.inner_send import inner_send
 
 
@@ -350,6 +351,18 @@ def test_a_consumer_without_heartbeats_is_known_by_its_pulls(filled):
     commit(filled, 10)
     reset(filled, "FIRST")
     assert filled.pull(queue_offset=10)[0].status == PullStatus.OFFSET_RESET
+
+
+def test_a_consumer_without_heartbeats_is_known_however_long_its_pull_found_nothing(filled):
+    filled.pull()
+    commit(filled, 10)
+    filled.clock.advance(10 * ACTIVE_MS)
+    waiting = filled.begin_pull(queue_offset=10, suspend_timeout_ms=9_000)
+    reset(filled, "FIRST")
+    told = filled.answer(waiting, PullResponse)
+    assert (told.status, told.next_queue_offset) == (PullStatus.OFFSET_RESET, 0)
+    with pytest.raises(OffsetIllegal, match="from before"):
+        commit(filled, 10)
 
 
 def test_a_broadcasting_group_is_told_and_nothing_is_kept(filled):
