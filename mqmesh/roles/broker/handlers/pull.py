@@ -51,6 +51,7 @@ def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
     """Messages came into a queue: answers those who wait at it, as far as they want them."""
     for held in context.holds.release(topic, queue_id):
         try:
+            context.group_table.check_pull(held.pull.group, context.groups.model_of)
             moved = _moved(context, held.pull, held.queue_offset)
             if moved is not None:
                 context.wire.reply(held.request, moved)

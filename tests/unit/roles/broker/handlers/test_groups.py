@@ -141,6 +141,14 @@ def test_a_group_that_may_not_consume_gets_nothing(filled):
         filled.pull()
 
 
+def test_a_pull_that_waits_gets_nothing_once_its_group_may_not_consume(filled):
+    waiting = filled.begin_pull(queue_offset=10, suspend_timeout_ms=9_000)
+    filled.context.group_table.update(GroupConfig("g", consume_enable=False), 1)
+    filled.send(filled.batch())
+    with pytest.raises(NoPermission):
+        filled.pulled(waiting)
+
+
 def test_members_are_told_of_each_other_unless_the_group_says_no(stage):
     beat(stage, "a")
     assert stage.notices
