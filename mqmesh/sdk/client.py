@@ -332,7 +332,9 @@ class ClientEngine:
         return queue in self.routes.publish_queues(queue.topic)
 
     def heartbeat_now(self) -> None:
-        """Sends a heartbeat to every connected broker."""
+        """Sends a heartbeat to every connected broker, unless the client is closed."""
+        if self._closed:
+            return  # the answer to a last commit may ask for one while connections are closed
         for name, client in list(self._brokers.items()):
             if client.connected:
                 self._send_heartbeat(name, client)

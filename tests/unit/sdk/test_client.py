@@ -205,6 +205,19 @@ def test_a_connection_is_made_once_and_told(world, make):
     assert len(world.broker.heartbeats) == 2
 
 
+def test_a_closed_client_sends_no_heartbeat(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    client.send()
+    world.run()
+    before = len(world.broker.heartbeats)
+    client.engine.close()
+    client.engine.heartbeat_now()  # as an outcome may ask for that comes with the close
+    world.run()
+    assert len(world.broker.heartbeats) == before == 1
+
+
 def test_heartbeats_go_on(world, make):
     client = make(heartbeat_broker_interval_ms=1_000)
     client.find("t")
