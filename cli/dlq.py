@@ -217,6 +217,7 @@ def resend(
         raise click.UsageError("--all and a choice exclude each other")
     counts: Counter[ResendStatus] = Counter()
     problems: list[tuple[DeadLetter, str]] = []
+    missing = {message_id.upper() for message_id in message_ids}
     wanted = _filter(message_ids=message_ids, **chosen)
     with DeadLetterClient(namesrv) as client, _progress("resending") as on_progress:
         letters = client.scan(group, wanted, on_progress=on_progress)
@@ -226,12 +227,13 @@ def resend(
         ):
             status = ResendStatus(result.status)
             counts[status] += 1
+            if letter.message is not None:
+                missing.discard(letter.message.message_id)
             if status is ResendStatus.REFUSED:
                 problems.append((letter, result.remark))
     _show_resent(counts, problems, dry_run=dry_run, as_json=as_json)
-    missing = bool(message_ids) and not counts
-    if missing:
-        click.echo(f"group {group} has no such dead letter", err=True)
+    for message_id in sorted(missing):
+        click.echo(f"group {group} has no such dead letter: {message_id}", err=True)
     return ExitCode.FAILED if missing or problems else ExitCode.OK
 
 

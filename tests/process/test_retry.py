@@ -172,8 +172,8 @@ def test_a_poison_message_delays_nobody_and_ends_with_its_cause(own_cluster, nam
         code, told = run(capsys, own_cluster, "resend", group, "--all", "--dry-run")
         assert (code, told["resent"], told["dry_run"]) == (0, 1, True)
         healed.set()
-        code, told = run(capsys, own_cluster, "resend", group, ids[7])
-        assert (code, told["resent"], told["already_resent"]) == (0, 1, 0)
+        code, told = run(capsys, own_cluster, "resend", group, ids[7], ids[8])
+        assert (code, told["resent"], told["already_resent"]) == (1, 1, 0), "ids[8] is none"
         listener.until(lambda one: b"7" in one.done)
         own_cluster.brokers["broker-a"].kill()
         own_cluster.start_broker()
