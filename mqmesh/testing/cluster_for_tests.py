@@ -96,6 +96,7 @@ class SharedCluster:
         if self._processes is not None:
             if not self._processes.brokers[BROKER].running:
                 self._processes.start_broker(BROKER)
+                self._processes.wait_known()
         elif self._threads is not None:
             self._threads.start_broker()
 

@@ -151,7 +151,7 @@ class ProcessCluster:
             self.namesrv_addr = ";".join(one.endpoint for one in self.namesrvs)
             for name in brokers:
                 self.start_broker(name)
-            self._wait_known()
+            self.wait_known()
         except BaseException:
             self.close()
             raise
@@ -177,9 +177,15 @@ class ProcessCluster:
         self.brokers[name] = process
         return process
 
-    def _wait_known(self) -> None:
-        # A broker serves before all name servers have heard of it; a topic made in between
-        # would be one of the brokers known so far.
+    def wait_known(self) -> None:
+        """Waits until every name server has heard of every broker.
+
+        A broker serves before they have; a topic made in between would be one of the brokers
+        known so far, if there are any.
+
+        Raises:
+            RuntimeError: One hears nothing of a broker.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         for namesrv in self.namesrvs:
             with AdminClient(namesrv.endpoint) as admin:

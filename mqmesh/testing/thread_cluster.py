@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,14 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.server import ScheduleServer
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.units import MIB
 
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
+ASK_AGAIN_S: Final = 0.002
 BROKER: Final = "broker-a"
 
 MakeRole = Callable[[sockets.Context, EventLoop], Role]
@@ -121,10 +124,15 @@ class ThreadCluster:
         return self._broker is not None
 
     def start_broker(self) -> None:
-        """Starts the broker, again with its old address and data; nothing if it serves."""
+        """Starts the broker, again with its old address and data; nothing if it serves.
+
+        Raises:
+            RuntimeError: It did not start, or the name server hears nothing of it.
+        """
         if self._broker is None:
             self._broker = RoleThread("broker", self._make_broker)
             self._port = self._broker.endpoint.rpartition(":")[2]
+            self._wait_known()
 
     def stop_broker(self) -> None:
         """Stops the broker as SIGTERM would."""
@@ -149,6 +157,15 @@ class ThreadCluster:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _wait_known(self) -> None:
+        # A broker serves before the name server has heard of it, and until then nobody finds it.
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with AdminClient(self.namesrv_addr) as admin:
+            while all(one.broker_name != BROKER for one in admin.cluster().brokers):
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(f"{self.namesrv_addr} hears nothing of {BROKER}")
+                time.sleep(ASK_AGAIN_S)
 
     def _make_broker(self, context: sockets.Context, loop: EventLoop) -> Role:
         settings = {"listen_port": self._port, **self._settings}

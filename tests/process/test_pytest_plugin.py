@@ -117,6 +117,14 @@ def test_the_broker_may_be_stopped_and_is_there_again_for_the_next_test(mqmesh_c
     assert mqmesh_cluster.messages(topic)[0].body == b"1"
 
 
+def test_a_broker_that_was_started_is_known_to_all(mqmesh_cluster):
+    for _ in range(5):
+        mqmesh_cluster.stop_broker()
+        mqmesh_cluster.start_broker()
+        topic = mqmesh_cluster.topic()
+        mqmesh_cluster.producer().send(Message(topic, b"1"))
+
+
 def test_delayed_messages_come_when_they_are_due(mqmesh_cluster):
     topic = mqmesh_cluster.topic()
     consumer = mqmesh_cluster.pull_consumer()
