@@ -86,8 +86,8 @@ def _settings(function: _F) -> _F:
         click.option(
             "--retry-max-times",
             type=click.IntRange(BY_CONSUMER, 1_000_000),
-            help="Tries before a message becomes a dead letter; -1 as each consumer says. "
-            "[default: -1]",
+            help="Retries before a message becomes a dead letter; -1 as each consumer says. "
+            "Ordered consumers go by their own number. [default: -1]",
         ),
         click.option(
             "--broadcast/--no-broadcast", default=None, help="Members may broadcast. [default: yes]"
@@ -342,7 +342,7 @@ def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> 
             f"group {name} on {row['broker_name']}: "
             f"{'may' if row['consume_enable'] else 'may not'} consume, "
             f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
-            + ("tries as each consumer says" if times == BY_CONSUMER else f"{times} tries")
+            + ("retries as each consumer says" if times == BY_CONSUMER else f"{times} retries")
         )
 
 
