@@ -6,7 +6,13 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import CorruptBatch, MQMeshError, RemoteProtocolError, StaleGeneration
+from mqmesh.errors import (
+    CorruptBatch,
+    MQMeshError,
+    RemoteProtocolError,
+    StaleGeneration,
+    TopicNotFound,
+)
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -125,7 +131,8 @@ class PullLoop:
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
         on_stale: Told when the queue was given to another member; the loop has ended then.
-        on_reset: Told when an administrator moved the group, before the sink is.
+        on_reset: Told when an administrator moved the group, or made the topic anew, before the
+            sink is moved.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -172,6 +179,7 @@ class PullLoop:
         self._corrupt_tries = 0
         self._beyond_end: list[int] = []
         self._turn = 0
+        self._topic_gone = False
 
     def resume(self) -> None:
         """Pulls, unless a pull is under way or the loop may not; call as often as you like."""
@@ -208,6 +216,7 @@ class PullLoop:
         """Forgets the pull under way and pulls anew, for the sink was moved."""
         self._turn += 1
         self._busy = False
+        self._topic_gone = False
         self._beyond_end.clear()
         self.resume()
 
@@ -258,10 +267,14 @@ class PullLoop:
             if self._on_stale is not None:
                 self._on_stale(error)
         except MQMeshError as error:
+            self._topic_gone |= isinstance(error, TopicNotFound)
             self._fail(error)
 
     def _receive(self, answer: PullResponse, body: memoryview) -> None:
         self.max_offset = answer.max_queue_offset
+        if self._topic_gone and answer.status != PullStatus.OFFSET_RESET:
+            self._begin_anew(answer.min_queue_offset)
+            return
         if answer.status == PullStatus.OFFSET_ILLEGAL:
             self._wrong_offset(answer)
             return
@@ -350,6 +363,19 @@ class PullLoop:
             )
         self.stopped = True
         self._again(STOPPED_RETRY_MS)
+
+    def _begin_anew(self, min_queue_offset: int) -> None:
+        # Its offsets count other messages: where we were may lie in the middle of them.
+        _log.warning(
+            "%s: the topic was deleted and made anew; going on at %d, its first message",
+            _named(self.queue),
+            min_queue_offset,
+        )
+        self._backoff_ms = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(min_queue_offset)
+        self.restart()
 
     def _wrong_offset(self, answer: PullResponse) -> None:
         wanted = self._sink.next_offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy
+from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy, TopicNotFound
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -448,3 +448,30 @@ def test_who_stands_there_already_is_moved_in_silence(caplog):
     case.network.answer(PullStatus.OFFSET_RESET, next_offset=5)
     assert case.sink.moves == [5]  # what it holds may be of before
     assert caplog.text == ""
+
+
+def test_in_a_topic_that_was_deleted_and_made_anew_it_begins_at_the_first_message(caplog):
+    told = []
+    case = Case(50, on_reset=lambda: told.append("forget"))
+    case.network.fail(TopicNotFound("topic 't' was deleted"))
+    case.network.run_timer()
+    case.network.fail(EndpointUnreachable("away"))
+    case.network.run_timer()
+    # By now there are more messages than there were of the old topic.
+    case.network.answer(PullStatus.FOUND, stored_batch(50, 2), next_offset=52, low=0, high=52)
+    assert (case.sink.moves, case.sink.by_admin, told) == ([0], False, ["forget"])
+    assert "deleted and made anew; going on at 0" in caplog.text
+    assert case.asked().queue_offset == 0
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 2), next_offset=2)
+    assert case.sink.offsets == [0, 1]
+    assert case.asked().queue_offset == 2
+
+
+def test_an_administrator_who_moves_the_group_in_a_new_topic_has_the_last_word():
+    case = Case(50)
+    case.network.fail(TopicNotFound("topic 't' was deleted"))
+    case.network.run_timer()
+    case.network.answer(PullStatus.OFFSET_RESET, next_offset=7)
+    case.network.answer(PullStatus.FOUND, stored_batch(7, 1), next_offset=8)
+    assert case.sink.moves == [7]
+    assert case.sink.offsets == [7]
