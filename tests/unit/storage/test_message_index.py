@@ -293,7 +293,9 @@ def test_sealing_is_given_up_when_the_part_is_removed_meanwhile(indexed, end, st
         indexed.dispatcher.lose(0, "a search found damage")
     else:
         indexed.index.remove(0)  # as retention does with its segment
-    indexed.step()
+    for _ in range(3):  # on a busy machine some steps are pauses
+        if list(indexed.index_directory.glob("*.new")):
+            indexed.step()
     assert not list(indexed.index_directory.glob("*.new"))
     assert not list(indexed.index_directory.glob("*.sealed"))
     if end == "lose":
