@@ -51,6 +51,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         expression: Subscription expression, ``*`` for all.
         expression_type: ``ExpressionType``.
         generation: In which the queue was claimed; 0 for none.
+        verify: The answer before was damaged: check what is read, and pass what is lost.
     """
 
     group: Name
@@ -62,6 +63,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
     expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
     generation: int = 0
+    verify: bool = False
 
 
 class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

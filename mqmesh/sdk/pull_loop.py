@@ -202,6 +202,7 @@ class PullLoop:
                 self._selector.expression,
                 self._selector.expression_type,
                 self.generation,
+                self._corrupt_tries > 0,
             )
         )
         self._network.request(

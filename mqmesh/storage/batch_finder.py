@@ -7,10 +7,11 @@ messages but the tag filter, which does it in C.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mqmesh.errors import CorruptRecord
-from mqmesh.record_batch import MAGIC
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.record_batch import MAGIC, check_stored
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import (
     ENTRY_SIZE,
@@ -252,6 +253,31 @@ def read_batches(
         if good < count:
             break
     return data, number
+
+
+def sound_batches(
+    data: Sequence[bytes | memoryview],
+) -> tuple[list[bytes | memoryview], int]:
+    """What stands before the first batch that fails its checksums, and how many batches that are.
+
+    Args:
+        data: Buffers of whole batches.
+    """
+    sound: list[bytes | memoryview] = []
+    number = 0
+    for buffer in data:
+        position = 0
+        while position < len(buffer):
+            try:
+                header = check_stored(buffer, position)
+            except CorruptBatch:
+                if position:
+                    sound.append(memoryview(buffer)[:position])
+                return sound, number
+            position += header.total_size
+            number += 1
+        sound.append(buffer)
+    return sound, number
 
 
 def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, bool]:

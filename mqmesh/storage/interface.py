@@ -326,6 +326,7 @@ class MessageStore(ABC):
         *,
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
     ) -> GetResult:
         """Reads batches of a queue.
 
@@ -339,9 +340,12 @@ class MessageStore(ABC):
             max_bytes: Stop before the batch that would exceed this; one batch is returned
                 whatever its size.
             tag_hashes: Only batches with a message of one of these tags; None for all.
+            verify: Look at the batches' checksums, too, which is otherwise left to the reader.
+                A store that can repair itself passes, later, what is lost.
 
         Raises:
-            CorruptRecord: The queue leads to a place where its batch is not.
+            CorruptRecord: The queue leads to a place where its batch is not, or the first batch
+                is damaged.
         """
 
     @abstractmethod

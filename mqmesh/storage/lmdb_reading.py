@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Final
 
 from mqmesh.errors import CorruptBatch, CorruptRecord
-from mqmesh.record_batch import read_header
+from mqmesh.record_batch import check_stored, read_header
 from mqmesh.storage import lmdb_layout as layout
 from mqmesh.storage.lmdb_env import LmdbEnv
 from mqmesh.storage.lmdb_layout import Entry
@@ -23,6 +23,7 @@ def read_batches(
     *,
     max_bytes: int,
     tag_hashes: frozenset[int] | None,
+    verify: bool = False,
 ) -> tuple[list[bytes | memoryview], int, int]:
     """Reads batches of a queue.
 
@@ -32,12 +33,13 @@ def read_batches(
         queue_offset: First message wanted; there is one.
         max_bytes: Of all batches together; the first may exceed it.
         tag_hashes: Only batches with a message of one of these tags; None for all.
+        verify: Their checksums must be right.
 
     Returns:
         The batches, the queue offset to go on from, and the number of messages wanted.
 
     Raises:
-        CorruptRecord: The first batch is not where the queue leads to.
+        CorruptRecord: The first batch is not where the queue leads to, or damaged.
     """
     data: list[bytes | memoryview] = []
     size = count = 0
@@ -48,7 +50,7 @@ def read_batches(
                 size += entry.size
                 if data and size > max_bytes:
                     break
-                data.append(_batch(env, queue, entry))
+                data.append(_batch(env, queue, entry, verify))
                 count += entry.end - position
             position = entry.end
     except CorruptRecord as error:
@@ -91,11 +93,12 @@ def entries(env: LmdbEnv, queue: Queue, queue_offset: int) -> Iterator[Entry]:
         yield entry
 
 
-def _batch(env: LmdbEnv, queue: Queue, entry: Entry) -> bytes:
-    """The batch that an entry leads to; whoever decodes it looks at its checksums."""
+def _batch(env: LmdbEnv, queue: Queue, entry: Entry, verify: bool) -> bytes:
+    """The batch that an entry leads to; usually its reader looks at the checksums."""
     data = env.get(layout.log_key(entry.commitlog_offset))
+    read = check_stored if verify else read_header
     try:
-        header = None if data is None else read_header(data)
+        header = None if data is None else read(data)
     except CorruptBatch as error:
         raise CorruptRecord(str(error)) from error
     if (

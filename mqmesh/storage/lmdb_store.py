@@ -319,6 +319,7 @@ class LmdbStore(MessageStore):
         *,
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
     ) -> GetResult:
         """See ``MessageStore.get``."""
         self._check_open()
@@ -331,7 +332,12 @@ class LmdbStore(MessageStore):
         if queue is None or queue_offset == bounds[1]:
             return GetResult(GetStatus.NO_NEW_MESSAGE, bounds[1], *bounds)
         data, position, count = read_batches(
-            self._env, queue, queue_offset, max_bytes=max_bytes, tag_hashes=tag_hashes
+            self._env,
+            queue,
+            queue_offset,
+            max_bytes=max_bytes,
+            tag_hashes=tag_hashes,
+            verify=verify,
         )
         status = GetStatus.FOUND if data else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, QueueOffset(position), *bounds, data, count)

@@ -136,8 +136,9 @@ class MemoryStore(MessageStore):
         *,
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
     ) -> GetResult:
-        """See ``MessageStore.get``."""
+        """See ``MessageStore.get``; memory is not doubted."""
         self._check_open()
         queue = self._queues.get((topic, queue_id)) or _Queue()
         end = QueueOffset(queue.end)

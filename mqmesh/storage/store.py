@@ -26,7 +26,7 @@ from mqmesh.record_batch import (
     read_header,
     stamp,
 )
-from mqmesh.storage.batch_finder import find_batches, read_batches
+from mqmesh.storage.batch_finder import find_batches, read_batches, sound_batches
 from mqmesh.storage.checkpointer import Checkpointer
 from mqmesh.storage.cleaner import Cleaner
 from mqmesh.storage.commitlog import CommitLog
@@ -227,6 +227,7 @@ class CommitLogStore(MessageStore):
         *,
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
     ) -> GetResult:
         """See ``MessageStore.get``."""
         self._check_open()
@@ -247,12 +248,15 @@ class CommitLogStore(MessageStore):
             if not runs:
                 return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
             data, good = read_batches(self._log, queue_id, runs)
+            if verify:
+                data, good = sound_batches(data)
         except CorruptRecord as error:
             raise self._repair(queue, queue_offset, str(error)) from error
         if good < len(runs):
             following = runs[good].start
             if not good:
-                what = f"it leads to {runs[0].commitlog_offset} in the log, where its batch is not"
+                place = runs[0].commitlog_offset
+                what = f"it leads to {place} in the log, where its batch is not, or not sound"
                 raise self._repair(queue, following, what)
             del runs[good:]
         count = sum(run.stop - run.start for run in runs)
@@ -265,6 +269,8 @@ class CommitLogStore(MessageStore):
         # Once for every place: if that does not help, a second time will not either.
         if queue not in self._repairs and place not in self._repaired:
             log.error("%s is damaged, the queue is compared with the log: %s", where, reason)
+            if queue.tail:
+                self._queues.write(queue)  # only what is in files is put right
             self._repaired.add(place)
             self._repairs[queue] = QueueRepair(
                 queue,

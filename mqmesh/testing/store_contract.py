@@ -294,6 +294,14 @@ class StoreContract:
         assert bodies_in(result, 1) == ["b", "c", "d", "e"]
         assert len(batches_in(result)) == 2
 
+    def test_what_is_sound_is_read_alike_when_it_is_verified(self, store: MessageStore) -> None:
+        store.put([make_batch(["a", "b", "c"]), make_batch(["d", "e"], first_sequence=3)], NOW)
+        usual = store.get("topic", 0, 1, max_bytes=MIB)
+        verified = store.get("topic", 0, 1, max_bytes=MIB, verify=True)
+        assert bodies_in(verified, 1) == bodies_in(usual, 1)
+        assert verified.message_count == usual.message_count
+        assert verified.next_queue_offset == usual.next_queue_offset
+
     def test_one_batch_comes_whatever_its_size(self, store: MessageStore) -> None:
         store.put([make_batch(["a" * 9000]), make_batch(["b"], first_sequence=1)], NOW)
         result = store.get("topic", 0, 0, max_bytes=1)

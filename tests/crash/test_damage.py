@@ -291,6 +291,29 @@ def test_damage_of_a_running_stores_log_is_passed_by_consumers(files: StoreFiles
     assert store.stats().damaged[0].start_offset == offsets[7]
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_damaged_body_is_passed_once_a_reader_has_found_it(
+    files: StoreFiles, in_memory: bool
+) -> None:
+    store = files.open()
+    offsets = put_bodies(store, BODIES)
+    now_ms = 0 if in_memory else settle(store)  # entries of the queue that are not in files yet
+    files.flip(offsets[8] - 3)
+    # A read looks at no body, unless its reader says that it found damage.
+    assert store.get("topic", 0, 0, max_bytes=100_000).message_count == 20
+    result = store.get("topic", 0, 0, max_bytes=100_000, verify=True)
+    assert (result.status, result.next_queue_offset) == (GetStatus.FOUND, 7)
+    assert result.message_count == 7
+    with pytest.raises(CorruptRecord, match="offset 7 of queue 0"):
+        store.get("topic", 0, 7, max_bytes=100_000, verify=True)
+    while store.tick(now_ms):
+        pass
+    assert deliverable(store) == all_but(7)
+    assert store.stats().damaged[0].start_offset == offsets[7]
+    result = store.get("topic", 0, 8, max_bytes=100_000, verify=True)
+    assert (result.message_count, result.next_queue_offset) == (12, 20)
+
+
 def test_damage_of_a_running_stores_queue_is_put_right(files: StoreFiles) -> None:
     store = files.open()
     put_bodies(store, BODIES)

@@ -197,6 +197,18 @@ def test_damage_is_not_passed_over(stage):
     one.gives(stored(10)[:-1] + b"\xff", next_offset=10)
     with pytest.raises(BrokerNotAvailable, match="damaged"):
         one.pull()
+    assert [pull.verify for pull in one.pulls] == [False, True]
+
+
+def test_behind_damage_that_the_broker_passes_it_goes_on(stage):
+    one = stage()
+    one.upload()
+    one.gives(stored(10)[:-1] + b"\xff", next_offset=10)
+    give_damage = one.answer
+    passed = PullResponse(int(PullStatus.NO_MATCHED_MSG), 10, 0, 20)
+    one.answer = lambda pull: Reply(encode_header(passed)) if pull.verify else give_damage(pull)
+    answer = decode_header(PullResponse, one.pull().header)
+    assert (answer.status, answer.next_queue_offset) == (PullStatus.NO_MATCHED_MSG, 10)
 
 
 def test_a_batch_that_is_nonsense_inside_is_not_passed_over(stage):

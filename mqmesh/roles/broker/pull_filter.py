@@ -17,7 +17,7 @@ from mqmesh.filtering.predicate import Predicate
 from mqmesh.filtering.tags import expression_hashes
 from mqmesh.message import tag_hash
 from mqmesh.protocol.pulling import ExpressionType
-from mqmesh.record_batch import BatchHeader, read_header, read_payload
+from mqmesh.record_batch import BatchHeader, check_batch, read_header, read_payload
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.sparse_batch import cut_batch
 from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
@@ -92,6 +92,7 @@ def get_filtered(
     wanted: PullFilter,
     *,
     max_bytes: int,
+    verify: bool = False,
 ) -> GetResult:
     """Reads of a queue what fits; as ``MessageStore.get``, but that messages are left out.
 
@@ -101,12 +102,15 @@ def get_filtered(
         place: Topic, queue id and the offset of the first message wanted.
         wanted: What fits.
         max_bytes: Of the answer; at least one message comes, whatever its size.
+        verify: As for ``MessageStore.get``.
 
     Raises:
-        CorruptRecord: The queue leads to a place where its batch is not.
+        CorruptRecord: As ``MessageStore.get``.
     """
     most = MAX_READ_BYTES if wanted.predicate is None else MAX_JUDGED_BYTES
-    found = store.get(*place, max_bytes=min(max_bytes, most), tag_hashes=wanted.tag_hashes)
+    found = store.get(
+        *place, max_bytes=min(max_bytes, most), tag_hashes=wanted.tag_hashes, verify=verify
+    )
     if found.status is not GetStatus.FOUND:
         return found
     sieve = _Sieve(wanted, metas, place[2], found.next_queue_offset)
@@ -166,8 +170,8 @@ class _Sieve:
         try:
             stop = self._sift(data, header, first, stop)
         except CorruptBatch:
-            # Its checksums were right, so whoever made it wrote nonsense. Nothing is left out
-            # in silence: the consumer gets it, cannot read it either, and says so.
+            # It is damaged, or whoever made it wrote nonsense. Nothing is left out in silence:
+            # the consumer gets it, cannot read it either, and says so.
             self.pieces.append(data)
             self.message_count += header.message_count - first
             self.next_queue_offset = header.next_queue_offset
@@ -186,11 +190,14 @@ class _Sieve:
             if len(meta.tag_hashes) <= 8:  # all have the same tag, and the store has chosen it
                 self._add(header.message_count - first, [data])
                 return header.message_count
+            # What is left out, or cut, is judged here: the consumer can find no damage in it.
+            check_batch(data)
             self._looks_left -= (stop - first) * LOOKS_A_MESSAGE
             assert wanted.tag_hashes is not None
             hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]
             selected = bytes(map(wanted.tag_hashes.__contains__, hashes))
         else:
+            check_batch(data)
             self._looks_left -= (stop - first) * wanted.looks
             self._raw_left -= header.raw_size
             payload = read_payload(data, header)

@@ -233,24 +233,26 @@ class FilterServer:
                 retry_after_ms=UNREACHABLE_RETRY_MS,
             )
         runner.begin_pull()
-        later = _without_frame(request)
+        try:
+            self._pull_at_broker(_without_frame(request), pull, runner)
+        except MQMeshError:
+            runner.end_pull()
+            raise
 
+    def _pull_at_broker(self, request: Request, pull: PullRequest, runner: FilterRunner) -> None:
         def answered(answer: Command | MQMeshError) -> None:
-            self._take_pulled(later, pull, runner, answer)
+            self._take_pulled(request, pull, runner, answer)
 
         plain = msgspec.structs.replace(
             pull, expression="*", expression_type=ExpressionType.TAG.value
         )
-        try:
-            broker.request(
-                RequestCode.PULL_MESSAGE,
-                answered,
-                header=encode_header(plain),
-                timeout_ms=pull.suspend_timeout_ms + PULL_MARGIN_MS,
-            )
-        except MQMeshError:
-            runner.end_pull()
-            raise
+        assert self._broker is not None
+        self._broker.request(
+            RequestCode.PULL_MESSAGE,
+            answered,
+            header=encode_header(plain),
+            timeout_ms=pull.suspend_timeout_ms + PULL_MARGIN_MS,
+        )
 
     def _take_pulled(
         self,
@@ -276,10 +278,16 @@ class FilterServer:
                 done(Reply(bytes(answer.header)))
                 return
             self._table.check_room(len(answer.body))
-            passage = Passage(header, answer.body, pull.queue_offset)
-        except CorruptBatch as error:
-            _log.error("the broker sent a damaged batch: %s", error)
-            done(BrokerNotAvailable(f"the broker sent a damaged batch: {error}"))
+            try:
+                passage = Passage(header, answer.body, pull.queue_offset)
+            except CorruptBatch as error:
+                _log.error("the broker sent a damaged batch: %s", error)
+                if pull.verify:
+                    raise BrokerNotAvailable(f"the broker sent a damaged batch: {error}") from error
+                # The broker looks again, and passes it if it is lost.
+                again = msgspec.structs.replace(pull, verify=True)
+                self._pull_at_broker(request, again, runner)
+                return
         except MQMeshError as error:
             done(error)
         else:

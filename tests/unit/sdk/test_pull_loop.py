@@ -313,9 +313,20 @@ def test_what_stands_before_damage_is_taken_and_the_rest_asked_for_again():
     assert case.sink.offsets == [0, 1, 2]
     assert case.counters.corrupt_batches == 1
     case.network.run_timer()
-    assert case.asked().queue_offset == 3
+    assert (case.asked().queue_offset, case.asked().verify) == (3, True)
     case.network.answer(PullStatus.FOUND, stored_batch(3, 3))
     assert case.sink.offsets == [0, 1, 2, 3, 4, 5]
+    assert not case.asked().verify
+
+
+def test_a_queue_goes_on_behind_damage_that_the_broker_passes(caplog):
+    case = Case()
+    case.network.answer(PullStatus.FOUND, damaged(stored_batch(0, 3)))
+    case.network.run_timer()
+    case.network.answer(PullStatus.NO_MATCHED_MSG, next_offset=3)
+    assert "lost the messages from offset 0 on; going on at 3" in caplog.text
+    case.network.answer(PullStatus.FOUND, stored_batch(3, 3))
+    assert case.sink.offsets == [3, 4, 5]
 
 
 @pytest.mark.parametrize("at", [10, 20, 60, 130])

@@ -220,6 +220,21 @@ def test_a_damaged_batch_is_never_given_out(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_damaged_body_is_found_when_it_is_looked_for(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    results = store.put([make_batch(["a"], first_sequence=n) for n in range(3)], NOW)
+    data = bytes(store.read_at(results[1].commitlog_offset))
+    store.close()
+    change(tmp_path, [(layout.log_key(results[1].commitlog_offset), data[:-1] + b"\xff")])
+    store = open_store(tmp_path)
+    assert store.get("topic", 0, 0, max_bytes=MIB).message_count == 3
+    good = store.get("topic", 0, 0, max_bytes=MIB, verify=True)
+    assert (good.message_count, good.next_queue_offset) == (1, 1)
+    with pytest.raises(CorruptRecord, match="offset 1 of queue 0"):
+        store.get("topic", 0, 1, max_bytes=MIB, verify=True)
+    store.close()
+
+
 def test_a_missing_entry_is_noticed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.put([make_batch(["a"], first_sequence=n) for n in range(3)], NOW)

@@ -97,9 +97,17 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     wanted = pull_filter(pull.expression, pull.expression_type)
     place = pull.topic, pull.queue_id, queue_offset
     if wanted is None:
-        result = _up_to_hole(context.store.get(*place, max_bytes=pull.max_bytes), pull.queue_offset)
+        found = context.store.get(*place, max_bytes=pull.max_bytes, verify=pull.verify)
+        result = _up_to_hole(found, pull.queue_offset)
     else:
-        result = get_filtered(context.store, context.metas, place, wanted, max_bytes=pull.max_bytes)
+        result = get_filtered(
+            context.store,
+            context.metas,
+            place,
+            wanted,
+            max_bytes=pull.max_bytes,
+            verify=pull.verify,
+        )
     if result.next_queue_offset > queue_offset:
         context.pulls.note(
             pull.group,

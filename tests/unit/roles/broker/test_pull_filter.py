@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +115,23 @@ def test_an_expression_is_understood_once():
 def test_what_cannot_be_understood_is_refused(expression, language, error):
     with pytest.raises(error):
         pull_filter(expression, language)
+
+
+@pytest.mark.parametrize(
+    ("expression", "language"), [("A", "TAG"), ("n > 3", "SQL92"), ("n > 99", "SQL92")]
+)
+@pytest.mark.parametrize("compress", [None, 0])
+def test_a_damaged_batch_is_neither_cut_nor_left_out(monkeypatch, expression, language, compress):
+    case = Case()
+    case.put(*(message(n, "AB"[n % 2]) for n in range(9)), compress=compress)
+    whole = case.store.get("t", 0, 0, max_bytes=MIB)
+    rotten = bytearray(b"".join(whole.data))
+    rotten[-2] ^= 1
+    answer = msgspec.structs.replace(whole, data=[bytes(rotten)])
+    monkeypatch.setattr(case.store, "get", lambda *_, **__: answer)
+    result = case.get(expression, language)
+    assert result.status is GetStatus.FOUND
+    assert b"".join(result.data) == bytes(rotten)  # its reader finds the damage
 
 
 def test_batches_are_cut_down_to_the_tags_wanted():
