@@ -159,7 +159,7 @@ class Checkpointer:
         if self._round is None and len(changed) <= MOST_SYNCED_AT_CLOSE:
             sync_paths(sorted(changed), self._sync)
             self._queues_synced_through = end
-        table = encode_table(self._head(end, self._log.epoch), self._queues, self._states.dump())
+        table = self._table(end, self._log.epoch)
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=True))
 
@@ -168,7 +168,7 @@ class Checkpointer:
         end = self._log.end
         while self._queues.dirty_count:
             self._queues.write_oldest(TAILS_PER_STEP)
-        table = encode_table(self._head(end, self._log.epoch), self._queues, self._states.dump())
+        table = self._table(end, self._log.epoch)
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=False))
 
@@ -187,10 +187,8 @@ class Checkpointer:
             # It may have written fewer, being slow; a tail left out would never be found again.
             remaining -= dirty - queues.dirty_count
             yield True
-        # Before the rows, which may tell of later beginnings but never of earlier ones.
-        head = self._head(through, epoch)
         frames = []
-        for frame in encode_table(head, list(queues), self._states.dump()):
+        for frame in self._table(through, epoch):
             frames.append(frame)
             yield True
         covered = self._log.end
@@ -211,8 +209,12 @@ class Checkpointer:
         synced = self._checkpoint(clean=False)
         yield from self._wait(lambda: self._save(None, synced))
 
-    def _head(self, through: int, epoch: int) -> Head:
-        return Head(through, epoch, self._log.start)
+    def _table(self, through: int, epoch: int) -> Iterator[bytes]:
+        # Now, before the rows, which may tell of later beginnings but never of earlier ones,
+        # and of topics made since these deletions but never of what they deleted.
+        start = self._log.start
+        head, deletions = Head(through, epoch, start), self._queues.live_deletions(start)
+        return encode_table(head, list(self._queues), self._states.dump(), deletions)
 
     def _wait(self, task: Callable[[], None]) -> Iterator[bool]:
         future: Future[None] = self._chores.submit(task)

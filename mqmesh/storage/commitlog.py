@@ -274,10 +274,11 @@ class Append:
         self._position = position + size
         return position
 
-    def mark(self, kind: MarkerKind, data: bytes = b"") -> None:
-        """Places a marker."""
+    def mark(self, kind: MarkerKind, data: bytes = b"") -> int:
+        """Places a marker; returns its commit-log offset."""
         position = self.place(MARKER_SIZE + len(data))
         self.pieces.append(self._marker(kind, position, data))
+        return position
 
     def mark_failure(self) -> None:
         """Places the marker that makes void what an earlier write left behind."""

@@ -41,6 +41,8 @@ class ConsumeQueues:
 
     Attributes:
         by_topic: Queues by topic and queue id.
+        deletions: Commit-log offset by topic: batches before it are of an earlier topic of
+            that name, which was deleted.
         unwritten_bytes: Memory of all tails.
         changed: Paths written to since somebody took the set to sync them.
     """
@@ -61,6 +63,7 @@ class ConsumeQueues:
         self._file_entries = file_entries
         self._most_unwritten_bytes = most_unwritten_bytes
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
+        self.deletions: dict[str, int] = {}
         self.unwritten_bytes = 0
         self.changed: set[str] = set()
         # In the order in which their tails began.
@@ -153,7 +156,7 @@ class ConsumeQueues:
         return moved
 
     def clear(self) -> None:
-        """Forgets all queues; their files stay."""
+        """Forgets all queues; their files stay, and deletions are still known."""
         self.by_topic.clear()
         self._dirty.clear()
         self._large.clear()
@@ -227,8 +230,22 @@ class ConsumeQueues:
                 break
         return not self.crowded
 
-    def drop_topic(self, topic: str) -> str | None:
-        """Forgets a topic's queues.
+    def is_deleted(self, topic: str, commitlog_offset: int) -> bool:
+        """Whether a batch of a topic was deleted with it."""
+        return commitlog_offset < self.deletions.get(topic, 0)
+
+    def live_deletions(self, log_start: int) -> list[tuple[str, int]]:
+        """Deletions of which the log may still have batches; the others are forgotten."""
+        for topic in [topic for topic, at in self.deletions.items() if at <= log_start]:
+            del self.deletions[topic]
+        return list(self.deletions.items())
+
+    def drop_topic(self, topic: str, commitlog_offset: int) -> str | None:
+        """Forgets a topic's queues, and notes the deletion.
+
+        Args:
+            topic: Physical topic.
+            commitlog_offset: Of the marker that tells of it.
 
         Returns:
             A directory that nobody uses any more and that is to be removed, or None.
@@ -236,6 +253,7 @@ class ConsumeQueues:
         Raises:
             OSError: The directory cannot be renamed.
         """
+        self.deletions[topic] = commitlog_offset
         for queue in self.by_topic.pop(topic, {}).values():
             self.unwritten_bytes -= queue.tail.bytes
             self._dirty.pop(queue, None)

@@ -312,7 +312,8 @@ def _save_progress(
         changed, before.queues.changed = before.queues.changed, set()
         sync_paths(sorted(changed), before.sync)
         head = Head(position, epoch)
-        table = encode_table(head, before.queues, before.states.dump())
+        deletions = before.queues.deletions.items()
+        table = encode_table(head, before.queues, before.states.dump(), deletions)
         save_document(before.table_path, b"".join(table))
     except DiskFull as error:
         log.warning("the progress of recovery cannot be saved: %s", error)

@@ -106,7 +106,8 @@ class QueueRepair:
             self._check_batch(record)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
             if record.marker.data == self._queue.topic.encode():
-                # What came before was of an earlier topic of the same name.
+                # What came before was of an earlier topic of the same name. A table from
+                # before tables told of deletions has not said so.
                 self._expected = self._queue.first
 
     def _check_batch(self, record: Record) -> None:
@@ -118,7 +119,7 @@ class QueueRepair:
             meta = read_meta(record.data, header)
         except CorruptBatch:
             return
-        if meta.topic != self._queue.topic:
+        if meta.topic != self._queue.topic or self._queues.is_deleted(meta.topic, record.start):
             return
         base = header.base_queue_offset
         if not self._expected <= base < self._limit:

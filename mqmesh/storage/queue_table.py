@@ -1,4 +1,4 @@
-"""The queue table: every queue's bounds and the producers' last batches, as a document.
+"""The queue table: queues' bounds, producers' last batches, deletions; as a document.
 
 It saves a start from looking at every consume queue file and from reading the
 whole log. It is made bit by bit while batches come in, so its rows are from
@@ -7,6 +7,10 @@ reading the log again from ``through`` skips what a row knows already.
 
 Layout of the document: frames, each a u32 length, little endian, and so many
 bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
+
+Deletions are told by markers in the log, too. They stand here because without its
+marker, which damage may take, what is left of a deleted topic would pass for the
+beginning of the one that was made anew.
 """
 
 import struct
@@ -52,6 +56,7 @@ class Rows(msgspec.Struct, array_like=True, frozen=True):
 
     queues: list[QueueRow] = []
     producers: list[tuple[Key, list[StoredBatch]]] = []
+    deletions: list[tuple[str, int]] = []
 
 
 class QueueTable(msgspec.Struct, frozen=True):
@@ -60,6 +65,7 @@ class QueueTable(msgspec.Struct, frozen=True):
     head: Head
     queues: list[QueueRow]
     producers: list[tuple[Key, list[StoredBatch]]]
+    deletions: dict[str, int] = {}
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -71,6 +77,7 @@ def encode_table(
     head: Head,
     queues: Iterable[ConsumeQueue],
     producers: Iterable[tuple[Key, list[StoredBatch]]],
+    deletions: Iterable[tuple[str, int]] = (),
 ) -> Iterator[bytes]:
     """Makes a table frame by frame, so that the caller may do other things in between.
 
@@ -78,8 +85,13 @@ def encode_table(
         head: What it is about.
         queues: All queues; each with everything before ``through`` in its files.
         producers: From ``ProducerStates.dump``.
+        deletions: Topics, and the commit-log offset before which nothing is theirs any more.
+            As of the moment when ``queues`` were listed, so that no row is of before.
     """
     yield _frame(_encoder.encode(head))
+    deletions = iter(deletions)
+    while deleted := list(islice(deletions, ROWS_PER_FRAME)):
+        yield _frame(_encoder.encode(Rows(deletions=deleted)))
     queues = iter(queues)
     while some := list(islice(queues, ROWS_PER_FRAME)):
         rows = [
@@ -102,11 +114,12 @@ def decode_table(document: bytes) -> QueueTable:
     frames = _frames(document)
     try:
         head = _head_decoder.decode(next(frames))
-        table = QueueTable(head, [], [])
+        table = QueueTable(head, [], [], {})
         for frame in frames:
             rows = _rows_decoder.decode(frame)
             table.queues.extend(rows.queues)
             table.producers.extend(rows.producers)
+            table.deletions.update(rows.deletions)
     except (msgspec.MsgspecError, StopIteration) as error:
         raise CorruptRecord(f"the queue table cannot be decoded: {error}") from error
     return table

@@ -151,6 +151,9 @@ class Recovery:
         if cut:
             epoch += 1
             end += MARKER_SIZE
+        # If the log lost its end, others will stand where the rest of it was.
+        for topic, deleted_at in self._queues.deletions.items():
+            self._queues.deletions[topic] = min(deleted_at, end)
         return Recovered(
             end, epoch, self.store_id, self._read_bytes, cut, self._queues_synced_through
         )
@@ -163,6 +166,8 @@ class Recovery:
         return self._scanner.store_id
 
     def _rebuild(self, table: QueueTable | None) -> int:
+        if table is not None:
+            self._queues.deletions.update(table.deletions)
         if table is not None and self._checkpoint is not None:
             end = self._scan(self._load(table, self._checkpoint))
             topic = self._incomplete_topic()
@@ -261,7 +266,7 @@ class Recovery:
         if record.batch is not None:
             self._apply_batch(record, record.batch)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
-            self._apply_deletion(record.marker)
+            self._apply_deletion(record.start, record.marker)
 
     def _apply_batch(self, record: Record, header: BatchHeader) -> None:
         try:
@@ -269,6 +274,8 @@ class Recovery:
         except CorruptBatch as error:
             # Its checksums are right, so it was stored like that; no queue can have it.
             self._damage.add(record.start, record.end, str(error), self._clock.wall_ms())
+            return
+        if self._queues.is_deleted(meta.topic, record.start):
             return
         base = header.base_queue_offset
         queue = self._queues.find(meta.topic, header.queue_id)
@@ -302,11 +309,13 @@ class Recovery:
         )
         self._states.note(meta.topic, header.queue_id, header.producer_id, stored)
 
-    def _apply_deletion(self, marker: Marker) -> None:
+    def _apply_deletion(self, start: int, marker: Marker) -> None:
         topic = marker.data.decode("utf-8", "replace")
+        if start <= self._queues.deletions.get(topic, -1):
+            return  # The table told of it, and what is known of the topic is of later.
         # What the table told may have been of a later topic of the same name.
         self._gaps.discard(topic)
-        unused = self._queues.drop_topic(topic)
+        unused = self._queues.drop_topic(topic, start)
         if unused is not None:
             shutil.rmtree(unused)
         self._states.forget_topic(topic)

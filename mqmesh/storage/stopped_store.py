@@ -9,8 +9,9 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StoreLocked
@@ -82,6 +83,8 @@ class StoppedStore(ABC):
         clean: The last stop was an orderly one.
         torn_bytes: What a crash has left behind the last record, which the next start cuts
             off; known when ``items`` has come to its end.
+        deletions: Commit-log offset by topic: batches before it were deleted with an earlier
+            topic of that name. Those of which the log's markers tell may be missing.
     """
 
     backend: str
@@ -90,6 +93,7 @@ class StoppedStore(ABC):
     likely_end: int
     clean: bool
     torn_bytes: int = 0
+    deletions: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def items(self, start: int | None = None) -> Iterator[Item]:
@@ -189,6 +193,7 @@ class StoppedCommitLog(StoppedStore):
             if not same_boot and not checkpoint.clean:
                 through = checkpoint.queues_synced_through
             self._entries_through = min(table.head.through, through)
+            self.deletions = table.deletions
             self._rows = {
                 (row.topic, row.queue_id): QueueBounds(row.topic, row.queue_id, row.first, row.end)
                 for row in table.queues

@@ -355,13 +355,13 @@ class CommitLogStore(MessageStore):
         if topic not in self._queues.by_topic:
             return
         append = self._log.begin(self._parts.clock.wall_ms())
-        append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
+        deleted_at = append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
         append.write()
         self._tell_flusher()
         self._states.forget_topic(topic)
         for queue in self._queues.by_topic[topic].values():
             self._repairs.pop(queue, None)
-        unused = self._queues.drop_topic(topic)
+        unused = self._queues.drop_topic(topic, deleted_at)
         if unused is not None:
             self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
 

@@ -76,7 +76,7 @@ def test_a_dropped_topic_leaves_a_directory_to_remove(queues: ConsumeQueues) -> 
     queues.append(queue, 0, 1, 10, b"")
     queues.write(queue)
     queues.append(queue, 0, 1, 10, b"")
-    aside = queues.drop_topic("topic")
+    aside = queues.drop_topic("topic", 100)
     assert aside is not None
     assert Path(aside).is_dir()
     assert not Path(queue.directory).exists()
@@ -84,9 +84,22 @@ def test_a_dropped_topic_leaves_a_directory_to_remove(queues: ConsumeQueues) -> 
     again = queues.add("topic", 0)
     queues.append(again, 0, 1, 1, b"")
     queues.write(again)
-    second = queues.drop_topic("topic")
+    second = queues.drop_topic("topic", 200)
     assert second not in (None, aside)
-    assert queues.drop_topic("never there") is None
+    assert queues.drop_topic("never there", 300) is None
+
+
+def test_deletions_are_known_as_long_as_the_log_may_have_what_was_deleted(
+    queues: ConsumeQueues,
+) -> None:
+    queues.drop_topic("a", 100)
+    queues.drop_topic("b", 200)
+    queues.clear()
+    assert [queues.is_deleted("a", at) for at in (0, 99, 100)] == [True, True, False]
+    assert not queues.is_deleted("c", 0)
+    assert queues.live_deletions(99) == [("a", 100), ("b", 200)]
+    assert queues.live_deletions(100) == [("b", 200)]
+    assert queues.deletions == {"b": 200}
 
 
 def test_lost_messages_get_void_entries(queues: ConsumeQueues) -> None:

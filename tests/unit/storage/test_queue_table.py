@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,14 +24,24 @@ def queue(number: int) -> ConsumeQueue:
 @pytest.mark.parametrize("count", [0, 1, ROWS_PER_FRAME, ROWS_PER_FRAME + 1, 3000])
 def test_a_table_comes_back(count: int) -> None:
     producers = [(("topic", number, 1 << 63), [BATCH] * (number % 6)) for number in range(count)]
-    frames = list(encode_table(Head(77, 3), [queue(number) for number in range(count)], producers))
-    assert len(frames) == 1 + 2 * -(-count // ROWS_PER_FRAME)
+    deletions = [(f"gone {number}", 100 + number) for number in range(count)]
+    queues = [queue(number) for number in range(count)]
+    frames = list(encode_table(Head(77, 3), queues, producers, deletions))
+    assert len(frames) == 1 + 3 * -(-count // ROWS_PER_FRAME)
     table = decode_table(b"".join(frames))
     assert table.head == Head(77, 3)
     assert table.queues == [
         QueueRow(f"topic {number % 7}", number, number, 2 * number + 1) for number in range(count)
     ]
     assert table.producers == producers
+    assert table.deletions == dict(deletions)
+
+
+def test_a_table_from_before_deletions_has_none() -> None:
+    frames = [msgspec.msgpack.encode(frame) for frame in ([77, 3], [[["topic", 0, 1, 2]], []])]
+    table = decode_table(b"".join(len(data).to_bytes(4, "little") + data for data in frames))
+    assert table.queues == [QueueRow("topic", 0, 1, 2)]
+    assert table.deletions == {}
 
 
 def test_queues_that_were_never_written_have_no_row() -> None:
