@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mqmesh.clock import SystemClock
-from mqmesh.errors import ConfigError, CorruptBatch, StoreLocked
+from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError, StoreLocked
 from mqmesh.logs import one_line
 from mqmesh.record_batch import decode_messages
 from mqmesh.roles.process import ExitCode
@@ -52,14 +52,14 @@ def store() -> None:
 def verify(directory: Path, as_json: bool) -> int:
     """Read the whole log and all queues, and tell what is damaged.
 
-    Nothing is changed. The exit code is 1 if something is damaged.
+    Nothing is changed. The exit code is 1 if something is damaged, 2 if the store cannot be read.
 
     \b
     Examples:
       mqmesh store verify mqmesh-data/broker-a
       mqmesh store verify mqmesh-data/broker-a --json
     """
-    with open_stopped(directory) as stopped, Interrupt() as interrupt, _progress() as on_progress:
+    with _open(directory) as stopped, Interrupt() as interrupt, _progress() as on_progress:
         report = verify_store(stopped, on_progress, lambda: bool(interrupt))
     if report is None:
         click.echo("interrupted", err=True)
@@ -69,6 +69,18 @@ def verify(directory: Path, as_json: bool) -> int:
     else:
         _show_report(report)
     return ExitCode.OK if report.sound else ExitCode.FAILED
+
+
+@contextmanager
+def _open(directory: Path) -> Iterator[StoppedStore]:
+    """Opens a store to look at it; what cannot be read is not called damaged."""
+    try:
+        with open_stopped(directory) as stopped:
+            yield stopped
+    except CorruptRecord:
+        raise
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _show_report(report: VerifyReport) -> None:
@@ -109,7 +121,8 @@ def dump(
 ) -> int:
     """Print what is in the log, oldest first, a line each.
 
-    Damaged stretches are passed over and told on standard error; the exit code is then 1.
+    Damaged stretches are passed over and told on standard error; the exit code is then 1. It is
+    2 if the store cannot be read.
 
     \b
     Examples:
@@ -119,7 +132,7 @@ def dump(
     """
     left = sys.maxsize if limit is None else limit
     code = ExitCode.OK
-    with open_stopped(directory) as stopped:
+    with _open(directory) as stopped:
         for item in stopped.items():
             if item.wrong is not None:
                 code = ExitCode.FAILED

@@ -120,6 +120,27 @@ def load_document(path: Path) -> bytes | None:
     return None
 
 
+def peek_document(path: Path) -> bytes | None:
+    """Reads a document, or its backup, as ``load_document`` does, but changes nothing.
+
+    Returns:
+        The document; None if nothing readable is there.
+
+    Raises:
+        StorageError: It could not be read.
+    """
+    for candidate in (path, _backup(path)):
+        try:
+            document = _parse(candidate.read_bytes())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise storage_error(error, f"{candidate} could not be read") from error
+        if document is not None:
+            return document
+    return None
+
+
 def keep_aside(path: Path) -> Path:
     """Renames a damaged file to ``<name>.damaged-<n>`` so that nobody reads it again.
 

@@ -76,6 +76,26 @@ def read_boot_id() -> bytes:
         return bytes(16)
 
 
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The newest good checkpoint of a file, None if there is none; changes nothing.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be opened") from error
+    try:
+        return _newest(fd)[1]
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be read") from error
+    finally:
+        os.close(fd)
+
+
 class CheckpointFile:
     """The file with the two slots. One thread at a time.
 
@@ -94,23 +114,15 @@ class CheckpointFile:
             StorageError: It cannot be opened or made.
         """
         self._sync = sync
-        self._sequence = 0
-        self.newest: Checkpoint | None = None
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            self._load()
+            self._sequence, self.newest = _newest(self._fd)
             if os.fstat(self._fd).st_size == 0:
                 os.pwrite(self._fd, bytes(2 * SLOT_POSITIONS[1]), 0)
                 os.fsync(self._fd)
                 sync_directory(path.parent)
         except OSError as error:
             raise storage_error(error, f"{path} cannot be opened") from error
-
-    def _load(self) -> None:
-        for position in SLOT_POSITIONS:
-            found = _decode(os.pread(self._fd, SLOT_SIZE, position))
-            if found is not None and found[0] > self._sequence:
-                self._sequence, self.newest = found
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint over the older slot, durably.
@@ -127,6 +139,15 @@ class CheckpointFile:
     def close(self) -> None:
         """Closes the file."""
         os.close(self._fd)
+
+
+def _newest(fd: int) -> tuple[int, Checkpoint | None]:
+    newest: tuple[int, Checkpoint | None] = (0, None)
+    for position in SLOT_POSITIONS:
+        found = _decode(os.pread(fd, SLOT_SIZE, position))
+        if found is not None and found[0] > newest[0]:
+            newest = found
+    return newest
 
 
 def _encode(checkpoint: Checkpoint, sequence: int) -> bytes:

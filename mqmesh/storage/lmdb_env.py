@@ -52,7 +52,9 @@ class LmdbEnv:
         grown: How often the map was enlarged since it was opened.
     """
 
-    def __init__(self, directory: Path, *, map_size: int, durable: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, map_size: int, durable: bool = False, read_only: bool = False
+    ) -> None:
         """Opens an environment, making it if need be.
 
         Args:
@@ -60,6 +62,7 @@ class LmdbEnv:
             map_size: Room for data in bytes; it grows by itself.
             durable: Every write is on disk when it returns, and no power cut damages the
                 file. Without, a power cut may damage all of it.
+            read_only: It is there, and only looked at.
 
         Raises:
             CorruptRecord: What is there is no sound environment.
@@ -70,7 +73,8 @@ class LmdbEnv:
         self._cursor: lmdb.Cursor | None = None
         self.grown = 0
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                directory.mkdir(parents=True, exist_ok=True)
             # What is there already must fit, whatever the configuration says by now.
             map_size = max(map_size, 2 * self.file_bytes)
             self._env = lmdb.open(
@@ -80,6 +84,7 @@ class LmdbEnv:
                 metasync=durable,
                 readahead=False,
                 lock=False,
+                readonly=read_only,
                 max_dbs=0,
             )
         except (lmdb.Error, OSError) as error:

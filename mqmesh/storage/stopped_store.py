@@ -1,7 +1,7 @@
 """A store that no broker has open, for tools: read record by record, never changed.
 
-Nothing is recovered and nothing written but the lock file, so what a tool tells
-is what is there.
+Nothing is recovered and nothing written but the lock file, and that only where it
+can be, so what a tool tells is what is there.
 """
 
 import contextlib
@@ -18,12 +18,11 @@ from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StoreLocked
 from mqmesh.payload import Buffer
 from mqmesh.record_batch import MAGIC, BatchHeader, BatchMeta, read_header, read_meta
 from mqmesh.storage import lmdb_layout as layout
-from mqmesh.storage.atomic_file import load_document, storage_error
+from mqmesh.storage.atomic_file import peek_document, storage_error
 from mqmesh.storage.backends import backend_of
-from mqmesh.storage.checkpoint import CheckpointFile, read_boot_id
+from mqmesh.storage.checkpoint import read_boot_id, read_checkpoint
 from mqmesh.storage.consume_queue import ENTRY_SIZE, entries_of
 from mqmesh.storage.dispatcher_reader import SegmentList
-from mqmesh.storage.flush import SYSTEM_SYNC
 from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb_opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load
 from mqmesh.storage.log_beginning import NAME, read_log_beginning
@@ -134,13 +133,16 @@ def open_stopped(directory: Path) -> Iterator[StoppedStore]:
         ConfigError: A broker has it open, it is missing, or it is no store.
         StorageError: It cannot be read.
     """
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not there, or no directory")
-    backend = backend_of(directory)
+    try:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory} is not there, or no directory")
+        backend = backend_of(directory)
+    except OSError as error:
+        raise storage_error(error, f"{directory} cannot be read") from error
     if backend is None:
         raise ConfigError(f"{directory} holds no store: it has neither commitlog/ nor lmdb/")
     try:
-        lock = StoreLock(directory)
+        lock = StoreLock(directory, to_write=False)
     except StoreLocked as error:
         raise ConfigError(f"{error}; stop the broker first") from error
     with contextlib.ExitStack() as resources:
@@ -172,9 +174,7 @@ class StoppedCommitLog(StoppedStore):
         self._segments = SegmentList(self.log_directory)
         self._files = OpenFiles(_MOST_OPEN)
         self._names: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        file = CheckpointFile(directory / "checkpoint", sync=SYSTEM_SYNC)
-        checkpoint = file.newest
-        file.close()
+        checkpoint = read_checkpoint(directory / "checkpoint")
         self.clean = checkpoint is not None and checkpoint.clean
         self.store_id = None if checkpoint is None else checkpoint.store_id
         same_boot = checkpoint is not None and checkpoint.boot_id == read_boot_id()
@@ -200,8 +200,8 @@ class StoppedCommitLog(StoppedStore):
             }
 
     def _load_table(self, path: Path) -> QueueTable | None:
+        document = peek_document(path)
         try:
-            document = load_document(path)
             return None if document is None else decode_table(document)
         except CorruptRecord:
             # The next start makes everything anew from the log.
@@ -310,7 +310,7 @@ class StoppedLmdb(StoppedStore):
         """
         if not (directory / DIRECTORY / DATA_FILE).is_file():
             raise ConfigError(f"{directory / DIRECTORY} holds no {DATA_FILE}")
-        self._env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES)
+        self._env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES, read_only=True)
         self._contents = load(self._env, _ANY_PRODUCERS)
         self.start = self.kept_from = 0
         self.likely_end = self._contents.end

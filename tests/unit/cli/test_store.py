@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from mqmesh.cli import main
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.read_only import refuse_writing
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.units import KIB
 
@@ -135,3 +137,21 @@ def test_what_cannot_be_opened_is_one_line_and_2(capsys, tmp_path, command):
     store.close()
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "stop the broker first" in err
+
+
+@pytest.mark.parametrize("command", ["verify", "dump"])
+def test_read_only_media_are_read_and_what_cannot_be_read_is_not_called_damaged(
+    capsys, directory, monkeypatch, command
+):
+    refuse_writing(monkeypatch)
+    code, _, err = run(capsys, "store", command, directory)
+    assert (code, err) == (0, "")
+    monkeypatch.undo()
+    for unreadable in (directory / "lock", directory / "checkpoint"):
+        if not unreadable.exists():
+            continue  # the other backend's
+        refuse_writing(monkeypatch, errno.EACCES, unreadable=[unreadable])
+        code, out, err = run(capsys, "store", command, directory)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{unreadable} cannot be opened: Permission denied" in err
+        monkeypatch.undo()

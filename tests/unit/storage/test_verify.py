@@ -1,5 +1,6 @@
 """Verifying stopped stores, sound and damaged, and making their index anew."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -19,6 +20,7 @@ from mqmesh.storage.log_beginning import write_log_beginning
 from mqmesh.storage.stopped_store import StoppedCommitLog, open_stopped
 from mqmesh.storage.verify import VerifyReport, verify_store
 from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.read_only import refuse_writing
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import KIB, MIB
 
@@ -247,6 +249,32 @@ def test_what_is_no_stopped_store_is_refused(tmp_path: Path) -> None:
         running = open_backend(backend, tmp_path / backend)
         assert f"pid {os.getpid()}" in refusal(tmp_path / backend)
         running.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_a_store_on_read_only_media_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, error: int
+) -> None:
+    fill(backend, tmp_path)
+    sound = verify(tmp_path)
+    for missing in ([], ["lock"]):
+        for name in missing:
+            (tmp_path / name).unlink()
+        refuse_writing(monkeypatch, error)
+        assert verify(tmp_path) == sound
+        monkeypatch.undo()
+
+
+def test_verifying_changes_nothing(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    (tmp_path / "queue-table").write_bytes(b"garbled")
+    (tmp_path / "checkpoint").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert verify(tmp_path).batches
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    lock = tmp_path / "lock"
+    assert {**before, lock: 0} == {**after, lock: 0}
 
 
 def test_an_index_is_made_anew(tmp_path: Path) -> None:
