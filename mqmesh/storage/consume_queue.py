@@ -32,8 +32,11 @@ ENTRY_SIZE: Final = 20
 VOID_OFFSET: Final = (1 << 64) - 1
 VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
 """Stands for a message whose batch was lost to damage."""
+MOST_LOOKED_AT_ONCE: Final = 32_768
+"""Entries read at once where messages are lost: there may be millions."""
 
 _HASH_POSITION: Final = 12
+_VOIDS: Final = VOID_ENTRY * MOST_LOOKED_AT_ONCE
 
 assert ENTRY.size == ENTRY_SIZE
 
@@ -69,6 +72,28 @@ def hashes_of(entries: bytes) -> memoryview:
     for lane in range(8):
         packed[lane::8] = entries[_HASH_POSITION + lane :: ENTRY_SIZE]
     return memoryview(packed).cast("Q")
+
+
+def count_void(entries: bytes) -> int:
+    """How many void entries stand in front of the first other one.
+
+    Without a loop over entries: halves are compared as a whole.
+
+    Args:
+        entries: At most ``MOST_LOOKED_AT_ONCE``.
+    """
+    # Before low all are void; before high not all of them.
+    low, high = 0, len(entries) // ENTRY_SIZE
+    if entries == _VOIDS[: len(entries)]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        half = entries[low * ENTRY_SIZE : middle * ENTRY_SIZE]
+        if half == _VOIDS[: len(half)]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 class ConsumeQueue:
@@ -153,6 +178,47 @@ class ConsumeQueue:
             tail = self._tail_entries()
             parts.append(tail[(start - written) * ENTRY_SIZE : (stop - written) * ENTRY_SIZE])
         return b"".join(parts)
+
+    def next_place(self, files: OpenFiles, start: int, stop: int) -> tuple[int, int] | None:
+        """The first message of a stretch that is not lost.
+
+        Args:
+            files: Descriptors of consume queue files.
+            start: Queue offset where the stretch begins; at least ``first``.
+            stop: Where it ends; at most ``end``.
+
+        Returns:
+            Its queue offset, and the commit-log offset of its batch; None if there is none.
+
+        Raises:
+            CorruptRecord: A file is missing or too short.
+            StorageError: The disk refuses to read.
+        """
+        # Most often the very first is not lost.
+        count = 1
+        in_files = min(stop, self.written)
+        while start < in_files:
+            end = min(in_files, start + count)
+            entries = self.read(files, start, end)
+            lost = count_void(entries)
+            start += lost
+            if start < end:
+                place: int = ENTRY.unpack_from(entries, lost * ENTRY_SIZE)[0]
+                if place != VOID_OFFSET:
+                    return start, place
+                start += 1  # A void entry that is damaged.
+            count = min(8 * count, MOST_LOOKED_AT_ONCE)
+        return self._next_place_in_tail(start, stop)
+
+    def _next_place_in_tail(self, start: int, stop: int) -> tuple[int, int] | None:
+        tail = self.tail
+        while start < stop:
+            number = tail.index(start)
+            place = tail.row(number)[0]
+            if place != VOID_OFFSET:
+                return start, place
+            start = tail.ends[number]
+        return None
 
     def _tail_entries(self) -> bytes:
         return b"".join(entries_of(*batch) for batch in self.tail.batches())

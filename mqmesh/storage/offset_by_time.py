@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.errors import CorruptRecord
 from mqmesh.record_batch import MAGIC
 from mqmesh.storage.commitlog import CommitLog
-from mqmesh.storage.consume_queue import ENTRY, VOID_OFFSET, ConsumeQueue
+from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
 
 # Magic, own offset, base queue offset, store timestamp, message count of a batch header.
@@ -33,14 +33,14 @@ def find_offset_by_time(
     low, high = queue.first, queue.visible
     while low < high:
         middle = (low + high) // 2
-        # Lost messages have no time: the next one that has decides for them.
-        probe = middle
-        while probe < high and _place(queue, files, probe) == VOID_OFFSET:
-            probe += 1
-        if probe == high:
+        # Lost messages have no time: the next one that has decides for them. No stretch of
+        # them is looked at twice, because all of it is on one side of what is left.
+        found = queue.next_place(files, middle, high)
+        if found is None:
             high = middle
             continue
-        base, stop, stored = _batch_times(log, _place(queue, files, probe))
+        probe, place = found
+        base, stop, stored = _batch_times(log, place)
         if not base <= probe < stop:
             raise CorruptRecord(
                 f"offset {probe} of queue {queue.queue_id} of {queue.topic!r} leads to a batch "
@@ -51,12 +51,6 @@ def find_offset_by_time(
         else:
             low = stop
     return max(low, queue.first)
-
-
-def _place(queue: ConsumeQueue, files: OpenFiles, queue_offset: int) -> int:
-    entry = queue.read(files, queue_offset, queue_offset + 1)
-    place: int = ENTRY.unpack(entry)[0]
-    return place
 
 
 def _batch_times(log: CommitLog, commitlog_offset: int) -> tuple[int, int, int]:

@@ -2,13 +2,9 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final
 
-from mqmesh.storage.consume_queue import ENTRY, ENTRY_SIZE, VOID_OFFSET, ConsumeQueue
+from mqmesh.storage.consume_queue import ENTRY_SIZE, ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
-
-PROBE_ENTRIES: Final = 256
-"""Read at once when lost messages are passed over."""
 
 
 def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
@@ -53,16 +49,9 @@ def _is_kept(
     queue: ConsumeQueue, files: OpenFiles, queue_offset: int, stop: int, log_start: int
 ) -> bool:
     """Whether a message, or the next one that is not lost, is still in the log."""
-    while queue_offset < stop:
-        end = min(stop, queue_offset + PROBE_ENTRIES)
-        entries = queue.read(files, queue_offset, end)
-        for position in range(0, len(entries), ENTRY_SIZE):
-            place = ENTRY.unpack_from(entries, position)[0]
-            if place != VOID_OFFSET:
-                return bool(place >= log_start)
-        queue_offset = end
+    found = queue.next_place(files, queue_offset, stop)
     # Nothing but lost messages: they may as well count as kept.
-    return True
+    return found is None or found[1] >= log_start
 
 
 def _first_kept_of_tail(queue: ConsumeQueue, first: int, log_start: int) -> int:

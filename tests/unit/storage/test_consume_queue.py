@@ -10,7 +10,11 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.message import tag_hash
 from mqmesh.storage.consume_queue import (
     ENTRY,
+    MOST_LOOKED_AT_ONCE,
+    VOID_ENTRY,
+    VOID_OFFSET,
     ConsumeQueue,
+    count_void,
     entries_of,
     hashes_of,
 )
@@ -76,4 +80,34 @@ def test_missing_entries_are_damage(queue: ConsumeQueue) -> None:
     Path(queue.file_path(1)).unlink()
     with pytest.raises(CorruptRecord):
         queue.read(files, 16, 17)
+    files.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 100, MOST_LOOKED_AT_ONCE])
+def test_void_entries_are_counted(count: int) -> None:
+    assert count_void(VOID_ENTRY * count) == count
+    for lost in {0, 1, count // 2, count - 1} & set(range(count)):
+        good = ENTRY.pack(1, 1, 0)
+        assert count_void(VOID_ENTRY * lost + good * (count - lost)) == lost
+        assert count_void(VOID_ENTRY * lost + good + VOID_ENTRY * (count - lost - 1)) == lost
+
+
+@pytest.mark.parametrize("written", [0, 37, 60])
+def test_lost_messages_are_passed(
+    queue: ConsumeQueue, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqmesh.storage.consume_queue.MOST_LOOKED_AT_ONCE", 5)
+    files = OpenFiles(4)
+    kept = {0, 1, 7, 20, 21, 36, 37, 55}
+    places = [number if number in kept else VOID_OFFSET for number in range(60)]
+    # One is damaged in a place that nobody looks at.
+    entries = [ENTRY.pack(place, 0, number == 12) for number, place in enumerate(places)]
+    add(queue, b"".join(entries[:written]))
+    queue.write_tail(files, set())
+    add(queue, b"".join(entries[written:]))
+    for start in range(61):
+        for stop in range(start, 61):
+            found = next((number for number in range(start, stop) if number in kept), None)
+            wanted = None if found is None else (found, found)
+            assert queue.next_place(files, start, stop) == wanted
     files.close()
