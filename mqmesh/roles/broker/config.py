@@ -96,7 +96,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         transaction_pending_max: Half messages that may wait for their decisions; more are
             refused. Up to 0.8 KiB of memory each, in batches less. 1 to 100,000,000.
         transaction_parked_max: Half messages that stay parked, 1 to 1,000,000; the oldest go.
-        max_topics: Topics that this broker will carry, 1 to 100,000.
+        max_topics: Topics that users may have made, 1 to 100,000. What was acknowledged is
+            delivered all the same: where a delayed message is due whose topic was deleted, or
+            messages failed in a group that has no retry or dead letter topic yet, the broker
+            makes the topic beyond this number, up to 100,000 in all.
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
@@ -149,7 +152,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     busy_retry_after_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 100
     transaction_pending_max: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 200_000
     transaction_parked_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
-    max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = MAX_TOPICS_PER_BROKER
+    max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 90_000
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
     max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000

@@ -58,7 +58,7 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
         runs: Best in the order of the log. Those that do not fit into one turn are left.
 
     Raises:
-        SystemBusy: A topic is missing, and there are too many.
+        SystemBusy: A topic is missing, and there are more than a broker may have at all.
     """
     prepared, done = Prepared(bytearray(), []), []
     opened = context.schedule.opened
@@ -112,6 +112,7 @@ def _batch(
     if max(times) > now_ms:
         return None
     config = context.config
+    # It was there when the message was acknowledged, and may have been deleted.
     topic = ensure_topic(
         context, meta.real_topic, max(config.default_topic_queue_nums, meta.real_queue_id + 1)
     )

@@ -16,7 +16,10 @@ from mqmesh.storage.interface import BatchToPut
 
 
 def ensure_topic(context: BrokerContext, name: str, queues: int = 1) -> Topic:
-    """A topic of the broker's own, created if it is missing.
+    """A topic of the broker's own, created if it is missing, beyond ``max_topics``, too.
+
+    What was acknowledged may need it. Whoever asks sees to it that not anybody can have any
+    number of them made.
 
     Args:
         context: The broker.
@@ -24,7 +27,7 @@ def ensure_topic(context: BrokerContext, name: str, queues: int = 1) -> Topic:
         queues: To write and to read, when it is new.
 
     Raises:
-        SystemBusy: There are too many topics.
+        SystemBusy: There are more topics than a broker may have at all.
     """
     topic = context.topics.get(name)
     if topic is None:
@@ -45,7 +48,7 @@ def inner_send(context: BrokerContext, batches: Sequence[bytes], on_stored: Outc
         on_stored: Called on the event loop, later, with an outcome for each batch.
 
     Raises:
-        SystemBusy: A topic is missing, and there are too many.
+        SystemBusy: A topic is missing, and there are more than a broker may have at all.
     """
     staged = []
     for data in batches:

@@ -19,7 +19,7 @@ from mqmesh.errors import (
 )
 from mqmesh.half_batch import HIDDEN_TOPICS
 from mqmesh.message import check_topic, is_system_topic
-from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
+from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.units import TimestampMs
 
 DOCUMENT_VERSION: Final = 1
@@ -158,7 +158,8 @@ class TopicTable:
         check_topic(name)
         if is_system_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
-        return self.set(TopicConfig(name, queue_nums, queue_nums), now_ms)
+        self._check_room(name, self._most)
+        return self._put(TopicConfig(name, queue_nums, queue_nums), now_ms)
 
     def update(
         self,
@@ -205,25 +206,28 @@ class TopicTable:
             raise InvalidArgument(f"topic {name!r} exists already")
         if old is not None and old.config == config:
             return old
-        return self.set(config, now_ms)
+        self._check_room(name, self._most)
+        return self._put(config, now_ms)
 
     def set(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
         """Creates or changes a topic as the broker itself likes, system topics included.
 
+        A message that was acknowledged may need it, so it is made beyond ``max_topics``, too; a
+        name server takes no more than ``MAX_TOPICS_PER_BROKER`` of a broker.
+
+        Raises:
+            SystemBusy: There are so many topics.
+        """
+        self._check_room(config.topic, MAX_TOPICS_PER_BROKER)
+        return self._put(config, now_ms)
+
+    def check_room(self, name: str) -> None:
+        """Tells whether a topic is there, or may be made within ``max_topics``.
+
         Raises:
             SystemBusy: There are too many topics.
         """
-        topic = self._topics.get(config.topic)
-        if topic is None:
-            if len(self._topics) >= self._most:
-                raise SystemBusy(
-                    f"this broker carries {self._most} topics, no more (max_topics)",
-                    retry_after_ms=self._busy_retry_after_ms,
-                )
-            topic = self._topics[config.topic] = Topic(config)
-        _prepare(topic, config)
-        self._changed(now_ms)
-        return topic
+        self._check_room(name, self._most)
 
     def check_deletable(self, name: str) -> None:
         """Tells whether an administrator may delete a topic.
@@ -256,7 +260,7 @@ class TopicTable:
         for name, highest_queue_id in queues:
             if name not in self._topics:
                 count = max(queue_nums, highest_queue_id + 1)
-                self.set(TopicConfig(name, count, count), now_ms)
+                self._put(TopicConfig(name, count, count), now_ms)
                 adopted += 1
         return adopted
 
@@ -294,6 +298,22 @@ class TopicTable:
             topic = self._topics[name] = Topic(config)
             _prepare(topic, config)
         self.version = saved.data_version
+
+    def _check_room(self, name: str, most: int) -> None:
+        if name not in self._topics and len(self._topics) >= most:
+            raise SystemBusy(
+                f"this broker carries {len(self._topics)} topics, and may make no more than {most} "
+                "(max_topics)",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+
+    def _put(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
+        topic = self._topics.get(config.topic)
+        if topic is None:
+            topic = self._topics[config.topic] = Topic(config)
+        _prepare(topic, config)
+        self._changed(now_ms)
+        return topic
 
     def _changed(self, now_ms: TimestampMs) -> None:
         self.version = DataVersion(now_ms, self.version.counter + 1)

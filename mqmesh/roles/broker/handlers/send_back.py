@@ -125,7 +125,8 @@ def _bury_whole(
     context: BrokerContext, group: str, found: StoredBatch, index: int, gathering: _Gathering
 ) -> None:
     """Nobody can read the batch: it goes to the dead letters as it is."""
-    batch = redeliver(found.data, found.header, topic=dlq_topic(group), queue_id=RETRY_QUEUE)
+    topic = _topic_of(context, group, is_dead=True)
+    batch = redeliver(found.data, found.header, topic=topic, queue_id=RETRY_QUEUE)
     count = found.header.message_count
     inner_send(context, [batch], lambda outcomes: gathering.stored(index, outcomes, count))
     gathering.begin()
@@ -135,7 +136,7 @@ def _bury_whole(
 def _take_step(
     context: BrokerContext, group: str, index: int, step: RetryStep, gathering: _Gathering
 ) -> None:
-    topic = dlq_topic(group) if step.is_dead else retry_topic(group)
+    topic = _topic_of(context, group, is_dead=step.is_dead)
     try:
         batch = step.batch(topic, RETRY_QUEUE)
     except LocalProtocolError:
@@ -166,3 +167,11 @@ def _take_step(
         )
     gathering.begin()
     context.stats.total.sent_back_messages += len(step.messages)
+
+
+def _topic_of(context: BrokerContext, group: str, *, is_dead: bool) -> str:
+    name = dlq_topic(group) if is_dead else retry_topic(group)
+    if context.group_table.get(group) is None and context.groups.find(group) is None:
+        # The topics of groups that are known are bounded by these; anybody may think of names.
+        context.topics.check_room(name)
+    return name

@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from mqmesh.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
-from mqmesh.errors import DiskFull, EndpointUnreachable, LocalProtocolError, MQMeshError
+from mqmesh.errors import (
+    DiskFull,
+    EndpointUnreachable,
+    LocalProtocolError,
+    MQMeshError,
+    SystemBusy,
+)
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
@@ -311,6 +317,19 @@ def test_what_fits_into_no_batch_does_not_hold_up_others(rig, monkeypatch):
     rig.advance(80)
     assert len(rig.delivered()) == 1
     assert rig.stage.context.schedule.gone == 1
+
+
+def test_a_topic_that_was_deleted_is_made_again_beyond_max_topics(make_stage):
+    rig = Rig(make_stage(max_topics=3))  # with that of the schedule
+    rig.send(rig.now_ms + 50, topic="gone")
+    rig.send(rig.now_ms + 60, topic="t")
+    rig.stage.context.topics.delete("gone", 1)
+    rig.stage.send(rig.stage.batch("other"))
+    assert len(rig.stage.context.topics) == 3
+    rig.advance(80)
+    assert len(rig.delivered("gone")) == len(rig.delivered("t")) == 1
+    with pytest.raises(SystemBusy, match="max_topics"):
+        rig.stage.context.topics.create("new", 1, 1)
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])

@@ -13,6 +13,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
+from mqmesh.roles.broker import topics
 from mqmesh.roles.broker.topics import TopicTable
 
 
@@ -103,6 +104,30 @@ def test_there_is_an_end_of_topics():
     table.update(TopicConfig("a", 2, 2), 1)
     table.delete("b", 1)
     table.create("c", 1, 1)
+
+
+def test_what_the_broker_needs_or_has_messages_of_is_made_beyond_that():
+    table = TopicTable(1)
+    table.create("a", 1, 1)
+    table.set(TopicConfig("%RETRY%g"), 1)
+    assert table.adopt([("b", 0)], 1, 1) == 1
+    table.check_room("b")
+    for make in (
+        lambda: table.create("c", 1, 1),
+        lambda: table.update(TopicConfig("c"), 1),
+        lambda: table.check_room("c"),
+    ):
+        with pytest.raises(SystemBusy, match=r"3 topics.*max_topics"):
+            make()
+
+
+def test_a_name_server_takes_only_so_many(monkeypatch):
+    monkeypatch.setattr(topics, "MAX_TOPICS_PER_BROKER", 2)
+    table = TopicTable(1)
+    table.set(TopicConfig("a"), 1)
+    table.set(TopicConfig("b"), 1)
+    with pytest.raises(SystemBusy):
+        table.set(TopicConfig("c"), 1)
 
 
 def test_the_document_brings_everything_back(table):

@@ -203,6 +203,23 @@ def test_what_cannot_be_decoded_goes_to_the_dead_letters_whole(stage):
     assert header.message_count == 3
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_group_that_is_known_has_its_topics_beyond_max_topics(make_stage, known):
+    stage = make_stage(max_topics=1)
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    if known:
+        stage.context.group_table.note_used("g", 1)
+    again, dead = entry(), entry(queue_offset=1, delay_level=-1)
+    codes = [result.code for result in send_back(stage, again, dead)]
+    topics = {config.topic for config in stage.context.topics.configs()}
+    if known:
+        assert codes == [ResponseCode.SUCCESS] * 2
+        assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC}
+    else:
+        assert codes == [ResponseCode.SYSTEM_BUSY] * 2
+        assert topics == {"t"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [

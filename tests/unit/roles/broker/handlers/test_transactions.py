@@ -152,6 +152,14 @@ def test_a_deleted_topic_takes_no_commits(scene):
     assert scene.desk.table.pending_count == 1
 
 
+def test_what_was_acknowledged_can_be_decided_though_there_are_too_many_topics(make_scene):
+    scene = make_scene(max_topics=2)
+    base = scene.half(b"one")
+    assert len(scene.stage.context.topics) == 2
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
+    assert scene.bodies() == [b"one"]
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
