@@ -7,6 +7,7 @@ import pytest
 from mqmesh.half_batch import half_parts, have_immunity
 from mqmesh.message import (
     Message,
+    format_message_id,
 )
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import RequestCode
@@ -16,6 +17,7 @@ from mqmesh.protocol.transactions import (
     CheckTransactionState,
     Decision,
     End,
+    EndHalfMessageRequest,
     EndOutcome,
     EndTransactionRequest,
     decode_end_outcomes,
@@ -97,6 +99,13 @@ class Scene:
         self.finish()
         reply = self.stage.answer(opaque)
         return decode_end_outcomes(b"".join(reply.body), len(ends))
+
+    def end_by_hand(self, base: int, decision: Decision) -> list[EndOutcome]:
+        """`mqmesh tx` ends the first message of a batch, whose first sequence is the base."""
+        wanted = EndHalfMessageRequest(format_message_id(PRODUCER, base), decision)
+        opaque = self.stage.begin(RequestCode.END_HALF_MESSAGE, wanted)
+        self.finish()
+        return decode_end_outcomes(b"".join(self.stage.answer(opaque).body), 1)
 
     def bodies(self, topic="t", queue_id=0) -> list[bytes]:
         return [message.body for message in self.messages(topic, queue_id)]

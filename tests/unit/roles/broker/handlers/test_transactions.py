@@ -19,6 +19,7 @@ from mqmesh.message import (
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.pulling import PullRequest
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.protocol.transactions import (
     Decision,
     End,
@@ -158,6 +159,24 @@ def test_what_was_acknowledged_can_be_decided_though_there_are_too_many_topics(m
     assert len(scene.stage.context.topics) == 2
     assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
     assert scene.bodies() == [b"one"]
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_topic_that_lost_the_queue_takes_commits_once_it_has_it_again(make_scene, parked):
+    scene = make_scene(transaction_check_max=2)
+    scene.join()
+    base = scene.half(b"one", queue_id=3)
+    topics = scene.stage.context.topics
+    topics.update(TopicConfig("t", 2, 2), 1)
+    commit = (base, 0, 0, 1, Decision.COMMIT)
+    assert scene.end(commit) == [EndOutcome.TOPIC_GONE]
+    for _ in range(4 if parked else 0):
+        scene.tick(30_000)
+    assert scene.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == ([b"one"] if parked else [])
+    assert scene.end(commit) == scene.end_by_hand(base, Decision.COMMIT) == [EndOutcome.TOPIC_GONE]
+    topics.update(TopicConfig("t", 4, 4), 1)
+    assert scene.end_by_hand(base, Decision.COMMIT) == [EndOutcome.ENDED]
+    assert scene.bodies("t", 3) == [b"one"]
 
 
 @pytest.mark.parametrize(
