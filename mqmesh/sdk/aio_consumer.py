@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -160,23 +161,23 @@ class PullConsumer:
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """As ``mqmesh.PullConsumer.seek``."""
-        self._forget([queue])
-        await asyncio.to_thread(self._inner.seek, queue, offset)
+        with self._forgetting([queue]):
+            await asyncio.to_thread(self._inner.seek, queue, offset)
 
     async def seek_to_begin(self, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_begin``."""
-        self._forget(queues)
-        await asyncio.to_thread(self._inner.seek_to_begin, *queues)
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_begin, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_end``."""
-        self._forget(queues)
-        await asyncio.to_thread(self._inner.seek_to_end, *queues)
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_end, *queues)
 
     async def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
         """As ``mqmesh.PullConsumer.seek_to_time``."""
-        self._forget(queues)
-        await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
 
     async def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """As ``mqmesh.PullConsumer.offset_of_time``."""
@@ -223,13 +224,19 @@ class PullConsumer:
         own = set(self._inner.assignment())
         return {queue: offset for queue, offset in self._done.items() if queue in own}
 
-    def _forget(self, queues: Iterable[MessageQueue]) -> None:
+    @contextmanager
+    def _forgetting(self, queues: Iterable[MessageQueue]) -> Iterator[None]:
+        """Gives up what was polled of queues, all by default, unless they cannot be moved."""
         chosen = set(queues)
-        self._current = None
-        if chosen:
-            self._polled = deque(m for m in self._polled if m.message_queue not in chosen)
-        else:
-            self._polled.clear()
+        current, self._current = self._current, None
+        given_up = [m for m in self._polled if not chosen or m.message_queue in chosen]
+        self._polled = deque(m for m in self._polled if chosen and m.message_queue not in chosen)
+        try:
+            yield
+        except MQMeshError:
+            self._current = self._current or current
+            self._polled.extendleft(reversed(given_up))
+            raise
 
     def _close(self, unfinished: bool) -> None:
         if not unfinished:

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, TopicNotFound
-from mqmesh.message import check_group, check_topic, retry_topic
+from mqmesh.message import check_group, check_number, check_topic, retry_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.groups import (
@@ -34,6 +34,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.sdk.admin import AdminClient
+from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
 
@@ -363,10 +364,14 @@ class GroupAdmin(AdminClient):
             GroupNotFound: No broker knows the group.
             TopicNotFound: No broker has the topic.
             OffsetIllegal: The queue does not reach there.
-            InvalidArgument: An offset without the queue it is for.
+            InvalidArgument: An offset without the queue it is for, a negative time or offset.
             TransportError, BrokerError: A broker does not answer or refuses; the sentence says
                 which ones had done it before. Repeating the call is safe.
         """
+        check_group(group)
+        check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
+        if where is ResetWhere.OFFSET:
+            check_number("queue_offset", queue_offset, MAX_OFFSET)
         self.groups(group)
         masters = self._carriers_of(check_topic(topic), broker_name)
         if where is ResetWhere.OFFSET and (queue_id < 0 or len(masters) > 1):

@@ -20,7 +20,7 @@ from mqmesh.errors import (
     OffsetIllegal,
     UndecodableMessages,
 )
-from mqmesh.message import MessageQueue, StoredMessage, check_topic
+from mqmesh.message import MessageQueue, StoredMessage, check_number, check_topic, describe
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.assigned import Assigned
 from mqmesh.sdk.consumer_engine import ConsumerEngine
@@ -36,7 +36,7 @@ from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
-from mqmesh.units import MIB
+from mqmesh.units import MAX_OFFSET, MIB
 
 NEW_TOPIC_MS: Final = 500
 NEW_TOPIC_STEP_MS: Final = 20
@@ -312,11 +312,13 @@ class PullConsumer:
             offset: From the queue's first message to behind its last.
 
         Raises:
-            InvalidArgument: The queue is not assigned.
+            InvalidArgument: The queue is not assigned, or the offset is no int.
             OffsetIllegal: The queue does not reach there.
             MQMeshError: The broker could not be asked.
         """
         self._buffer(queue)
+        if type(offset) is not int:
+            raise InvalidArgument(f"offset of {queue} must be an int, not {describe(offset)}")
         bounds = self._bounds(queue)
         if not bounds.min_queue_offset <= offset <= bounds.max_queue_offset:
             raise OffsetIllegal(
@@ -360,10 +362,10 @@ class PullConsumer:
         """Queue offset of the first message stored at or after a time; the end if none.
 
         Raises:
+            InvalidArgument: That is no time.
             MQMeshError: The broker could not be asked.
         """
-        if timestamp_ms < 0:
-            raise InvalidArgument(f"timestamp_ms must not be negative, but is {timestamp_ms}")
+        check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
 
         def ask(done: _OnDone[int]) -> None:
             self._engine.positions.find_time(queue, timestamp_ms, done)
@@ -390,7 +392,7 @@ class PullConsumer:
                 far is done.
 
         Raises:
-            InvalidArgument: A queue is not assigned.
+            InvalidArgument: A queue is not assigned, or its offset is none; nothing was committed.
             MQMeshError: A broker refused or did not answer; the offsets are tried again with
                 the next commit.
         """
@@ -406,8 +408,11 @@ class PullConsumer:
         """Says what is done, as ``commit`` does, and leaves it to later commits to tell brokers.
 
         Raises:
-            InvalidArgument: A queue is not assigned.
+            InvalidArgument: A queue is not assigned, or its offset is none.
         """
+        for queue, offset in (offsets or {}).items():
+            self._buffer(queue)
+            check_number(f"offset of {queue}", offset, MAX_OFFSET)
         with self._changed:
             if offsets is None:
                 self._ack()

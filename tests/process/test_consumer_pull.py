@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 import time
 from collections import Counter
@@ -161,6 +162,25 @@ def test_seeking_goes_where_it_is_told(cluster, topic):
                 consumer.seek(queue, offset)
 
 
+def test_what_is_no_offset_is_refused_at_once_and_harms_no_other_queue(cluster, topic):
+    with consumer_of(cluster, topic, auto_commit=False) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        for wrong in (-5, 2**63, 1.5, True, "3", None):
+            with pytest.raises(InvalidArgument, match=re.escape(f"{queues[1]} must be an int of")):
+                consumer.commit({queues[0]: 1, queues[1]: wrong})
+        for wrong in (1.5, "3", None):
+            with pytest.raises(InvalidArgument, match=re.escape(f"{queues[1]} must be an int, ")):
+                consumer.seek(queues[1], wrong)
+        for wrong in (-1, 2**63, "now"):
+            with pytest.raises(InvalidArgument, match="timestamp_ms must be an int"):
+                consumer.seek_to_time(wrong)
+        consumer.commit()
+        assert {consumer.committed(queue) for queue in queues} == {0}
+        consumer.commit({queues[0]: 1})
+        assert consumer.committed(queues[0]) == 1
+
+
 def test_seeking_to_a_time_finds_what_was_stored_from_then_on(cluster, topic):
     with consumer_of(cluster, topic) as consumer:
         consumer.assign(consumer.queues(topic))
@@ -289,6 +309,26 @@ def test_an_asyncio_consumer_seeks_commits_and_polls(cluster, topic):
                 again += await consumer.poll(1_000)
             assert numbers_of(found) == list(range(100))
             assert {message.message_queue for message in again} == {queues[0]}
+
+    asyncio.run(main())
+
+
+def test_an_asyncio_consumer_that_is_sent_nowhere_goes_on_where_it_is(cluster, topic):
+    async def main():
+        async with aio_consumer_of(cluster, topic) as consumer:
+            await consumer.subscribe(topic)
+            found = []
+            async for message in consumer:
+                found.append(message)
+                queue = message.message_queue
+                for wrong, error in ((-1, OffsetIllegal), ("1", InvalidArgument)):
+                    with pytest.raises(error):
+                        await consumer.seek(queue, wrong)
+                with pytest.raises(InvalidArgument):
+                    await consumer.commit({queue: -5})
+                if len(found) == 100:
+                    break
+            assert numbers_of(found) == list(range(100))
 
     asyncio.run(main())
 
