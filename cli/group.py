@@ -13,6 +13,7 @@ from mqmesh.logs import one_line
 from mqmesh.message import retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData
+from mqmesh.sdk.consumer_options import check_consumer_group
 from mqmesh.sdk.group_admin import GroupAdmin, GroupProgress, QueueLag
 
 from .group_offsets import clone_offset, reset_offset, skip
@@ -126,6 +127,7 @@ def create(
       mqmesh group create billing
       mqmesh group create billing --retry-max-times 5 --if-missing
     """
+    check_consumer_group(name)
     config = msgspec.structs.replace(
         GroupConfig(name), **_changes(consume, broadcast, retry_max_times, notify)
     )
@@ -159,6 +161,7 @@ def update(
       mqmesh group update billing --no-consume      members get nothing for a while
       mqmesh group update billing --consume
     """
+    check_consumer_group(name)
     changes = _changes(consume, broadcast, retry_max_times, notify)
     if not changes:
         raise ConfigError("nothing to change; say --consume, --broadcast, --retry-max-times, …")

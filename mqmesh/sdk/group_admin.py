@@ -34,6 +34,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.consumer_options import check_consumer_group
 from mqmesh.units import MAX_OFFSET
 
 _T = TypeVar("_T")
@@ -172,9 +173,12 @@ class GroupAdmin(AdminClient):
         """A group, or all groups, by broker group; a broker that knows none is left out.
 
         Raises:
+            InvalidArgument: The name is illegal.
             GroupNotFound: No broker knows the group.
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
         """
+        if group:
+            check_consumer_group(group)
 
         def ask(endpoint: str) -> list[GroupSummary]:
             found: list[GroupSummary] = []
@@ -192,7 +196,7 @@ class GroupAdmin(AdminClient):
 
         by_broker = self._each(self._masters(), ask)
         if group and not any(by_broker.values()):
-            raise GroupNotFound(f"no broker knows a consumer group {check_group(group)!r}")
+            raise GroupNotFound(f"no broker knows a consumer group {group!r}")
         return {name: found for name, found in by_broker.items() if found}
 
     def connections(self, group: str) -> list[ConsumerConnection]:
@@ -201,7 +205,7 @@ class GroupAdmin(AdminClient):
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
         """
-        request = ConsumerConnectionsRequest(check_group(group))
+        request = ConsumerConnectionsRequest(check_consumer_group(group))
 
         def ask(endpoint: str) -> list[ConsumerConnection]:
             code = RequestCode.GET_CONSUMER_CONNECTION_LIST
@@ -243,13 +247,15 @@ class GroupAdmin(AdminClient):
             topic: Only this one; empty for all topics of the group.
 
         Raises:
+            InvalidArgument: A name is illegal.
             GroupNotFound: No broker knows the group.
             TopicNotFound: No broker has the topic.
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
         """
-        summaries = [one for found in self.groups(group).values() for one in found]
+        check_consumer_group(group)
         if topic:
             check_topic(topic)
+        summaries = [one for found in self.groups(group).values() for one in found]
 
         def ask(endpoint: str) -> tuple[list[tuple[QueueProgress, int]], float] | None:
             try:
@@ -324,9 +330,11 @@ class GroupAdmin(AdminClient):
             Broker groups that knew it.
 
         Raises:
+            InvalidArgument: The name is illegal.
             GroupNotFound: No broker knows it.
             BrokerError: It has members, among other reasons.
         """
+        check_consumer_group(group)
         known = self.groups(group)
         request = DeleteGroupRequest(group, remove_topics)
         code = RequestCode.DELETE_SUBSCRIPTIONGROUP
@@ -364,16 +372,18 @@ class GroupAdmin(AdminClient):
             GroupNotFound: No broker knows the group.
             TopicNotFound: No broker has the topic.
             OffsetIllegal: The queue does not reach there.
-            InvalidArgument: An offset without the queue it is for, a negative time or offset.
+            InvalidArgument: An illegal name, an offset without the queue it is for, a negative
+                time or offset.
             TransportError, BrokerError: A broker does not answer or refuses; the sentence says
                 which ones had done it before. Repeating the call is safe.
         """
-        check_group(group)
+        check_consumer_group(group)
+        check_topic(topic)
         check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
         if where is ResetWhere.OFFSET:
             check_number("queue_offset", queue_offset, MAX_OFFSET)
         self.groups(group)
-        masters = self._carriers_of(check_topic(topic), broker_name)
+        masters = self._carriers_of(topic, broker_name)
         if where is ResetWhere.OFFSET and (queue_id < 0 or len(masters) > 1):
             raise InvalidArgument(
                 f"an offset is of one queue: say which of topic {topic!r}"
@@ -411,9 +421,10 @@ class GroupAdmin(AdminClient):
             InvalidArgument: An illegal name, or both are the same.
             TransportError, BrokerError: As for ``reset_offset``.
         """
-        check_group(target)
-        self.groups(source)
+        check_consumer_group(source)
+        check_consumer_group(target)
         request = CloneOffsetRequest(source, target, check_topic(topic) if topic else "", dry_run)
+        self.groups(source)
         answers = self._each(
             self._masters(),
             lambda endpoint: self._ask(
@@ -430,6 +441,9 @@ class GroupAdmin(AdminClient):
         Raises:
             MQMeshError: As for ``reset_offset``.
         """
+        check_consumer_group(group)
+        if topic:
+            check_topic(topic)
         topics = {one for found in self.groups(group).values() for s in found for one in s.topics}
         moves = [
             self.reset_offset(group, one, ResetWhere.LAST, dry_run=dry_run)
@@ -444,7 +458,7 @@ class GroupAdmin(AdminClient):
         return decode_header(kind, self._request(endpoint, code, encode_header(request)).header)
 
     def _put_group(self, request: UpdateGroupRequest) -> dict[str, GroupConfig]:
-        check_group(request.config.group)
+        check_consumer_group(request.config.group)
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         return self._ask_masters(
             self._masters(), code, request, lambda answer: decode_header(GroupConfig, answer.header)

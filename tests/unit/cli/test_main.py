@@ -8,6 +8,7 @@ import pytest
 from mqmesh.cli import cluster, main, topic
 from mqmesh.cli.main import COMMANDS
 from mqmesh.errors import InvalidArgument, NoRoute
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.version import VERSION
 
 
@@ -72,6 +73,51 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, arguments):
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("progress", "{}"),
+        ("progress", "billing", "--topic", "{}"),
+        ("connections", "{}"),
+        ("connections", "{}", "--producers"),
+        ("create", "{}"),
+        ("create", "{}", "--if-missing"),
+        ("update", "{}", "--consume"),
+        ("delete", "{}", "--yes"),
+        ("reset-offset", "{}", "--topic", "orders", "--to-first", "--yes"),
+        ("reset-offset", "billing", "--topic", "{}", "--to-first", "--yes"),
+        ("clone-offset", "{}", "billing", "--yes"),
+        ("clone-offset", "billing", "{}", "--yes"),
+        ("clone-offset", "billing", "audit", "--topic", "{}", "--yes"),
+        ("skip", "{}", "--yes"),
+        ("skip", "billing", "--topic", "{}", "--yes"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a b", "x" * 300, "ünicode"])
+def test_commands_for_groups_check_names_before_they_ask_anybody(
+    capsys, monkeypatch, arguments, name
+):
+    def ask(*arguments):
+        raise NoRoute("somebody was asked")
+
+    monkeypatch.setattr(AdminClient, "_masters", ask)
+    code, out, err = run(capsys, "group", *(one.format(name) for one in arguments))
+    assert (code, out) == (2, ""), err
+    assert "somebody was asked" not in err
+
+
+@pytest.mark.parametrize("name", ["%RETRY%g", "SCHEDULE_TOPIC_XXXX", ""])
+def test_reserved_names_of_groups_are_refused_as_well(capsys, monkeypatch, name):
+    monkeypatch.delattr(AdminClient, "_masters")
+    assert run(capsys, "group", "progress", name)[0] == 2
+
+
+@pytest.mark.parametrize("message_id", ["a b", "12", "g" * 32])
+def test_track_checks_the_id_before_it_asks_anybody(capsys, monkeypatch, message_id):
+    monkeypatch.delattr(AdminClient, "_masters")
+    assert run(capsys, "query", "track", message_id)[0] == 2
 
 
 @pytest.mark.parametrize(
