@@ -58,6 +58,19 @@ Five minutes:
 """
 
 
+class Text(click.types.StringParamType):
+    """An argument that is a text, not a file's name: whatever the terminal says, it is UTF-8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the text if it has a UTF-8 form."""
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is not valid UTF-8", param, ctx)
+        return text
+
+
 class LazyGroup(click.Group):
     """A group whose commands are loaded when they are needed."""
 
@@ -73,6 +86,7 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f".{place[0]}", __package__)
         command = getattr(module, place[1])
         assert isinstance(command, click.Command)
+        _check_texts(command)
         return command
 
 
@@ -160,6 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else ExitCode.OK
 
 
+def _check_texts(command: click.Command) -> None:
+    """Has all arguments of a command that are texts looked at, and those of commands in it."""
+    for param in command.params:
+        if type(param.type) is click.types.StringParamType:
+            param.type = Text()
+    for inner in getattr(command, "commands", {}).values():
+        _check_texts(inner)
+
+
 def _tell(text: str) -> None:
     print(one_line(text), file=sys.stderr)
 
@@ -169,3 +192,6 @@ def _tell_usage(error: click.ClickException) -> int:
     advice = f" (`{command} --help` tells more)" if command else ""
     _tell(f"error: {error.format_message()}{advice}")
     return ExitCode.USAGE
+
+
+_check_texts(root)

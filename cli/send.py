@@ -41,7 +41,7 @@ GIVE_UP_S: Final = 30.0
 
 @click.command()
 @click.argument("topic")
-@click.argument("body", required=False)
+@click.argument("body", required=False, type=click.UNPROCESSED)  # any bytes
 @click.option(
     "-f",
     "--file",

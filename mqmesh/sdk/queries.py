@@ -129,6 +129,10 @@ class QueryClient(AdminClient):
         _check_count(max_count)
         if not 1 <= len(key) <= 255:
             raise InvalidArgument(f"a key has 1 to 255 characters, not {len(key)}")
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"key {key!r} has no UTF-8 form: {error.reason}") from None
         if not 0 <= from_ms <= MAX_OFFSET or not 0 <= to_ms <= MAX_OFFSET:
             raise InvalidArgument(f"from_ms = {from_ms} and to_ms = {to_ms} must be times in ms")
         addresses = self._carriers(topic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from mqmesh.cli import cluster, main, topic
+from mqmesh.cli import cluster, main, send, topic
 from mqmesh.cli.main import COMMANDS
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.sdk.admin import AdminClient
@@ -73,6 +73,51 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, arguments):
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+BROKEN = b"k\xff".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("query", "by-key", BROKEN, "-t", "orders"),
+        ("query", "by-key", "k", "-t", BROKEN),
+        ("query", "track", BROKEN),
+        ("consume", "orders", "--tags", BROKEN),
+        ("consume", "orders", "--sql", f"a = '{BROKEN}'"),
+        ("consume", BROKEN),
+        ("consume", "orders", "--group", BROKEN),
+        ("send", "orders", "body", "--tag", BROKEN),
+        ("send", "orders", "body", "-k", "good", "-k", BROKEN),
+        ("send", "orders", "body", "-p", f"a={BROKEN}"),
+        ("send", "orders", "body", "--sharding-key", BROKEN),
+        ("dlq", "list", "billing", "--reason", BROKEN),
+        ("dlq", "resend", "billing", BROKEN),
+        ("group", "progress", BROKEN),
+        ("topic", "stats", BROKEN),
+        ("tx", "list", "--group", BROKEN),
+        ("--namesrv", BROKEN, "topic", "list"),
+    ],
+)
+def test_a_text_that_is_no_utf8_is_wrong_usage(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: Invalid value for ")
+    assert "k\\udcff" in err
+    assert "is not valid UTF-8" in err
+    assert err.count("\n") == 1
+
+
+def test_files_and_bodies_may_be_any_bytes(capsys, monkeypatch, tmp_path):
+    def refuse(*arguments, **options):
+        raise InvalidArgument("planned")
+
+    monkeypatch.setattr(send, "Producer", refuse)
+    path = tmp_path / BROKEN
+    path.write_bytes(b"body")
+    for body in ([BROKEN], ["--file", str(path)]):
+        assert run(capsys, "send", "orders", *body) == (2, "", "error: planned\n")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_bounds_are_checked_before_anybody_is_asked(client):
         lambda: client.by_key("a topic", "k"),
         lambda: client.by_key("t", ""),
         lambda: client.by_key("t", "k" * 256),
+        lambda: client.by_key("t", "k\udcff"),
         lambda: client.by_key("t", "k", from_ms=-1),
         lambda: client.by_key("t", "k", max_count=0),
         lambda: client.by_offset("t", -1, 0),
