@@ -25,7 +25,8 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         consume_enable: Members may pull.
         consume_broadcast_enable: Members may pull with BROADCASTING.
         retry_max_times: A message that was sent back as often becomes a dead letter, whatever
-            the consumer says; -1 leaves it to the consumer.
+            the consumer says; -1 leaves it to the consumer. Ordered consumers do not send back,
+            and go by their own ``max_reconsume_times``.
         notify_consumer_ids_changed_enable: Members are told at once when others come and go.
     """
 
