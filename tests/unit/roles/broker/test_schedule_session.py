@@ -63,8 +63,9 @@ class Link:
 class Rig:
     """A broker without a process, and its service, on one clock that tests move."""
 
-    def __init__(self, stage, **settings):
+    def __init__(self, stage, name="service", **settings):
         self.stage = stage
+        self.name = name
         self.settings = settings
         self.pairs = SortedPairs()
         self.timers = []
@@ -101,7 +102,7 @@ class Rig:
         self.connect()
 
     def connect(self):
-        self.link = Link(b"service%d" % next(self.lives))
+        self.link = Link(b"%s%d" % (self.name.encode(), next(self.lives)))
         self.service.on_connected(self.link)
 
     def kill_service(self):
@@ -292,6 +293,25 @@ def test_what_an_earlier_service_has_on_its_way_is_not_carried_out(rig):
     assert "session is over" in str(rig.stage.answers[number])
     rig.advance(20)
     assert len(rig.delivered()) == 1
+
+
+def test_two_services_of_a_broker_take_turns_and_lose_and_repeat_nothing(make_stage):
+    stage = make_stage()
+    one, other = rigs = Rig(stage, "one"), Rig(stage, "other")
+    sent = [s for _ in range(5) for s in one.send(*[one.now_ms + 100 * i for i in range(40)])]
+    desk = stage.context.schedule
+    turns = []
+    for _ in range(500):
+        stage.clock.advance(10)
+        for rig in rigs:
+            rig.run_timers()
+            rig.settle()
+        if desk.service not in turns[-1:]:
+            turns.append(desk.service)
+    assert sorted(sequence for sequence, _ in one.delivered()) == sent
+    assert one.service.delivered
+    assert other.service.delivered
+    assert 5 <= len(turns) <= 11, "each comes again 0.5 s after it was refused"
 
 
 def test_a_full_disk_loses_nothing(rig):
