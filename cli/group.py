@@ -181,7 +181,8 @@ def update(
 def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool) -> None:
     """Delete a group without members: its settings and offsets, on every broker.
 
-    If it is used again it begins as a new group does.
+    If it is used again it begins as a new group does. Messages that wait for a delayed retry
+    are not deleted, --with-topics or not: they reach the group if it is used again.
 
     \b
     Examples:
@@ -191,9 +192,9 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise ConfigError("this forgets how far the group has come; add --yes")
-        what = (
-            "its offsets, and what waits for a retry or is dead" if with_topics else "its offsets"
-        )
+        what = "its offsets"
+        if with_topics:
+            what += ", and what is due for a retry or dead (not what is delayed until a retry)"
         click.confirm(f"Delete group {name}, {what}?", abort=True)
     with GroupAdmin(namesrv) as admin:
         brokers = admin.delete_group(name, remove_topics=with_topics)
