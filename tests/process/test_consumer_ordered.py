@@ -280,6 +280,7 @@ def test_members_come_and_go_under_load(short_tmp_path, orderly):
 def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     """Scenario 32: stopped until another took over, then let go on."""
     keys = [f"k{n % 100}" for n in range(8_000)]
+    log, told = short_tmp_path / "m1.log", ("took this member for dead", "taken anew")
     with (
         ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
         Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
@@ -308,12 +309,12 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
         until(lambda: seen(len(keys)))
         group.log.read()
         calls = list(group.log.calls)
+        # On a slow machine the others have done everything before it has come to say so.
+        until(lambda: any(words in log.read_text() for words in told))
     # At most the call that was running when it was stopped ends while the new owner is at work.
     stopped = find_overlaps(calls)
     assert len(stopped) <= 1, stopped
     assert find_skips(calls) == find_shared(calls) == find_disorder(calls, keys) == []
-    log = (short_tmp_path / "m1.log").read_text()
-    assert "took this member for dead" in log or "taken anew" in log
 
 
 def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_tmp_path):
@@ -333,9 +334,9 @@ def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_
         group.members[0].send_signal(signal.SIGCONT)
         until(lambda: log.read() or len(log.numbers) >= len(keys))
         calls = list(log.calls)
+        until(lambda: "took this member for dead" in (short_tmp_path / "m1.log").read_text())
     assert len(calls) == len(keys)
     assert find_skips(calls) == find_overlaps(calls) == find_disorder(calls, keys) == []
-    assert "took this member for dead" in (short_tmp_path / "m1.log").read_text()
 
 
 ZOMBIE = """
