@@ -1,11 +1,14 @@
 """Which dead letters were resent, so that none is resent twice by accident.
 
 A mark is a message of ``DEAD_LETTER_MARKS_TOPIC``, written together with the message that it
-tells of. So marks are as durable as messages, and go when those do.
+tells of. So marks are as durable as messages, and go when those do; in memory they go when their
+dead letters have gone.
 """
 
+import heapq
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -18,6 +21,8 @@ from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
 
 READ_BYTES: Final = 1 * MIB
+FORGOTTEN_AT_ONCE: Final = 2_000
+"""Marks and groups that one call of ``forget`` looks at; some milliseconds."""
 
 
 class ResentMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,6 +48,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Marks)
 
 
+class _GroupMarks:
+    """The marks of one group: when, by place and id, 0 for not; and the places, lowest on top."""
+
+    def __init__(self) -> None:
+        self.resent_ms: dict[tuple[int, str], int] = {}
+        self.heap: list[tuple[int, str]] = []
+
+
 class DeadLetterMarks:
     """The marks of one broker, in memory once somebody asked for one.
 
@@ -52,13 +65,15 @@ class DeadLetterMarks:
 
     def __init__(self) -> None:
         self.unreadable = 0
-        self._resent_ms: dict[tuple[str, int, str], int] = {}
+        self._groups: dict[str, _GroupMarks] = {}
         self._loaded = False
         self._producer_id = secrets.randbits(64)
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._resent_ms)
+        return sum(
+            map(bool, (ms for one in self._groups.values() for ms in one.resent_ms.values()))
+        )
 
     def load(self, store: MessageStore) -> None:
         """Reads the marks from the store, unless that was done.
@@ -80,17 +95,49 @@ class DeadLetterMarks:
 
     def resent_ms(self, group: str, queue_offset: int, message_id: str) -> int:
         """When a dead letter was resent, wall clock in ms; 0 if it was not."""
-        return self._resent_ms.get((group, queue_offset, message_id), 0)
+        marks = self._groups.get(group)
+        return 0 if marks is None else marks.resent_ms.get((queue_offset, message_id), 0)
 
     def add(self, marks: Iterable[ResentMark]) -> None:
         """Notes that dead letters are resent; ``remove`` undoes it if that fails."""
         for mark in marks:
-            self._resent_ms[mark.group, mark.queue_offset, mark.message_id] = mark.resent_ms
+            known = self._groups.get(mark.group)
+            if known is None:
+                known = self._groups[mark.group] = _GroupMarks()
+            place = (mark.queue_offset, mark.message_id)
+            if place not in known.resent_ms:
+                heapq.heappush(known.heap, place)
+            known.resent_ms[place] = mark.resent_ms
 
     def remove(self, marks: Iterable[ResentMark]) -> None:
         """Forgets marks whose messages were not stored."""
         for mark in marks:
-            self._resent_ms.pop((mark.group, mark.queue_offset, mark.message_id), None)
+            known = self._groups.get(mark.group)
+            place = (mark.queue_offset, mark.message_id)
+            if known is not None and place in known.resent_ms:
+                known.resent_ms[place] = 0  # its place stays in the heap, once
+
+    def forget(self, first_offset_of: Callable[[str], int | None]) -> None:
+        """Forgets marks whose dead letters are gone, some at a time; to be called now and then.
+
+        Args:
+            first_offset_of: Queue offset of a group's first dead letter that is still there;
+                None when the group has no dead letters at all.
+        """
+        left = FORGOTTEN_AT_ONCE
+        for group in list(islice(self._groups, left)):
+            first_offset = first_offset_of(group)
+            known = self._groups.pop(group)
+            while known.heap and left > 0:
+                if first_offset is not None and known.heap[0][0] >= first_offset:
+                    break
+                del known.resent_ms[heapq.heappop(known.heap)]
+                left -= 1
+            if known.heap:
+                self._groups[group] = known  # behind the others: each has its turn
+            left -= 1
+            if left <= 0:
+                return
 
     def encode(self, marks: Sequence[ResentMark], now_ms: int) -> bytes:
         """The batch that makes marks durable.

@@ -25,6 +25,7 @@ from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.filter_servers import FilterServers
+from mqmesh.roles.broker.handlers.dead_letters import forget_marks
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
@@ -469,6 +470,7 @@ class BrokerServer:
         if self._broker is not None:
             self._broker.stats.sample(self._clock.monotonic_ms())
             hold_log(self._broker)
+            forget_marks(self._broker)
 
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:

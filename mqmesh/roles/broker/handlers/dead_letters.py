@@ -67,6 +67,18 @@ def resend(context: BrokerContext, request: Request) -> Reply | None:
     return None
 
 
+def forget_marks(context: BrokerContext) -> None:
+    """Forgets marks whose dead letters retention has removed; now and then."""
+
+    def first_offset_of(group: str) -> int | None:
+        topic = dlq_topic(group)
+        if context.topics.get(topic) is None:
+            return None
+        return context.store.queue_bounds(topic, RETRY_QUEUE)[0]
+
+    context.retries.marks.forget(first_offset_of)
+
+
 def _look(
     context: BrokerContext,
     wanted: ResendRequest,

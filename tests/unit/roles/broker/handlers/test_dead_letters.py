@@ -16,7 +16,13 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.retries import ResendRequest, ResendResponse, ResendStatus, ResendTarget
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.record_batch import Attributes, check_stored, decode_messages, encode_batch
-from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks, ResentMark
+from mqmesh.roles.broker import dead_letter_marks
+from mqmesh.roles.broker.dead_letter_marks import (
+    FORGOTTEN_AT_ONCE,
+    DeadLetterMarks,
+    ResentMark,
+)
+from mqmesh.roles.broker.handlers.dead_letters import forget_marks
 from mqmesh.roles.broker.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
@@ -129,6 +135,49 @@ def test_a_mark_does_not_concern_another_message_at_its_place():
     marks = DeadLetterMarks()
     marks.add([ResentMark("g", 0, "A" * 32, 5)])
     assert marks.resent_ms("g", 0, "B" * 32) == 0
+
+
+def test_marks_of_dead_letters_that_are_gone_are_forgotten(stage, monkeypatch):
+    bury(stage, 5)
+    resend(stage, 4, 0, 2)
+    marks, dead = stage.context.retries.marks, messages_in(stage, DLQ)
+    forget_marks(stage.context)
+    assert len(marks) == 3
+    monkeypatch.setattr(stage.store, "queue_bounds", lambda topic, queue_id: (2, 5))
+    forget_marks(stage.context)
+    resent_ms = [marks.resent_ms("g", n, one.message_id) for n, one in enumerate(dead)]
+    assert [bool(one) for one in resent_ms] == [False, False, True, False, True]
+    stage.context.topics.delete(DLQ, 1)
+    forget_marks(stage.context)
+    assert len(marks) == 0
+
+
+def test_marks_are_forgotten_some_at_a_time():
+    marks = DeadLetterMarks()
+    count = FORGOTTEN_AT_ONCE + 10
+    marks.add(ResentMark(f"g{n % 2}", n, "A" * 32, 5) for n in range(count))
+    marks.remove([ResentMark("g1", 1, "A" * 32, 5)])
+    marks.add([ResentMark("g1", 1, "A" * 32, 6), ResentMark("g1", 1, "A" * 32, 7)])
+    lost = [ResentMark("g1", 3, "A" * 32, 5)]
+    marks.remove(lost)
+    assert len(marks) == count - 1
+    marks.forget(lambda group: count - 1)
+    assert 9 <= len(marks) <= 12
+    marks.forget(lambda group: count - 1)
+    assert len(marks) == 1
+    assert marks.resent_ms("g1", count - 1, "A" * 32) == 5
+    marks.remove(lost)
+    assert len(marks) == 1
+
+
+def test_each_group_has_its_turn_to_forget(monkeypatch):
+    monkeypatch.setattr(dead_letter_marks, "FORGOTTEN_AT_ONCE", 2)
+    marks, asked = DeadLetterMarks(), []
+    marks.add(ResentMark(group, 0, "A" * 32, 5) for group in "abc")
+    for _ in range(3):
+        marks.forget(lambda group: asked.append(group) or 0)
+    assert asked == list("abcabc")
+    assert len(marks) == 3
 
 
 def test_a_damaged_mark_is_counted_and_passed_over(stage):
