@@ -358,7 +358,7 @@ class ConsumerEngine(Generic[S]):
             for queue in own:
                 loop = self.assigned[queue].loop
                 if loop is not None and loop.generation:
-                    loop.generation = self.memberships.generation(broker_name)
+                    loop.generation = self.memberships.claimed(queue)
         elif standing is Standing.DOUBTED:
             for queue in own:
                 self._check_still_ours(self.assigned[queue])
@@ -563,7 +563,7 @@ class ConsumerEngine(Generic[S]):
                 selector.wanted_tags(),
                 not selector.selects_all,
             ),
-            generation=self.memberships.generation(queue.broker_name) if self._shares else 0,
+            generation=self.memberships.claimed(queue) if self._shares else 0,
             on_stale=partial(self._stale, state),
             on_reset=lambda: self.offsets.forget(queue),
         )

@@ -5,9 +5,11 @@ left was removed in between: it hung or was cut off for so long that others took
 """
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
+from mqmesh.message import MessageQueue
 from mqmesh.protocol.membership import HeartbeatResponse, Membership
 
 
@@ -41,6 +43,7 @@ class Memberships:
         self._group = group
         self._seen: dict[str, _Seen] = {}
         self._generations: dict[str, int] = {}
+        self._claims: dict[MessageQueue, int] = {}
         self._doubted: set[str] = set()
 
     def doubt(self) -> None:
@@ -59,15 +62,27 @@ class Memberships:
         if before is None:
             return Standing.KNOWN
         if before.instance_id != answer.broker_instance_id:
+            for queue in self._claims:
+                if queue.broker_name == broker_name:
+                    self._claims[queue] = own.generation  # it counts anew
             return Standing.RESTARTED
         if before.joined and own.joined and before.joined != own.joined:
             return Standing.REPLACED
         return Standing.DOUBTED if doubted else Standing.KNOWN
 
-    def on_claim(self, broker_name: str, generation: int) -> None:
+    def on_claim(self, queues: Iterable[MessageQueue], generation: int) -> None:
         """A broker gave us queues in a generation."""
-        self._generations[broker_name] = generation
+        for queue in queues:
+            self._generations[queue.broker_name] = self._claims[queue] = generation
 
     def generation(self, broker_name: str) -> int:
         """The newest generation that a broker told of, 0 for none."""
         return self._generations.get(broker_name, 0)
+
+    def claimed(self, queue: MessageQueue) -> int:
+        """In which generation a queue was given to us last, 0 for none.
+
+        By the time it is read the group may be further: another member that joined meanwhile
+        claims it in that later generation, and must not be taken for us.
+        """
+        return self._claims.get(queue, 0)

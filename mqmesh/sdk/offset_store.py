@@ -150,7 +150,7 @@ class BrokerOffsets(OffsetStore):
             offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
             self._committed.update({q: at for q, at in offsets.items() if at >= 0})
             if client_id:
-                self._memberships.on_claim(broker_name, offsets_found.generation)
+                self._memberships.on_claim(queues, offsets_found.generation)
             on_done(offsets)
 
         self._network.request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.message import MessageQueue
 from mqmesh.protocol.membership import HeartbeatResponse, Membership
 from mqmesh.sdk.memberships import Memberships, Standing
 
@@ -39,8 +40,15 @@ def test_brokers_count_for_themselves():
     assert memberships.generation("broker-a") == 6
     assert memberships.generation("broker-b") == 9
     assert memberships.generation("broker-c") == 0
-    memberships.on_claim("broker-a", 7)
+    queue = MessageQueue("t", "broker-a", 0)
+    assert memberships.claimed(queue) == 0
+    memberships.on_claim([queue], 7)
     assert memberships.generation("broker-a") == 7
+    memberships.on_heartbeat("broker-a", answer(1, 5, 8))
+    # Whoever joined meanwhile has the queue in the eighth, if anybody.
+    assert (memberships.generation("broker-a"), memberships.claimed(queue)) == (8, 7)
+    memberships.on_heartbeat("broker-a", answer(3, 1, 2))  # another life, which counts anew
+    assert memberships.claimed(queue) == 2
 
 
 def test_a_refused_commit_is_looked_into_once():

@@ -90,7 +90,7 @@ def committed(network):
 
 def test_a_commit_is_one_request_a_broker(network, offsets):
     done = []
-    offsets._memberships.on_claim("broker-a", 7)
+    offsets._memberships.on_claim([A0], 7)
     offsets.commit({A0: 5, B0: 6, A1: 7}, done.append)
     broker_name, request, answer = network.next()
     assert broker_name == "broker-a"
