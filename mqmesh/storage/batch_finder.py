@@ -15,9 +15,10 @@ from mqmesh.record_batch import MAGIC, check_stored
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import (
     ENTRY_SIZE,
-    VOID_ENTRY,
+    MOST_LOOKED_AT_ONCE,
     VOID_OFFSET,
     ConsumeQueue,
+    count_void,
     hashes_of,
 )
 from mqmesh.storage.open_files import OpenFiles
@@ -154,7 +155,9 @@ def _find_in_files(
             hashes = None if tag_hashes is None else hashes_of(entries)
         commitlog_offset, size = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
         if commitlog_offset == VOID_OFFSET:
-            index = origin + _end_of_void(entries, at, available)
+            # No galloping here: messages may be lost before good ones, and behind them again.
+            lost = entries[at * ENTRY_SIZE : (at + MOST_LOOKED_AT_ONCE) * ENTRY_SIZE]
+            index += max(count_void(lost), 1)  # one, if the entry itself is damaged
             continue
         end = _end_of_run(entries, at, available, commitlog_offset, guess)
         if end == available and origin + end < stop:
@@ -171,19 +174,6 @@ def _find_in_files(
         guess = end - at
         index = run_stop
     return index
-
-
-def _end_of_void(entries: bytes, start: int, available: int) -> int:
-    """Index behind the lost messages from ``start`` on, or the end of what was read.
-
-    No galloping here: messages may be lost before good ones, and behind them again.
-    """
-    if entries[start * ENTRY_SIZE :] == VOID_ENTRY * (available - start):
-        return available  # there may be millions
-    for index in range(start + 1, available):
-        if _OFFSET.unpack_from(entries, index * ENTRY_SIZE)[0] != VOID_OFFSET:
-            return index
-    return available
 
 
 def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:
