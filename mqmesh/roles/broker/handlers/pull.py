@@ -10,8 +10,10 @@ from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
 from mqmesh.roles.broker.pull_hold import HeldPull
 from mqmesh.storage.interface import GetResult, GetStatus
-from mqmesh.units import QueueOffset
+from mqmesh.units import MIB, QueueOffset
 
+MAX_VERIFIED_BYTES: Final = 1 * MIB
+"""Checked for one answer; at least one batch, whatever its size."""
 PASSED_OVER_MS: Final = 1_000
 """A pull waits no longer once messages were passed over that its expression does not want."""
 
@@ -97,7 +99,9 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     wanted = pull_filter(pull.expression, pull.expression_type)
     place = pull.topic, pull.queue_id, queue_offset
     if wanted is None:
-        found = context.store.get(*place, max_bytes=pull.max_bytes, verify=pull.verify)
+        # A client may ask for it as often as it likes, and checksums take longer than reading.
+        most = min(pull.max_bytes, MAX_VERIFIED_BYTES) if pull.verify else pull.max_bytes
+        found = context.store.get(*place, max_bytes=most, verify=pull.verify)
         result = _up_to_hole(found, pull.queue_offset)
     else:
         result = get_filtered(
