@@ -81,15 +81,7 @@ def redeliver(
         )
     meta = read_meta(buffer, header, position)
     if change is None and count == header.message_count:
-        start = position + HEADER_SIZE + header.meta_size
-        payload = Payload(
-            bytes(memoryview(buffer)[start : start + header.payload_size]),
-            header.codec,
-            header.raw_size,
-            header.message_count,
-            bool(header.attributes & Attributes.HAS_KEYS),
-            meta.tag_hashes,
-        )
+        payload = _whole_payload(buffer, header, position, meta.tag_hashes)
     elif change is None:
         if raws is None:
             raws = split_payload(read_payload(buffer, header, position))
@@ -115,3 +107,18 @@ def redeliver(
         meta=new_meta,
     )
     return b"".join(parts)
+
+
+def _whole_payload(
+    buffer: Buffer, header: BatchHeader, position: int, tag_hashes: bytes
+) -> Payload:
+    """The payload of a batch as it is stored."""
+    start = position + HEADER_SIZE + header.meta_size
+    return Payload(
+        bytes(memoryview(buffer)[start : start + header.payload_size]),
+        header.codec,
+        header.raw_size,
+        header.message_count,
+        bool(header.attributes & Attributes.HAS_KEYS),
+        tag_hashes,
+    )
