@@ -104,6 +104,15 @@ class Scene:
             self.transactions.send_message_in_transaction(Message("t", b"no %d" % number))
         return ids
 
+    def kill(self, role: str) -> None:
+        """Kills the broker or its schedule service, or nobody, and starts it again."""
+        if role == "broker":
+            self.cluster.brokers["broker-a"].kill()
+            self.cluster.start_broker()
+        elif role == "service":
+            self.cluster.schedules["broker-a"].kill()
+            self.cluster.start_schedule()
+
     def poll_until(self, condition) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
@@ -149,12 +158,7 @@ def test_a_clock_set_forward_delivers_early_by_no_more_than_that(short_tmp_path,
         ids = scene.send_all()
         scene.poll_until(lambda: scene.count(SOON) >= 20)
         scene.set_clock(HOUR_MS)
-        if kill == "broker":
-            scene.cluster.brokers["broker-a"].kill()
-            scene.cluster.start_broker()
-        elif kill == "service":
-            scene.cluster.schedules["broker-a"].kill()
-            scene.cluster.start_schedule()
+        scene.kill(kill)
         scene.poll_until(lambda: scene.ids(LATER) == ids[LATER])
         scene.poll_until(lambda: scene.ids(SOON) == ids[SOON])
         scene.pass_a_second(b"a second later")
@@ -174,12 +178,7 @@ def test_a_clock_set_back_delivers_late_but_everything(short_tmp_path, kill):
         ids = scene.send_all()
         scene.poll_until(lambda: scene.count(SOON) >= 20)
         scene.set_clock(-HOUR_MS)
-        if kill == "broker":
-            scene.cluster.brokers["broker-a"].kill()
-            scene.cluster.start_broker()
-        elif kill == "service":
-            scene.cluster.schedules["broker-a"].kill()
-            scene.cluster.start_schedule()
+        scene.kill(kill)
         scene.pass_a_second(b"a second later")
         before = scene.count(SOON)
         scene.pass_a_second(b"two seconds later")
