@@ -18,8 +18,10 @@ from mqmesh.storage.consume_queue import (
     MOST_LOOKED_AT_ONCE,
     VOID_OFFSET,
     ConsumeQueue,
+    check_of,
     count_void,
     hashes_of,
+    place_of,
 )
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_tail import QueueTail
@@ -51,6 +53,8 @@ class Run(NamedTuple):
     """Queue offset of the first entry that was looked at."""
     stop: int
     """Queue offset behind its last message."""
+    doubtful: bool = False
+    """Found only because the tag hashes in the queue fail their check."""
 
 
 class _Found:
@@ -91,7 +95,9 @@ def find_batches(
         start: First queue offset wanted.
         stop: Queue offset where the stretch ends; a batch ends there too.
         max_bytes: Of all batches together; the first may exceed it.
-        tag_hashes: Only batches with a message of one of these tags; None for all.
+        tag_hashes: Only batches with a message of one of these tags, and those of which the
+            queue cannot tell: the tag hashes are damaged, or ``start`` is within the batch.
+            None for all.
 
     Returns:
         The batches, and the queue offset to go on from.
@@ -153,13 +159,13 @@ def _find_in_files(
             entries = queue.read(files, origin, min(stop, origin + chunk))
             available = len(entries) // ENTRY_SIZE
             hashes = None if tag_hashes is None else hashes_of(entries)
-        commitlog_offset, size = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
-        if commitlog_offset == VOID_OFFSET:
+        place, extent = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
+        if place == VOID_OFFSET:
             # No galloping here: messages may be lost before good ones, and behind them again.
             lost = entries[at * ENTRY_SIZE : (at + MOST_LOOKED_AT_ONCE) * ENTRY_SIZE]
             index += max(count_void(lost), 1)  # one, if the entry itself is damaged
             continue
-        end = _end_of_run(entries, at, available, commitlog_offset, guess)
+        end = _end_of_run(entries, at, available, place, guess)
         if end == available and origin + end < stop:
             # The batch may go on behind the chunk: look again, from here, and further.
             if at == 0:
@@ -167,9 +173,15 @@ def _find_in_files(
             available = 0
             continue
         run_stop = origin + end
-        if (
-            tag_hashes is None or not tag_hashes.isdisjoint(hashes[at:end])  # type: ignore[index]
-        ) and not found.add(Run(commitlog_offset, size, index, run_stop)):
+        commitlog_offset, size, check = place_of(place, extent)
+        fits, doubtful = True, False
+        if hashes is not None and tag_hashes is not None:
+            some = hashes[at:end]
+            fits = not tag_hashes.isdisjoint(some)
+            if not fits and check_of(commitlog_offset, size, some) != check:
+                # Damage, or only the rest of a batch: the batch itself tells.
+                fits, doubtful = True, index > start
+        if fits and not found.add(Run(commitlog_offset, size, index, run_stop, doubtful)):
             break
         guess = end - at
         index = run_stop
@@ -280,7 +292,7 @@ def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, 
     dense = True
     index = first + 1
     while index < len(runs):
-        offset, size, _, _ = runs[index]
+        offset, size, *_ = runs[index]
         gap = offset - stop
         if (
             not 0 <= gap <= READ_THROUGH_BYTES

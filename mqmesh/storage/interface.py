@@ -339,7 +339,8 @@ class MessageStore(ABC):
             queue_offset: First message wanted.
             max_bytes: Stop before the batch that would exceed this; one batch is returned
                 whatever its size.
-            tag_hashes: Only batches with a message of one of these tags; None for all.
+            tag_hashes: Only batches with a message of one of these tags, and those of which the
+                store cannot tell without reading them; None for all.
             verify: Look at the batches' checksums, too, which is otherwise left to the reader.
                 A store that can repair itself passes, later, what is lost.
 

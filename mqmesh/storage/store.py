@@ -259,18 +259,35 @@ class CommitLogStore(MessageStore):
                 what = f"it leads to {place} in the log, where its batch is not, or not sound"
                 raise self._repair(queue, following, what)
             del runs[good:]
+        for run in runs:
+            if run.doubtful:
+                self._begin_repair(queue, run.start, "its tag hashes fail their check")
         count = sum(run.stop - run.start for run in runs)
         return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
 
     def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
         """Has a queue compared with the log; returns what the reader is told meanwhile."""
+        self._begin_repair(queue, queue_offset, reason)
         where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
+        return CorruptRecord(f"{where} is damaged: {reason}")
+
+    def _begin_repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> None:
         place = (queue, queue_offset)
         # Once for every place: if that does not help, a second time will not either.
         if queue not in self._repairs and place not in self._repaired:
-            log.error("%s is damaged, the queue is compared with the log: %s", where, reason)
-            if queue.tail:
-                self._queues.write(queue)  # only what is in files is put right
+            log.error(
+                "offset %d of queue %d of %r is damaged, the queue is compared with the log: %s",
+                queue_offset,
+                queue.queue_id,
+                queue.topic,
+                reason,
+            )
+            if queue.tail:  # only what is in files is put right
+                try:
+                    self._queues.write(queue)
+                except StorageError as error:
+                    log.error("it cannot be put right now: %s", error)
+                    return
             self._repaired.add(place)
             self._repairs[queue] = QueueRepair(
                 queue,
@@ -281,7 +298,6 @@ class CommitLogStore(MessageStore):
                 store_id=self._log.store_id,
                 clock=self._parts.clock,
             ).steps()
-        return CorruptRecord(f"{where} is damaged: {reason}")
 
     def _go_on_repairing(self) -> bool:
         """Does a step of a repair; True if there is more."""

@@ -83,8 +83,10 @@ def test_queues_that_lost_unsynced_pages_are_written_again(files: StoreFiles) ->
 
 def files_offset_of(store: CommitLogStore, queue_offset: int) -> int:
     """Commit-log offset of the batch at a queue offset."""
-    entry = store._queues.by_topic["topic"][0].read(store._files, queue_offset, queue_offset + 1)
-    return int.from_bytes(entry[:8], "little")
+    queue = store._queues.by_topic["topic"][0]
+    found = queue.next_place(store._files, queue_offset, queue_offset + 1)
+    assert found is not None
+    return found[1]
 
 
 def claim_queues_synced(files: StoreFiles, commitlog_offset: int) -> None:

@@ -187,13 +187,16 @@ class _Sieve:
         meta = self._metas.read(data, header)
         payload: memoryview | bytes | None = None
         if wanted.predicate is None:
-            if len(meta.tag_hashes) <= 8:  # all have the same tag, and the store has chosen it
+            assert wanted.tag_hashes is not None
+            uniform = len(meta.tag_hashes) <= 8
+            if uniform and int.from_bytes(meta.tag_hashes, "little") in wanted.tag_hashes:
                 self._add(header.message_count - first, [data])
                 return header.message_count
             # What is left out, or cut, is judged here: the consumer can find no damage in it.
             check_batch(data)
+            if uniform:  # the store could not tell
+                return header.message_count
             self._looks_left -= (stop - first) * LOOKS_A_MESSAGE
-            assert wanted.tag_hashes is not None
             hashes = memoryview(meta.tag_hashes).cast("Q")[first:stop]
             selected = bytes(map(wanted.tag_hashes.__contains__, hashes))
         else:
