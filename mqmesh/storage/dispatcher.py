@@ -25,11 +25,14 @@ log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
+HURRY_MS: Final = 1_000
+"""The log counts as growing fast for so long after the index trailed it by more than a step."""
 CROWDED: Final = 1.25
 """A step that took so many times its own computing time had to share the processor."""
-PAUSES: Final = 7
-"""While the log grows, other work is followed by a pause so many times as long: it may wait,
-and those who send and consume should not notice it."""
+PAUSES: Final = 15
+"""While the log grows fast, or the processor has to be shared while it grows, other work is
+followed by a pause so many times as long: it may wait, and those who send and consume should
+not notice it."""
 BUSY_MS: Final = 1_000
 """The log counts as growing for so long after it did."""
 REFRESH_MS: Final = 5_000
@@ -124,6 +127,7 @@ class Dispatcher:
         self._started = False
         self._work: _Work | None = None
         self._moved_ms = 0
+        self._hurried_ms = -HURRY_MS
         self._other_due_ms = 0
         self._did_other = False
         self._at_rest = False
@@ -273,6 +277,9 @@ class Dispatcher:
 
     def _step(self, now_ms: int) -> int | None:
         lag = self.lag_bytes
+        if lag > self._step_bytes:
+            self._hurried_ms = now_ms
+        is_hurried = now_ms - self._hurried_ms < HURRY_MS
         # Turn and turn about while there is both.
         is_turn = not lag or (lag < CLOSE_BYTES and not self._did_other)
         self._did_other = self._at_rest = False
@@ -286,16 +293,18 @@ class Dispatcher:
             self._other_due_ms = 0
             self._did_other = did_something
             if did_something:
-                if now_ms - self._moved_ms < BUSY_MS and took_ms > CROWDED * cpu_ms + 1:
+                is_busy = now_ms - self._moved_ms < BUSY_MS
+                if is_hurried or (is_busy and took_ms > CROWDED * cpu_ms + 1):
                     self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
                 return 0
             self._at_rest = True
         if lag:
-            self._follow()
+            # While the log grows fast, everybody else needs the machine.
+            self._follow(as_text=is_hurried)
             return 0
         return max(0, self._other_due_ms - now_ms) or None
 
-    def _follow(self) -> None:
+    def _follow(self, *, as_text: bool) -> None:
         """Indexes what comes next."""
         segment = self.segments.at_or_after(self.position)
         if segment is None or segment.start >= self.visible:
@@ -305,8 +314,6 @@ class Dispatcher:
             return
         if segment.start > self.position:
             self._skipped_bytes += segment.start - self.position
-        # More than one step behind: the log grows fast, and everybody else needs the machine.
-        as_text = self.lag_bytes > self._step_bytes
         self.position = self._extend(segment, as_text=as_text)
 
     def _extend(self, segment: Segment, *, as_text: bool = False) -> int:
