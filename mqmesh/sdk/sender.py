@@ -42,8 +42,9 @@ from mqmesh.sdk.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
 from mqmesh.uniform_payload import encode_uniform
 
-MAX_REQUEST_BYTES: Final = 1024 * 1024
-"""A request takes no further batch beyond it."""
+MAX_REQUEST_BYTES: Final = 512 * 1024
+"""A request takes no further batch beyond it. With more, one request would take all that is ready,
+and the broker would have nothing to do from its answer to the next one."""
 GIVE_WAY_BYTES: Final = 256 * 1024
 GIVE_WAY_S: Final = 0.001
 WATCH_MS: Final = 100
