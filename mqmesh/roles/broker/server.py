@@ -20,6 +20,7 @@ from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.route import (
     BrokerAddress,
 )
+from mqmesh.roles.broker.check_timetable import TransactionSettings
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
@@ -52,7 +53,6 @@ from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables, MakeSaver, Read
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transaction_note import TransactionNote
-from mqmesh.roles.broker.transactions import TransactionSettings
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly

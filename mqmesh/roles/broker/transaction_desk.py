@@ -9,10 +9,12 @@ import msgspec
 from mqmesh.errors import CorruptRecord, MQMeshError
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import EndOutcome
+from mqmesh.roles.broker.check_timetable import Park, TransactionSettings
+from mqmesh.roles.broker.half_batches import HalfBatch
 from mqmesh.roles.broker.op_records import Op
 from mqmesh.roles.broker.transaction_recovery import Recovery
 from mqmesh.roles.broker.transaction_snapshot import dump_snapshot, load_snapshot
-from mqmesh.roles.broker.transactions import HalfBatch, Park, Run, Transactions, TransactionSettings
+from mqmesh.roles.broker.transactions import Run, Transactions
 from mqmesh.storage.interface import MessageStore
 
 MAX_STAGED_BYTES: Final = 32 * 1024 * 1024

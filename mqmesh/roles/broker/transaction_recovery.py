@@ -24,9 +24,11 @@ from mqmesh.record_batch import (
     read_meta,
 )
 from mqmesh.redelivery import redeliver
+from mqmesh.roles.broker.check_timetable import Asked
+from mqmesh.roles.broker.half_batches import PARKED, HalfBatch
 from mqmesh.roles.broker.op_records import OP_QUEUE, Op, OpKind, decode_ops
 from mqmesh.roles.broker.transaction_snapshot import Snapshot
-from mqmesh.roles.broker.transactions import PARKED, Asked, HalfBatch, Transactions
+from mqmesh.roles.broker.transactions import Transactions
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
 
@@ -100,7 +102,7 @@ class Recovery:
                 table.op_end = int(header.next_queue_offset)
         table.half_end = max(table.half_end, int(half_max))
         table.op_end = int(op_max)
-        table.replay_checks(asked)
+        table.timetable.replay(asked)
         if table.batches or self.read_batches:
             _log.info(
                 "%d half messages wait for their decisions, %d are parked; %d batches were read",

@@ -11,7 +11,8 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.roles.broker.transactions import PARKED, HalfBatch, Transactions
+from mqmesh.roles.broker.half_batches import PARKED, HalfBatch
+from mqmesh.roles.broker.transactions import Transactions
 
 DOCUMENT_VERSION: Final = 1
 MAX_NOTED: Final = 5_000
@@ -60,7 +61,7 @@ def dump_snapshot(table: Transactions, store_id: int) -> bytes:
         note = Snapshot(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
     else:
         checks: dict[int, int] = {}
-        for watch in table.watches():
+        for watch in table.timetable.watches():
             base = watch.batch.base
             checks[base] = min(watch.checks, checks.get(base, watch.checks))
         noted = [

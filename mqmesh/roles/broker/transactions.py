@@ -1,15 +1,7 @@
-"""Half messages that wait for their decision, and when who is asked about them. Pure.
+"""Half messages that wait for their decision. Pure.
 
-A half batch is known by the queue offset of its first message. Every message of it is
-
-======== ================================================================
-state    meaning
-======== ================================================================
-PENDING  nobody has decided
-STAGED   a decision is being written
-PARKED   asked about as often as allowed, in vain; may still be decided
-ENDED    committed, or rolled back
-======== ================================================================
+A half batch is known by the queue offset of its first message; ``half_batches`` tells the states
+of its messages, ``check_timetable`` when who is asked about them.
 
 Decisions are gathered until the end of the tick and then written all at once:
 ``take`` gives them out, ``stored`` and ``failed`` say what became of them. The
@@ -17,109 +9,27 @@ table holds what waits, no more of it than the settings allow, and remembers for
 a while what has ended, so that a repeated end is recognised.
 """
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from mqmesh.errors import RemoteProtocolError, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
+from mqmesh.roles.broker.check_timetable import (
+    Check,
+    CheckTimetable,
+    Members,
+    Park,
+    TransactionSettings,
+)
+from mqmesh.roles.broker.half_batches import OPEN, PARKED, PENDING, STAGED, STATE_OF, HalfBatch
 
 ENDED_REMEMBERED: Final = 4_096
 """Half batches that are remembered after their end."""
-CHECK_BYTES_A_TICK: Final = 4 * 1024 * 1024
-"""A producer that died with many open transactions must not make a flood of its checks."""
-REJOIN_MS: Final = 1_000
-"""Between looks whether groups without members have some again."""
-PARKS_A_TICK: Final = 1_000
-UNSWEPT: Final = 10_000
-
-PENDING: Final = 0
-PARKED: Final = 3
-_STAGED: Final = 4
-_STATE_OF: Final = {int(Decision.COMMIT): 1, int(Decision.ROLLBACK): 2}
-_OPEN: Final = (PENDING, PARKED)
 
 Key = tuple[int, int]
 """Producer id and first sequence of a half batch."""
-Members = Callable[[str], Sequence[bytes]]
-"""Routing ids of the members of a producer group that are there."""
-
-
-class TransactionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Timings and limits; see ``BrokerConfig``."""
-
-    timeout_ms: int = 6_000
-    check_interval_ms: int = 30_000
-    check_max: int = 15
-    pending_max: int = 200_000
-    parked_max: int = 10_000
-    busy_retry_after_ms: int = 100
-
-
-class HalfBatch(msgspec.Struct, eq=False):
-    """One half batch of which something waits, or did lately.
-
-    Attributes:
-        base: Queue offset of its first message in the half topic.
-        count: Messages.
-        commitlog_offset: Where it begins in the log.
-        end_offset: It is on disk when the log is synced to here.
-        size: In the log, in bytes.
-        store_timestamp: When it was stored.
-        producer_id: Instance id of its producer.
-        first_sequence: Sequence of its first message.
-        group: Producer group.
-        topic: Where its messages go.
-        queue_id: Queue of that topic.
-        op_floor: Every op record about it stands at or behind this queue offset.
-        left: Messages that are not ended.
-        parked: Those of them that are parked.
-        states: One byte a message.
-    """
-
-    base: int
-    count: int
-    commitlog_offset: int
-    end_offset: int
-    size: int
-    store_timestamp: int
-    producer_id: int
-    first_sequence: int
-    group: str
-    topic: str
-    queue_id: int
-    op_floor: int = 0
-    left: int = 0
-    parked: int = 0
-    states: bytearray = msgspec.field(default_factory=bytearray)
-
-    def open_ordinals(self, among: Iterable[int]) -> list[int]:
-        """Those of some messages that nobody has decided about and that are not parked."""
-        states = self.states
-        return [ordinal for ordinal in among if states[ordinal] == PENDING]
-
-
-class Watch(msgspec.Struct, eq=False):
-    """Messages of a half batch that are asked about together.
-
-    Attributes:
-        batch: Theirs.
-        ordinals: Which ones.
-        checks: How often they were asked about.
-        due_ms: When they are next, monotonic.
-        parking: They are being parked.
-    """
-
-    batch: HalfBatch
-    ordinals: Sequence[int]
-    checks: int
-    due_ms: int
-    parking: bool = False
-
-    def __lt__(self, other: "Watch") -> bool:
-        return self.due_ms < other.due_ms
 
 
 class Run(msgspec.Struct, eq=False):
@@ -140,48 +50,6 @@ class Run(msgspec.Struct, eq=False):
     before: bytes
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """That consecutive messages of a batch were asked about, as the log has it.
-
-    Attributes:
-        first: Ordinal of the first one.
-        count: How many.
-        checks: How often they had been asked about by then.
-        due_ms: When they are next, monotonic.
-    """
-
-    first: int
-    count: int
-    checks: int
-    due_ms: int
-
-
-class Check(msgspec.Struct, frozen=True):
-    """Effect: ask a member of the group."""
-
-    peer: bytes
-    batch: HalfBatch
-    ordinals: list[int]
-    check_times: int
-
-
-class Park(msgspec.Struct, frozen=True):
-    """Effect: note that messages were asked about in vain, and copy them to where it is seen."""
-
-    watch: Watch
-    ordinals: list[int]
-
-    @property
-    def batch(self) -> HalfBatch:
-        """Theirs."""
-        return self.watch.batch
-
-    @property
-    def check_times(self) -> int:
-        """How often they were asked about."""
-        return self.watch.checks
-
-
 class Transactions:
     """All half messages of a broker that wait.
 
@@ -189,6 +57,8 @@ class Transactions:
         settings: Timings and limits.
 
     Attributes:
+        settings: The same.
+        timetable: When they are asked about.
         batches: What waits, by queue offset, in that order.
         pending_count: Messages that wait and are not parked.
         parked_count: Messages that are parked.
@@ -202,6 +72,7 @@ class Transactions:
 
     def __init__(self, settings: TransactionSettings) -> None:
         self.settings = settings
+        self.timetable = CheckTimetable(settings)
         self.batches: dict[int, HalfBatch] = {}
         self.pending_count = 0
         self.parked_count = 0
@@ -211,10 +82,6 @@ class Transactions:
         self.changes = 0
         self._keys: dict[Key, HalfBatch] = {}
         self._ended: dict[int, HalfBatch] = {}
-        self._watches: list[Watch] = []
-        self._lonely: dict[str, list[Watch]] = {}
-        self._rejoin_ms = self._parking = 0
-        self._unswept = UNSWEPT
         self._runs: list[Run] = []
         self.staged_total = self.staged_bytes = 0
 
@@ -269,14 +136,14 @@ class Transactions:
         age_ms = max(age_ms, 0)
         usual_ms = self.settings.timeout_ms
         if immunities_ms is None:
-            self._watch(batch, range(batch.count), 0, now_ms + max(usual_ms - age_ms, 0))
+            self.timetable.add(batch, range(batch.count), now_ms + max(usual_ms - age_ms, 0))
             return
         groups: dict[int, list[int]] = {}
         for ordinal, immunity_ms in enumerate(immunities_ms):
             wait_ms = usual_ms if immunity_ms is None else immunity_ms
             groups.setdefault(wait_ms, []).append(ordinal)
         for wait_ms, ordinals in groups.items():
-            self._watch(batch, ordinals, 0, now_ms + max(wait_ms - age_ms, 0))
+            self.timetable.add(batch, ordinals, now_ms + max(wait_ms - age_ms, 0))
 
     # ---- Decisions ----------------------------------------------------------------------
 
@@ -307,7 +174,7 @@ class Transactions:
                 f"the end of messages {end.first} to {stop - 1} of a batch of {batch.count}"
             )
         states = batch.states
-        wanted = _STATE_OF[end.decision]
+        wanted = STATE_OF[end.decision]
         here = states[end.first : stop]
         found = set(here)
         if found & {PENDING, PARKED}:
@@ -315,7 +182,7 @@ class Transactions:
                 return EndOutcome.TOPIC_GONE
             self._stage(batch, end.first, here, end.decision)
         others = found - {PENDING, PARKED, wanted}
-        if others - {_STAGED | wanted}:
+        if others - {STAGED | wanted}:
             return EndOutcome.DECIDED_OTHERWISE
         if others:
             return EndOutcome.AGAIN
@@ -335,7 +202,7 @@ class Transactions:
     def stored(self, runs: Iterable[Run]) -> None:
         """Decisions are in the log."""
         for run in runs:
-            wanted = _STATE_OF[run.decision]
+            wanted = STATE_OF[run.decision]
             batch = run.batch
             batch.states[run.first : run.first + run.count] = bytes((wanted,)) * run.count
             self._close(batch, run.count)
@@ -362,42 +229,7 @@ class Transactions:
         Returns:
             Effects. A check counts only when somebody was there to be asked.
         """
-        self._sweep()
-        self._rejoin(now_ms, members)
-        effects = self._crowded(now_ms)
-        size = 0
-        asked: dict[str, Sequence[bytes]] = {}
-        while self._watches and self._watches[0].due_ms <= now_ms and size < CHECK_BYTES_A_TICK:
-            watch = heapq.heappop(self._watches)
-            batch = watch.batch
-            ordinals = batch.open_ordinals(watch.ordinals)
-            if not ordinals:
-                if any(batch.states[one] >= _STAGED for one in watch.ordinals):
-                    # A decision is being written; should that fail they are asked about again.
-                    self._push(watch, now_ms + self.settings.check_interval_ms)
-                continue
-            watch.ordinals = ordinals
-            if watch.checks >= self.settings.check_max:
-                if not watch.parking:
-                    watch.parking = True
-                    self._parking += len(ordinals)
-                    size += batch.size
-                    effects.append(Park(watch, ordinals))
-                self._push(watch, now_ms + self.settings.check_interval_ms)
-                continue
-            peers = asked.get(batch.group)
-            if peers is None:
-                peers = asked[batch.group] = members(batch.group)
-            if not peers:
-                self._lonely.setdefault(batch.group, []).append(watch)
-                continue
-            # Another member each time: the one that was asked may hang.
-            peer = peers[(batch.base + watch.checks) % len(peers)]
-            watch.checks += 1
-            size += batch.size
-            effects.append(Check(peer, batch, ordinals, watch.checks))
-            self._push(watch, now_ms + self.settings.check_interval_ms)
-        return effects
+        return self.timetable.tick(now_ms, members, self.pending_count)
 
     def parked_or_not(self, park: Park, *, stored: bool) -> list[HalfBatch]:
         """What was to be parked is in the log, or could not be written and is tried again.
@@ -405,11 +237,8 @@ class Transactions:
         Returns:
             As ``parked``.
         """
-        self._parking -= len(park.ordinals)
-        if stored:
-            return self.parked(park.batch, park.ordinals)
-        park.watch.parking = False
-        return []
+        self.timetable.parked_or_not(park, stored=stored)
+        return self.parked(park.batch, park.ordinals) if stored else []
 
     def parked(self, batch: HalfBatch, ordinals: Iterable[int]) -> list[HalfBatch]:
         """Messages are parked now: that is in the log.
@@ -443,31 +272,17 @@ class Transactions:
             return
         for ordinal in range(first, first + count):
             state = batch.states[ordinal]
-            if state not in _OPEN:
+            if state not in OPEN:
                 continue
             if state == PARKED:
                 batch.parked -= 1
                 self.parked_count -= 1
             else:
                 self.pending_count -= 1
-            batch.states[ordinal] = _STATE_OF[decision]
+            batch.states[ordinal] = STATE_OF[decision]
             batch.left -= 1
         if not batch.left:
             self._remember(batch)
-
-    def replay_checks(self, found: Mapping[int, Sequence[Asked]]) -> None:
-        """It was found in the log how often messages were asked about.
-
-        Args:
-            found: For each batch, by queue offset, what was asked.
-        """
-        for watch in self._watches:
-            for asked in found.get(watch.batch.base, ()):
-                if asked.checks > watch.checks and any(
-                    asked.first <= ordinal < asked.first + asked.count for ordinal in watch.ordinals
-                ):
-                    watch.checks, watch.due_ms = asked.checks, asked.due_ms
-        heapq.heapify(self._watches)
 
     def forget(self, batch: HalfBatch) -> None:
         """A batch is not in the log any more, or not wanted any more."""
@@ -487,33 +302,20 @@ class Transactions:
         for batch in self.batches.values():
             ordinal = sequence - batch.first_sequence
             if batch.producer_id == producer_id and 0 <= ordinal < batch.count:
-                return (batch, ordinal) if batch.states[ordinal] in _OPEN else None
+                return (batch, ordinal) if batch.states[ordinal] in OPEN else None
         return None
-
-    def watches(self) -> Iterator[Watch]:
-        """Everything that is going to be asked about, in no order."""
-        yield from self._watches
-        for watches in self._lonely.values():
-            yield from watches
-
-    def checks_of(self, batch: HalfBatch, ordinal: int) -> tuple[int, int]:
-        """How often a message was asked about, and when it is next (monotonic; -1 for never)."""
-        for watch in self.watches():
-            if watch.batch is batch and ordinal in watch.ordinals:
-                return watch.checks, watch.due_ms
-        return self.settings.check_max, -1
 
     # ---- Helpers ------------------------------------------------------------------------------
 
     def _stage(self, batch: HalfBatch, first: int, here: bytearray, decision: int) -> None:
-        mark = _STAGED | _STATE_OF[decision]
+        mark = STAGED | STATE_OF[decision]
         position, size = 0, len(here)
         while position < size:
-            if here[position] not in _OPEN:
+            if here[position] not in OPEN:
                 position += 1
                 continue
             stop = position + 1
-            while stop < size and here[stop] in _OPEN:
+            while stop < size and here[stop] in OPEN:
                 stop += 1
             before = bytes(here[position:stop])
             count, parked = stop - position, before.count(PARKED)
@@ -552,49 +354,3 @@ class Transactions:
         if len(self._ended) > ENDED_REMEMBERED:
             old = self._ended.pop(next(iter(self._ended)))
             self._keys.pop((old.producer_id, old.first_sequence), None)
-
-    def _watch(self, batch: HalfBatch, ordinals: Sequence[int], checks: int, due_ms: int) -> None:
-        heapq.heappush(self._watches, Watch(batch, ordinals, checks, due_ms))
-
-    def _push(self, watch: Watch, due_ms: int) -> None:
-        watch.due_ms = due_ms
-        heapq.heappush(self._watches, watch)
-
-    def _sweep(self) -> None:
-        # What has ended is watched no more: its immunity, or its group's absence, may be long.
-        lonely = self._lonely.items()
-        if len(self._watches) + sum(len(watches) for _, watches in lonely) > self._unswept:
-            self._watches = [one for one in self._watches if one.batch.left]
-            heapq.heapify(self._watches)
-            left = [(name, [one for one in some if one.batch.left]) for name, some in lonely]
-            self._lonely = {name: some for name, some in left if some}
-            self._unswept = UNSWEPT + 2 * sum(1 for _ in self.watches())
-
-    def _rejoin(self, now_ms: int, members: Members) -> None:
-        # Whoever waits for a group without members is asked about as soon as it has one.
-        if now_ms < self._rejoin_ms or not self._lonely:
-            return
-        self._rejoin_ms = now_ms + min(REJOIN_MS, self.settings.check_interval_ms)
-        for group in [group for group in self._lonely if members(group)]:
-            for watch in self._lonely.pop(group):
-                self._push(watch, now_ms)
-
-    def _crowded(self, now_ms: int) -> list[Check | Park]:
-        """Parks what waits for groups that nobody is in, so that it does not keep out others."""
-        effects: list[Check | Park] = []
-        excess = self.pending_count - self._parking - self.settings.pending_max // 2
-        while excess > 0 and self._lonely and len(effects) < PARKS_A_TICK:
-            group = next(iter(self._lonely))
-            watch = self._lonely[group].pop(0)
-            if not self._lonely[group]:
-                del self._lonely[group]
-            ordinals = watch.batch.open_ordinals(watch.ordinals)
-            if not ordinals:
-                continue
-            watch.ordinals, watch.parking = ordinals, True
-            excess -= len(ordinals)
-            self._parking += len(ordinals)
-            effects.append(Park(watch, ordinals))
-            # Comes again only if it could not be parked.
-            self._push(watch, now_ms + self.settings.check_interval_ms)
-        return effects

@@ -51,7 +51,9 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.record_batch import read_header, read_payload
 from mqmesh.redelivery import redeliver
+from mqmesh.roles.broker.check_timetable import Check, Park, Watch
 from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.half_batches import PARKED, PENDING, HalfBatch
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
 from mqmesh.roles.broker.op_records import Op, OpKind, encode_ops, runs_of
@@ -63,7 +65,7 @@ from mqmesh.roles.broker.transaction_desk import (
     OpenEnd,
 )
 from mqmesh.roles.broker.transaction_recovery import copy_of
-from mqmesh.roles.broker.transactions import PARKED, PENDING, Check, HalfBatch, Park, Run, Watch
+from mqmesh.roles.broker.transactions import Run
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MIB, CommitLogOffset
 
@@ -421,7 +423,7 @@ def view_half_message(context: BrokerContext, request: Request) -> Reply:
 
 def _watches(context: BrokerContext) -> dict[int, list[Watch]]:
     found: dict[int, list[Watch]] = {}
-    for watch in context.transactions.table.watches():
+    for watch in context.transactions.table.timetable.watches():
         found.setdefault(watch.batch.base, []).append(watch)
     return found
 

@@ -8,15 +8,10 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import RemoteProtocolError, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
-from mqmesh.roles.broker import transactions
-from mqmesh.roles.broker.transactions import (
-    Asked,
-    Check,
-    HalfBatch,
-    Park,
-    Transactions,
-    TransactionSettings,
-)
+from mqmesh.roles.broker import check_timetable
+from mqmesh.roles.broker.check_timetable import Asked, Check, Park, TransactionSettings
+from mqmesh.roles.broker.half_batches import HalfBatch
+from mqmesh.roles.broker.transactions import Transactions
 
 COMMIT, ROLLBACK = int(Decision.COMMIT), int(Decision.ROLLBACK)
 S = 1_000
@@ -343,7 +338,7 @@ def test_what_was_found_in_the_log_counts():
     desk.table.replay(0, 0, 2, COMMIT)
     desk.table.replay(0, 0, 2, COMMIT)
     desk.table.replay(99, 0, 2, COMMIT)
-    desk.table.replay_checks({0: [Asked(2, 2, 14, 50 * S)]})
+    desk.table.timetable.replay({0: [Asked(2, 2, 14, 50 * S)]})
     assert desk.table.pending_count == 2
     (found,) = desk.checks(60 * S)
     assert (found[0], found[1].check_times, found[1].ordinals) == (50 * S, 15, [2, 3])
@@ -363,7 +358,7 @@ def test_the_age_of_what_was_found_counts_and_a_clock_set_back_does_not_make_it_
 
 @pytest.mark.parametrize("lonely", [False, True])
 def test_what_has_ended_is_not_watched_for_as_long_as_its_immunity(monkeypatch, lonely):
-    monkeypatch.setattr(transactions, "UNSWEPT", 100)
+    monkeypatch.setattr(check_timetable, "UNSWEPT", 100)
     desk = Desk()
     if lonely:
         desk.members.clear()
@@ -373,7 +368,7 @@ def test_what_has_ended_is_not_watched_for_as_long_as_its_immunity(monkeypatch, 
         desk.at(base)
         desk.decide(base, 0, 1, COMMIT)
         desk.write()
-    assert len(list(desk.table.watches())) < 500
+    assert len(list(desk.table.timetable.watches())) < 500
     desk.members["g"] = [b"one"]
     (check,) = desk.at(3_600 * S)
     assert isinstance(check, Check)

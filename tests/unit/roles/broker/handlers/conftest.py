@@ -24,13 +24,14 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.record_batch import check_stored, decode_messages, read_header
+from mqmesh.roles.broker.check_timetable import TransactionSettings
 from mqmesh.roles.broker.handlers.transactions import (
     check_transactions,
     finish_transactions,
     has_queue,
 )
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.transactions import TransactionSettings
+from mqmesh.roles.broker.transactions import Transactions
 
 PRODUCER = 77
 
@@ -41,7 +42,7 @@ class Scene:
     def __init__(self, stage) -> None:
         self.stage = stage
         self.sequence = 0
-        stage.context.transactions.table.settings = self.settings()
+        stage.context.transactions.table = Transactions(self.settings())
 
     def settings(self) -> TransactionSettings:
         config = self.stage.config
