@@ -253,22 +253,9 @@ class Producer(ProducerRequests):
         if lane is None:
             lane = self._routes.next_lane(topic)
         retries = self.options.retry_times_when_send_failed
-        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
-        if endpoint is not None and self._direct.enter():
-            try:
-                batch = self._buffer.lone_batch(
-                    lane,
-                    message,
-                    deadline_ms,
-                    bound=bound,
-                    retries=retries,
-                    wait_store=wait_store,
-                )
-                claimed = self._send_directly(lane, batch, endpoint)
-            finally:
-                self._direct.leave()
-            if claimed:
-                return self._await(SendFuture(batch, 0), deadline_ms)
+        batch = self._send_directly(lane, message, deadline_ms, bound, retries, wait_store)
+        if batch is not None:
+            return self._await(SendFuture(batch, 0), deadline_ms)
         future, _ = self._buffer.append(
             lane,
             None,
@@ -459,8 +446,23 @@ class Producer(ProducerRequests):
             topic = self._routes.lanes(name, deadline_ms)
         return topic
 
-    def _send_directly(self, lane: Lane, batch: PendingBatch, endpoint: str) -> bool:
-        """One try in the calling thread; False when the lane is not idle.
+    def _send_directly(
+        self, lane: Lane, message: Message, deadline_ms: int, bound: bool, retries: int, waits: bool
+    ) -> PendingBatch | None:
+        """One try in the calling thread; None when there is no free way, nor an idle lane."""
+        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
+        if endpoint is None or not self._direct.enter():
+            return None
+        try:
+            batch = self._buffer.lone_batch(
+                lane, message, deadline_ms, bound=bound, retries=retries, wait_store=waits
+            )
+            return batch if self._try_directly(lane, batch, endpoint) else None
+        finally:
+            self._direct.leave()
+
+    def _try_directly(self, lane: Lane, batch: PendingBatch, endpoint: str) -> bool:
+        """The try; False when the lane is not idle.
 
         What does not end with it is retried like any other.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -17,32 +16,17 @@ from mqmesh.storage.message_index_merge import (
     runs_to_merge,
     stretches,
 )
-from mqmesh.storage.message_index_part import IDS, KEYS, LARGE, Head, IndexPart, LogSlice, Run
+from mqmesh.storage.message_index_part import IDS, KEYS, LARGE, IndexPart, Run
 from mqmesh.storage.message_index_seal import seal_part
 from mqmesh.storage.message_index_texts import TextMaker
+from mqmesh.testing.index_parts import next_slice
 
-ORIGIN = 1 << 20
 KEYS_A_RUN = 300
 
 
 @pytest.fixture(autouse=True)
 def _short_steps(monkeypatch):
     monkeypatch.setattr(message_index_merge, "STEP_ENTRIES", 2 * BLOCK_ENTRIES)
-
-
-@pytest.fixture
-def part(tmp_path: Path):
-    head = Head(store_id=1, boot_id=b"b" * 16, segment_start=ORIGIN)
-    part = IndexPart.create(tmp_path / "part", head, map_size=1 << 20)
-    yield part
-    part.close()
-
-
-def next_slice(part: IndexPart, **fields) -> LogSlice:
-    start = ORIGIN + part.head.through
-    return LogSlice(
-        start=start, stop=start + 100, last_offset=start, oldest_ms=0, newest_ms=0, **fields
-    )
 
 
 def add_large(part: IndexPart, number: int) -> None:

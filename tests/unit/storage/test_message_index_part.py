@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,7 +18,6 @@ from mqmesh.storage.message_index_part import (
     Deletion,
     Head,
     IndexPart,
-    LogSlice,
     Run,
     Span,
     decode_head,
@@ -27,22 +25,7 @@ from mqmesh.storage.message_index_part import (
 )
 from mqmesh.storage.message_index_seal import check_seal, load_seal, seal_part
 from mqmesh.storage.message_index_texts import TextMaker
-
-ORIGIN = 1 << 20
-
-
-@pytest.fixture
-def part(tmp_path: Path):
-    head = Head(store_id=1, boot_id=b"b" * 16, segment_start=ORIGIN)
-    part = IndexPart.create(tmp_path / "part", head, map_size=1 << 20)
-    yield part
-    part.close()
-
-
-def next_slice(part: IndexPart, size: int = 100, **fields) -> LogSlice:
-    start = ORIGIN + part.head.through
-    fields = {"oldest_ms": 0, "newest_ms": 0, **fields}
-    return LogSlice(start=start, stop=start + size, last_offset=start, **fields)
+from mqmesh.testing.index_parts import next_slice
 
 
 def add_keys(part: IndexPart, *keys: str, size: int = 100, **fields) -> int:
