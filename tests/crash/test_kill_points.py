@@ -181,7 +181,8 @@ def test_a_repeated_send_is_recognised_after_every_kill_point(
     store.close()
     for copy, stored_then in kill_points.stop():
         recovered = copy.open()
-        for number in range(max(0, stored_then - 5), stored_then):
+        # Five are remembered, and one more may be in the log that was not acknowledged yet.
+        for number in range(max(0, stored_then - 4), stored_then):
             again = make_batch([f"{number}"], producer_id=77, first_sequence=number)
             (result,) = recovered.put([again], NOW)
             assert result.status is PutStatus.DUPLICATE
