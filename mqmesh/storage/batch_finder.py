@@ -16,12 +16,14 @@ from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import (
     ENTRY_SIZE,
     MOST_LOOKED_AT_ONCE,
+    OFFSET_MASK,
+    SIZE_MASK,
     VOID_OFFSET,
     ConsumeQueue,
+    check_in,
     check_of,
     count_void,
     hashes_of,
-    place_of,
 )
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_tail import QueueTail
@@ -54,7 +56,7 @@ class Run(NamedTuple):
     stop: int
     """Queue offset behind its last message."""
     doubtful: bool = False
-    """Found only because the tag hashes in the queue fail their check."""
+    """Found only because the tag hashes fail their check: damage, or a part of a batch."""
 
 
 class _Found:
@@ -173,14 +175,16 @@ def _find_in_files(
             available = 0
             continue
         run_stop = origin + end
-        commitlog_offset, size, check = place_of(place, extent)
+        commitlog_offset, size = place & OFFSET_MASK, extent & SIZE_MASK
         fits, doubtful = True, False
         if hashes is not None and tag_hashes is not None:
             some = hashes[at:end]
             fits = not tag_hashes.isdisjoint(some)
-            if not fits and check_of(commitlog_offset, size, some) != check:
-                # Damage, or only the rest of a batch: the batch itself tells.
-                fits, doubtful = True, index > start
+            if not fits:
+                # If the check fails the batch itself tells. Queues had no checks once.
+                check = check_in(place, extent)
+                fits = check_of(commitlog_offset, size, some) != check
+                doubtful = fits and check != 0
         if fits and not found.add(Run(commitlog_offset, size, index, run_stop, doubtful)):
             break
         guess = end - at
@@ -217,7 +221,7 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
 
 def read_batches(
     log: CommitLog, queue_id: int, runs: list[Run]
-) -> tuple[list[bytes | memoryview], int]:
+) -> tuple[list[bytes | memoryview], int, int | None]:
     """Reads batches, those that are neighbours in the log with one call.
 
     Every batch is checked to be the one that the queue tells of; checksums are left to
@@ -229,10 +233,11 @@ def read_batches(
         runs: The batches, in queue order.
 
     Returns:
-        Buffers of whole batches, and how many of the runs are in them: fewer than all when
-        the next one is not what the queue tells.
+        Buffers of whole batches; how many of the runs are in them: fewer than all when the next
+        one is not what the queue tells; and where the queue's tag hashes are damaged, if they are.
     """
     data: list[bytes | memoryview] = []
+    damaged = None
     number = 0
     while number < len(runs):
         start = runs[number].commitlog_offset
@@ -240,9 +245,10 @@ def read_batches(
         try:
             buffer = log.read(start, stop - start)
         except CorruptRecord:
-            return data, number
+            break
         some = runs[number : number + count]
-        good = _count_good(buffer, start, queue_id, some)
+        good, doubted = _count_good(buffer, start, queue_id, some)
+        damaged = doubted if damaged is None else damaged
         if dense and good == count:
             data.append(buffer)
         else:
@@ -254,7 +260,7 @@ def read_batches(
         number += good
         if good < count:
             break
-    return data, number
+    return data, number, damaged
 
 
 def sound_batches(
@@ -307,10 +313,14 @@ def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, 
     return index - first, stop, dense
 
 
-def _count_good(buffer: bytes, start: int, queue_id: int, runs: list[Run]) -> int:
-    """How many of the runs, from the first, are in the buffer as they should be."""
+def _count_good(
+    buffer: bytes, start: int, queue_id: int, runs: list[Run]
+) -> tuple[int, int | None]:
+    """How many of the runs, from the first, are in the buffer as they should be; and where the
+    first of them begins that is a whole batch and failed its check."""
     unpack = _IDENTITY.unpack_from
     good = 0
+    damaged = None
     for run in runs:
         if run.size < _IDENTITY.size:
             break
@@ -324,4 +334,6 @@ def _count_good(buffer: bytes, start: int, queue_id: int, runs: list[Run]) -> in
         ):
             break
         good += 1
-    return good
+        if run.doubtful and run.start == base and damaged is None:
+            damaged = run.start
+    return good, damaged

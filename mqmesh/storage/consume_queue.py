@@ -37,14 +37,16 @@ ENTRY_SIZE: Final = 20
 VOID_OFFSET: Final = (1 << 64) - 1
 VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
 """Stands for a message whose batch was lost to damage."""
+OFFSET_MASK: Final = (1 << 56) - 1
+"""What of an entry's first number is the offset."""
+SIZE_MASK: Final = (1 << 25) - 1
+"""What of its second number is the size."""
 MOST_LOOKED_AT_ONCE: Final = 32_768
 """Entries read at once where messages are lost: there may be millions."""
 
 _HASH_POSITION: Final = 12
 _OFFSET_BITS: Final = 56
-_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _SIZE_BITS: Final = 25
-_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 _LARGEST_PRIME_OF_15_BITS: Final = 32_749
 _VOIDS: Final = VOID_ENTRY * MOST_LOOKED_AT_ONCE
 
@@ -79,14 +81,9 @@ def entries_of(commitlog_offset: int, size: int, message_count: int, tag_hashes:
     return bytes(entries)
 
 
-def place_of(place: int, extent: int) -> tuple[int, int, int]:
-    """What the first two numbers of an entry tell, other than a void one.
-
-    Returns:
-        Offset of the batch in the log, its size, and the check.
-    """
-    check = place >> _OFFSET_BITS | extent >> _SIZE_BITS << 8
-    return place & _OFFSET_MASK, extent & _SIZE_MASK, check
+def check_in(place: int, extent: int) -> int:
+    """The check that the first two numbers of an entry hold."""
+    return place >> _OFFSET_BITS | extent >> _SIZE_BITS << 8
 
 
 def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
@@ -100,7 +97,7 @@ def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
     Returns:
         15 bits; damage goes unseen once in 32,749 times.
     """
-    start = (commitlog_offset ^ size) & 0xFFFF_FFFF
+    start = (commitlog_offset ^ commitlog_offset >> 32 ^ size) & 0xFFFF_FFFF
     return zlib.crc32(hashes, start) % _LARGEST_PRIME_OF_15_BITS
 
 
@@ -245,9 +242,9 @@ class ConsumeQueue:
             lost = count_void(entries)
             start += lost
             if start < end:
-                place, extent, _ = ENTRY.unpack_from(entries, lost * ENTRY_SIZE)
+                place: int = ENTRY.unpack_from(entries, lost * ENTRY_SIZE)[0]
                 if place != VOID_OFFSET:
-                    return start, place_of(place, extent)[0]
+                    return start, place & OFFSET_MASK
                 start += 1  # A void entry that is damaged.
             count = min(8 * count, MOST_LOOKED_AT_ONCE)
         return self._next_place_in_tail(start, stop)

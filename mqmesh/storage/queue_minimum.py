@@ -1,10 +1,34 @@
-"""Moves the beginning of consume queues behind what was removed from the log."""
+"""Moves the beginning of consume queues behind what was removed from the log.
+
+The beginning is searched for by bisection, and one flipped bit could send that far away. So
+the batches on both sides of what was found must have good checks; otherwise it is searched for
+once more, by batches that have.
+"""
 
 import os
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, NamedTuple
 
-from mqmesh.storage.consume_queue import ENTRY_SIZE, ConsumeQueue
+from mqmesh.storage.consume_queue import (
+    ENTRY_SIZE,
+    OFFSET_MASK,
+    SIZE_MASK,
+    VOID_OFFSET,
+    ConsumeQueue,
+    check_in,
+    check_of,
+    hashes_of,
+)
 from mqmesh.storage.open_files import OpenFiles
+
+FIRST_LOOK: Final = 64
+"""Entries looked at on either side of one, to find its batch; then twice as many, and so on."""
+
+_PLACE = struct.Struct("<QI")
+
+_Place = Callable[[int, int], tuple[int, int] | None]
 
 
 def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
@@ -24,7 +48,9 @@ def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
     """
     before = queue.first
     in_files = max(queue.first, queue.written)
-    first = _first_kept(queue, files, queue.first, in_files, log_start)
+    first = _first_kept(partial(queue.next_place, files), queue.first, in_files, log_start)
+    if not _is_sure(queue, files, first, in_files):
+        first = _first_kept(partial(_sound_place, queue, files), before, in_files, log_start)
     if first == in_files:
         first = _first_kept_of_tail(queue, first, log_start)
     queue.first = first
@@ -32,26 +58,83 @@ def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
     return first != before
 
 
-def _first_kept(queue: ConsumeQueue, files: OpenFiles, low: int, high: int, log_start: int) -> int:
+def _first_kept(next_place: _Place, low: int, high: int, log_start: int) -> int:
     """Binary search over the entries in files; ``high`` if none of them leads to what is kept."""
-    if low < high and _is_kept(queue, files, low, low + 1, log_start):
+
+    def is_kept(queue_offset: int, stop: int) -> bool:
+        found = next_place(queue_offset, stop)
+        # Nothing but lost messages: they may as well count as kept.
+        return found is None or found[1] >= log_start
+
+    if low < high and is_kept(low, high):
         return low
     while low < high:
         middle = (low + high) // 2
-        if _is_kept(queue, files, middle, high, log_start):
+        if is_kept(middle, high):
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _is_kept(
-    queue: ConsumeQueue, files: OpenFiles, queue_offset: int, stop: int, log_start: int
-) -> bool:
-    """Whether a message, or the next one that is not lost, is still in the log."""
-    found = queue.next_place(files, queue_offset, stop)
-    # Nothing but lost messages: they may as well count as kept.
-    return found is None or found[1] >= log_start
+class _Run(NamedTuple):
+    """Neighbouring entries that lead to the same place."""
+
+    start: int
+    stop: int
+    is_sound: bool
+    """A whole batch with a good check, or lost messages; or nobody can tell."""
+
+
+def _is_sure(queue: ConsumeQueue, files: OpenFiles, first: int, in_files: int) -> bool:
+    """Whether the batches on both sides of an offset end and begin there, and are sound."""
+    if first > queue.first:
+        run = _run_around(queue, files, first - 1, in_files)
+        if run.stop != first or not run.is_sound:
+            return False
+    return first >= in_files or _run_around(queue, files, first, in_files).is_sound
+
+
+def _sound_place(
+    queue: ConsumeQueue, files: OpenFiles, start: int, stop: int
+) -> tuple[int, int] | None:
+    """As ``ConsumeQueue.next_place``, but damaged entries are passed, too."""
+    while (found := queue.next_place(files, start, stop)) is not None:
+        run = _run_around(queue, files, found[0], queue.written)
+        if run.is_sound:
+            return found
+        start = run.stop
+        if start >= stop:
+            break
+    return None
+
+
+def _run_around(queue: ConsumeQueue, files: OpenFiles, queue_offset: int, in_files: int) -> _Run:
+    """The entries around one that lead to the same place."""
+    width = FIRST_LOOK
+    while True:
+        low = max(queue.first, queue_offset - width)
+        high = min(in_files, queue_offset + width)
+        entries = queue.read(files, low, high)
+        at = queue_offset - low
+        place, extent = both = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
+        start, stop = at, at + 1
+        while start and _PLACE.unpack_from(entries, (start - 1) * ENTRY_SIZE) == both:
+            start -= 1
+        while stop < high - low and _PLACE.unpack_from(entries, stop * ENTRY_SIZE) == both:
+            stop += 1
+        is_open = (start == 0 and low > queue.first) or (low + stop == high < in_files)
+        if place == VOID_OFFSET or not is_open:
+            break
+        width *= 2
+    check = check_in(place, extent)
+    hashes = hashes_of(entries[start * ENTRY_SIZE : stop * ENTRY_SIZE])
+    is_sound = (
+        place == VOID_OFFSET
+        or check == 0  # queues had no checks once
+        or check == check_of(place & OFFSET_MASK, extent & SIZE_MASK, hashes)
+    )
+    return _Run(low + start, low + stop, is_sound)
 
 
 def _first_kept_of_tail(queue: ConsumeQueue, first: int, log_start: int) -> int:

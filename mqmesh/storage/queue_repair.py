@@ -3,7 +3,8 @@
 Either an entry of the queue is damaged, or the batch that it leads to. The log
 decides: it is read from its start, slice by slice, and every entry of the queue
 that differs is written anew. Messages whose batch is gone get void entries, so
-that consumers pass them, and the damage is reported.
+that consumers pass them, and the damage is reported. Queues are repaired one
+after the other; one that was not helped rests for a while.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.record_batch import read_meta
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue, entries_of
 from mqmesh.storage.consume_queues import MOST_VOID_ENTRIES, ConsumeQueues
@@ -25,10 +26,121 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES: Final = 4 * MIB
 """Of the log, read in one step."""
+MIN_REST_MS: Final = 60_000
+"""How long a queue rests whose repair changed nothing, or could not be done: at least so long,"""
+RESTS: Final = 10
+"""and so many times as long as the repair took."""
+
+
+class QueueRepairs:
+    """The repairs of a store.
+
+    Args:
+        queues: All queues; writes the entries.
+        segments: Files of the log.
+        damage: Gets what is damaged.
+        store_id: Of all records.
+        clock: For the labels of damage, and rests.
+    """
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        segments: Segments,
+        damage: DamageList,
+        *,
+        store_id: int,
+        clock: Clock,
+    ) -> None:
+        self._queues = queues
+        self._segments = segments
+        self._damage = damage
+        self._store_id = store_id
+        self._clock = clock
+        self._waiting: dict[ConsumeQueue, QueueRepair] = {}
+        self._steps: Iterator[None] | None = None
+        self._began_ms = 0
+        self._rests: dict[ConsumeQueue, int] = {}
+
+    def begin(self, queue: ConsumeQueue, queue_offset: int, reason: str, *, log_end: int) -> None:
+        """Has a queue compared with the log, if it is not waiting for that, or resting.
+
+        Args:
+            queue: The queue.
+            queue_offset: Where it is wrong.
+            reason: What is.
+            log_end: Where the log ends now.
+        """
+        if queue in self._waiting or self._clock.monotonic_ms() < self._rests.get(queue, 0):
+            return
+        self._rests.pop(queue, None)
+        log.error(
+            "offset %d of queue %d of %r is damaged, the queue is compared with the log: %s",
+            queue_offset,
+            queue.queue_id,
+            queue.topic,
+            reason,
+        )
+        if queue.tail:
+            try:
+                self._queues.write(queue)  # only what is in files is put right
+            except StorageError as error:
+                self._stays(queue, error, 0)
+                return
+        self._waiting[queue] = QueueRepair(
+            queue,
+            self._queues,
+            self._segments,
+            self._damage,
+            end=log_end,
+            store_id=self._store_id,
+            clock=self._clock,
+        )
+
+    def step(self) -> bool:
+        """Does a step of some milliseconds; True if there is more."""
+        if not self._waiting:
+            return False
+        queue, repair = next(iter(self._waiting.items()))
+        now_ms = self._clock.monotonic_ms()
+        if self._steps is None:
+            self._steps, self._began_ms = repair.steps(), now_ms
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._end(queue)
+            if not repair.written:
+                self._rest(queue, now_ms - self._began_ms)
+        except StorageError as error:
+            self._end(queue)
+            self._stays(queue, error, now_ms - self._began_ms)
+        return bool(self._waiting)
+
+    def forget(self, queue: ConsumeQueue) -> None:
+        """A queue is gone."""
+        self._end(queue)
+        self._rests.pop(queue, None)
+
+    def _end(self, queue: ConsumeQueue) -> None:
+        if self._waiting and queue is next(iter(self._waiting)):
+            self._steps = None
+        self._waiting.pop(queue, None)
+
+    def _stays(self, queue: ConsumeQueue, error: StorageError, took_ms: int) -> None:
+        log.error("queue %d of %r stays damaged: %s", queue.queue_id, queue.topic, error)
+        self._rest(queue, took_ms)
+
+    def _rest(self, queue: ConsumeQueue, took_ms: int) -> None:
+        rest_ms = max(MIN_REST_MS, RESTS * took_ms)
+        self._rests[queue] = self._clock.monotonic_ms() + rest_ms
 
 
 class QueueRepair:
-    """The repair of one queue. The queue may be read and appended to meanwhile."""
+    """The repair of one queue. The queue may be read and appended to meanwhile.
+
+    Attributes:
+        written: Entries that were written anew.
+    """
 
     def __init__(
         self,
@@ -63,7 +175,7 @@ class QueueRepair:
         # What is in memory was never on a disk and is right.
         self._limit = queue.written
         self._expected = queue.first
-        self._written = 0
+        self.written = 0
 
     def steps(self) -> Iterator[None]:
         """Does the repair; one step takes some milliseconds.
@@ -87,7 +199,7 @@ class QueueRepair:
             "queue %d of topic %r is repaired: %d entries were written anew",
             self._queue.queue_id,
             self._queue.topic,
-            self._written,
+            self.written,
         )
 
     def _step(self) -> None:
@@ -121,13 +233,15 @@ class QueueRepair:
             return
         if meta.topic != self._queue.topic or self._queues.is_deleted(meta.topic, record.start):
             return
-        base = header.base_queue_offset
-        if not self._expected <= base < self._limit:
+        base, following = header.base_queue_offset, header.next_queue_offset
+        if following <= self._expected or base >= self._limit:
             return
         self._fill_up_to(base)
         entries = entries_of(record.start, header.total_size, header.message_count, meta.tag_hashes)
-        self._put_right(base, entries)
-        self._expected = header.next_queue_offset
+        # The queue may begin within the batch.
+        begin = max(base, self._expected)
+        self._put_right(begin, entries[(begin - base) * ENTRY_SIZE :])
+        self._expected = following
 
     def _fill_up_to(self, queue_offset: int) -> None:
         while self._expected < queue_offset:
@@ -138,4 +252,4 @@ class QueueRepair:
     def _put_right(self, queue_offset: int, entries: bytes) -> None:
         entries = entries[: (self._limit - queue_offset) * ENTRY_SIZE]
         if self._queues.overwrite(self._queue, queue_offset, entries):
-            self._written += len(entries) // ENTRY_SIZE
+            self.written += len(entries) // ENTRY_SIZE

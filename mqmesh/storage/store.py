@@ -13,7 +13,7 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mqmesh.clock import Clock
@@ -52,7 +52,7 @@ from mqmesh.storage.offset_by_time import find_offset_by_time
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.opening import Parts, open_parts
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
-from mqmesh.storage.queue_repair import QueueRepair
+from mqmesh.storage.queue_repair import QueueRepairs
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,13 @@ class CommitLogStore(MessageStore):
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
         self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
-        self._repairs: dict[ConsumeQueue, Iterator[None]] = {}
-        self._repaired: set[tuple[ConsumeQueue, int]] = set()
+        self._repairs = QueueRepairs(
+            parts.queues,
+            parts.commitlog.segments,
+            parts.damage,
+            store_id=parts.commitlog.store_id,
+            clock=parts.clock,
+        )
         self._put_batches = 0
         self._put_messages = 0
         self._duplicates = 0
@@ -247,7 +252,7 @@ class CommitLogStore(MessageStore):
             )
             if not runs:
                 return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
-            data, good = read_batches(self._log, queue_id, runs)
+            data, good, damaged = read_batches(self._log, queue_id, runs)
             if verify:
                 data, good = sound_batches(data)
         except CorruptRecord as error:
@@ -259,59 +264,17 @@ class CommitLogStore(MessageStore):
                 what = f"it leads to {place} in the log, where its batch is not, or not sound"
                 raise self._repair(queue, following, what)
             del runs[good:]
-        for run in runs:
-            if run.doubtful:
-                self._begin_repair(queue, run.start, "its tag hashes fail their check")
+        if damaged is not None:
+            reason = "its tag hashes fail their check"
+            self._repairs.begin(queue, damaged, reason, log_end=self._log.end)
         count = sum(run.stop - run.start for run in runs)
         return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
 
     def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
         """Has a queue compared with the log; returns what the reader is told meanwhile."""
-        self._begin_repair(queue, queue_offset, reason)
+        self._repairs.begin(queue, queue_offset, reason, log_end=self._log.end)
         where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
         return CorruptRecord(f"{where} is damaged: {reason}")
-
-    def _begin_repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> None:
-        place = (queue, queue_offset)
-        # Once for every place: if that does not help, a second time will not either.
-        if queue not in self._repairs and place not in self._repaired:
-            log.error(
-                "offset %d of queue %d of %r is damaged, the queue is compared with the log: %s",
-                queue_offset,
-                queue.queue_id,
-                queue.topic,
-                reason,
-            )
-            if queue.tail:  # only what is in files is put right
-                try:
-                    self._queues.write(queue)
-                except StorageError as error:
-                    log.error("it cannot be put right now: %s", error)
-                    return
-            self._repaired.add(place)
-            self._repairs[queue] = QueueRepair(
-                queue,
-                self._queues,
-                self._log.segments,
-                self._parts.damage,
-                end=self._log.end,
-                store_id=self._log.store_id,
-                clock=self._parts.clock,
-            ).steps()
-
-    def _go_on_repairing(self) -> bool:
-        """Does a step of a repair; True if there is more."""
-        if not self._repairs:
-            return False
-        queue, steps = next(iter(self._repairs.items()))
-        try:
-            next(steps)
-        except StopIteration:
-            del self._repairs[queue]
-        except StorageError as error:
-            log.error("queue %d of %r stays damaged: %s", queue.queue_id, queue.topic, error)
-            del self._repairs[queue]
-        return bool(self._repairs)
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """See ``MessageStore.queue_bounds``."""
@@ -376,7 +339,7 @@ class CommitLogStore(MessageStore):
         self._tell_flusher()
         self._states.forget_topic(topic)
         for queue in self._queues.by_topic[topic].values():
-            self._repairs.pop(queue, None)
+            self._repairs.forget(queue)
         unused = self._queues.drop_topic(topic, deleted_at)
         if unused is not None:
             self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
@@ -401,7 +364,7 @@ class CommitLogStore(MessageStore):
         self._log.prepare_ahead()
         self._log.warm_ahead()
         more = self._write_tails()
-        more = self._go_on_repairing() or more
+        more = self._repairs.step() or more
         more = self._cleaner.tick(now_ms) or more
         try:
             return self._checkpointer.tick(now_ms) or more

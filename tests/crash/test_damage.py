@@ -333,7 +333,6 @@ def test_damage_of_a_running_stores_queue_is_put_right(files: StoreFiles) -> Non
         with pytest.raises(CorruptRecord):
             for queue_offset in range(20):
                 store.get("topic", 0, queue_offset, max_bytes=100_000)
-        store._repaired.clear()
         while store.tick(now_ms):
             pass
         assert deliverable(store) == dict(enumerate(BODIES))
@@ -394,7 +393,6 @@ def test_no_flipped_bit_of_a_queue_hides_a_message_from_its_tag(
             repaired += 1
         else:  # nobody had to look
             os.pwrite(fd, good[path], 0)
-        store._repaired.clear()
     os.close(fd)
     assert repaired > len(good[path])
     assert not store.stats().damaged

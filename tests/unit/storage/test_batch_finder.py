@@ -65,12 +65,14 @@ def model(
     for number, length in enumerate(lengths):
         stop = queue_offset + length
         wanted = number not in void and (tags is None or number in tags)
+        doubtful = False
         if number not in void and number < written and queue_offset < start < stop:
-            wanted = True  # files do not tell of the rest of a batch
+            doubtful, wanted = not wanted, True  # files do not tell of the rest of a batch
         if stop > start and wanted:
             if runs and sum(run.size for run in runs) + 10 * length > max_bytes:
                 return runs, queue_offset
-            runs.append(Run(10 * queue_offset, 10 * length, max(start, queue_offset), stop))
+            run = Run(10 * queue_offset, 10 * length, max(start, queue_offset), stop, doubtful)
+            runs.append(run)
         queue_offset = stop
     return runs, queue_offset
 
