@@ -6,7 +6,6 @@ are full sealed. What is not indexed yet is a number that every query is told.
 """
 
 import logging
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.storage.cpu_pressure import CpuPressure
 from mqmesh.storage.dispatcher_reader import LogReader, SegmentList
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.storage.message_index_merge import runs_to_merge
@@ -27,12 +27,11 @@ CLOSE_BYTES: Final = 16 * MIB
 """When the index trails the log by less, other work gets its turn, too."""
 HURRY_MS: Final = 1_000
 """The log counts as growing fast for so long after the index trailed it by more than a step."""
-CROWDED: Final = 1.25
-"""A step that took so many times its own computing time had to share the processor."""
+SMALL_STEPS: Final = 8
+"""A step that is smaller than usual by this factor is hashed at once even then."""
 PAUSES: Final = 15
-"""While the log grows fast, or the processor has to be shared while it grows, other work is
-followed by a pause so many times as long: it may wait, and those who send and consume should
-not notice it."""
+"""While the log grows and the machine is crowded, other work is followed by a pause so many
+times as long: it may wait, and those who send and consume should not notice it."""
 BUSY_MS: Final = 1_000
 """The log counts as growing for so long after it did."""
 REFRESH_MS: Final = 5_000
@@ -130,6 +129,7 @@ class Dispatcher:
         self._hurried_ms = -HURRY_MS
         self._other_due_ms = 0
         self._did_other = False
+        self._is_oldest_turn = False
         self._at_rest = False
         self._batches = 0
         self._skipped_bytes = 0
@@ -286,21 +286,19 @@ class Dispatcher:
         if is_turn and now_ms >= self._other_due_ms:
             # If it fails it is not tried again at once: sealing a large part writes much.
             self._other_due_ms = now_ms + OTHER_RETRY_MS
-            began, cpu_began = time.perf_counter(), time.process_time()
+            pressure = CpuPressure()
             did_something = self._other_work()
-            took_ms = (time.perf_counter() - began) * 1_000
-            cpu_ms = (time.process_time() - cpu_began) * 1_000
             self._other_due_ms = 0
             self._did_other = did_something
             if did_something:
-                is_busy = now_ms - self._moved_ms < BUSY_MS
-                if is_hurried or (is_busy and took_ms > CROWDED * cpu_ms + 1):
-                    self._other_due_ms = now_ms + int((1 + PAUSES) * took_ms) + 1
+                took_ms, is_crowded = pressure.end()
+                if is_crowded and now_ms - self._moved_ms < BUSY_MS:
+                    self._other_due_ms = now_ms + (1 + PAUSES) * took_ms
                 return 0
             self._at_rest = True
         if lag:
             # While the log grows fast, everybody else needs the machine.
-            self._follow(as_text=is_hurried)
+            self._follow(as_text=is_hurried and lag * SMALL_STEPS > self._step_bytes)
             return 0
         return max(0, self._other_due_ms - now_ms) or None
 
@@ -379,7 +377,10 @@ class Dispatcher:
         gap = self._newest_gap()
         if gap is not None:
             return self._fill(gap)
-        for start in reversed(self._index.starts):
+        # The newest segment and the oldest in turn: neither may wait for ever.
+        self._is_oldest_turn = not self._is_oldest_turn
+        starts = self._index.starts
+        for start in starts if self._is_oldest_turn else reversed(starts):
             if not self._index.is_sealed(start):
                 part = self._index.part(start)
                 if part is not None and part.head.texts:

@@ -1,0 +1,43 @@
+"""Whether a piece of work held up others: how long somebody waited for a processor meanwhile."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+CROWDED: Final = 0.2
+"""Part of the time in which somebody waited, from which on the machine is crowded."""
+
+_PRESSURE: Final = Path("/proc/pressure/cpu")
+
+
+class CpuPressure:
+    """Measures one piece of work, from now on.
+
+    Linux counts the time in which any task of the machine waits for a processor
+    (Documentation/accounting/psi.rst). Where it does not, what can be seen is whether this
+    process waited itself: its work took longer than its own computing time.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._computed_s = time.process_time()
+        self._waited_us = waited_us()
+
+    def end(self) -> tuple[int, bool]:
+        """How long the work took, in ms, rounded up, and whether the machine is crowded."""
+        took_s = time.perf_counter() - self._began_s
+        waited_s = took_s - (time.process_time() - self._computed_s)
+        now_us = waited_us()
+        if now_us is not None and self._waited_us is not None:
+            waited_s = max(waited_s, (now_us - self._waited_us) / 1e6)
+        return int(took_s * 1_000) + 1, waited_s > CROWDED * took_s
+
+
+def waited_us() -> int | None:
+    """For how long tasks have waited since the system's start; None if nobody counts that."""
+    try:
+        text = _PRESSURE.read_text()
+    except OSError:
+        return None
+    _, _, total = text.partition("\n")[0].partition("total=")
+    return int(total) if total.isdecimal() else None
