@@ -119,15 +119,25 @@ def handovers_s(calls: Iterable[Call]) -> list[float]:
 
 
 def find_shared(calls: Iterable[Call]) -> list[str]:
-    """Queues that two members had in one generation."""
-    owners: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for call in calls:
-        owners[call.queue, call.generation].add(call.member)
-    return [
-        f"queue {queue}, generation {generation}: {', '.join(sorted(members))}"
-        for (queue, generation), members in owners.items()
-        if len(members) > 1
-    ]
+    """Queues that a member took from another one in one generation.
+
+    It may give a queue back that it claimed before it knew of the other one. Then the other one
+    begins behind it, and it does not come back.
+    """
+    faults: dict[tuple[str, int], str] = {}
+    for queue, some in _by_queue(calls).items():
+        owned: dict[int, list[Call]] = defaultdict(list)
+        for call in some:
+            owned[call.generation].append(call)
+        for generation, of_one in owned.items():
+            for before, after in pairwise(of_one):
+                if before.member == after.member:
+                    continue
+                highest = max(one.queue_offset for one in of_one if one.member == before.member)
+                if after.queue_offset <= highest or after.began_ns < before.ended_ns:
+                    members = f"{before.member}, {after.member}"
+                    faults[queue, generation] = f"queue {queue}, generation {generation}: {members}"
+    return list(faults.values())
 
 
 def find_disorder(calls: Iterable[Call], keys: Sequence[str]) -> list[str]:
