@@ -126,5 +126,6 @@ def test_a_torn_tail_and_damage_are_told(cluster):
         file.seek(offsets[4] + HEADER_SIZE + 8)
         file.write(b"\xff\xff\xff\xff")
     cluster.start_broker()
+    cluster.wait_known()
     figures, log = figures_of(cluster), log_of(cluster)
     judge(*recovery_degradations(figures, log))
