@@ -37,16 +37,16 @@ ENTRY_SIZE: Final = 20
 VOID_OFFSET: Final = (1 << 64) - 1
 VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
 """Stands for a message whose batch was lost to damage."""
-OFFSET_MASK: Final = (1 << 56) - 1
+_OFFSET_BITS: Final = 56
+_SIZE_BITS: Final = 25
+OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 """What of an entry's first number is the offset."""
-SIZE_MASK: Final = (1 << 25) - 1
+SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 """What of its second number is the size."""
 MOST_LOOKED_AT_ONCE: Final = 32_768
 """Entries read at once where messages are lost: there may be millions."""
 
 _HASH_POSITION: Final = 12
-_OFFSET_BITS: Final = 56
-_SIZE_BITS: Final = 25
 _LARGEST_PRIME_OF_15_BITS: Final = 32_749
 _VOIDS: Final = VOID_ENTRY * MOST_LOOKED_AT_ONCE
 

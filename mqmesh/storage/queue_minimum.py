@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
+from mqmesh.errors import CorruptRecord
+from mqmesh.payload import MAX_MESSAGES, Buffer
 from mqmesh.storage.consume_queue import (
     ENTRY_SIZE,
     OFFSET_MASK,
@@ -25,6 +27,8 @@ from mqmesh.storage.open_files import OpenFiles
 
 FIRST_LOOK: Final = 64
 """Entries looked at on either side of one, to find its batch; then twice as many, and so on."""
+MOST_DAMAGED: Final = 256
+"""Damaged batches that are passed; with more next to each other nothing is moved."""
 
 _PLACE = struct.Struct("<QI")
 
@@ -43,7 +47,7 @@ def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
         True if it begins somewhere else now.
 
     Raises:
-        CorruptRecord: Entries are missing.
+        CorruptRecord: Entries are missing, or too many are damaged.
         StorageError: The disk refuses to read.
     """
     before = queue.first
@@ -99,14 +103,17 @@ def _sound_place(
     queue: ConsumeQueue, files: OpenFiles, start: int, stop: int
 ) -> tuple[int, int] | None:
     """As ``ConsumeQueue.next_place``, but damaged entries are passed, too."""
-    while (found := queue.next_place(files, start, stop)) is not None:
+    for _ in range(MOST_DAMAGED):
+        found = queue.next_place(files, start, stop)
+        if found is None:
+            return None
         run = _run_around(queue, files, found[0], queue.written)
         if run.is_sound:
             return found
         start = run.stop
         if start >= stop:
-            break
-    return None
+            return None
+    raise CorruptRecord(f"{MOST_DAMAGED} damaged entries stand before offset {start}")
 
 
 def _run_around(queue: ConsumeQueue, files: OpenFiles, queue_offset: int, in_files: int) -> _Run:
@@ -124,17 +131,22 @@ def _run_around(queue: ConsumeQueue, files: OpenFiles, queue_offset: int, in_fil
         while stop < high - low and _PLACE.unpack_from(entries, stop * ENTRY_SIZE) == both:
             stop += 1
         is_open = (start == 0 and low > queue.first) or (low + stop == high < in_files)
-        if place == VOID_OFFSET or not is_open:
+        if place == VOID_OFFSET or not is_open or width >= MAX_MESSAGES:
             break
         width *= 2
-    check = check_in(place, extent)
     hashes = hashes_of(entries[start * ENTRY_SIZE : stop * ENTRY_SIZE])
-    is_sound = (
-        place == VOID_OFFSET
-        or check == 0  # queues had no checks once
-        or check == check_of(place & OFFSET_MASK, extent & SIZE_MASK, hashes)
-    )
-    return _Run(low + start, low + stop, is_sound)
+    return _Run(low + start, low + stop, _is_sound(place, extent, hashes))
+
+
+def _is_sound(place: int, extent: int, hashes: Buffer) -> bool:
+    if place == VOID_OFFSET:
+        return True
+    size = extent & SIZE_MASK
+    if not size or len(hashes) > MAX_MESSAGES:
+        return False  # zeros are what a disk gives instead of what it lost
+    check = check_in(place, extent)
+    # Queues had no checks once.
+    return check in (0, check_of(place & OFFSET_MASK, size, hashes))
 
 
 def _first_kept_of_tail(queue: ConsumeQueue, first: int, log_start: int) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.errors import CorruptRecord
 from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_ENTRY, VOID_OFFSET, ConsumeQueue
 from mqmesh.storage.open_files import OpenFiles
-from mqmesh.storage.queue_minimum import advance
+from mqmesh.storage.queue_minimum import MOST_DAMAGED, advance
 
 
 @pytest.fixture
@@ -64,6 +65,39 @@ def test_a_flipped_bit_sends_it_no_further(tmp_path, files, lengths):
         before = starts[wanted - 1][0]
         assert queue.first == starts[wanted][0] or before == queue.first <= place
     os.close(fd)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 2_000, [7] * 300, [1_000, 3, 700, 300]])
+@pytest.mark.parametrize("content", ["zeros", "noise"])
+def test_a_block_that_the_disk_lost_sends_it_no_further(tmp_path, files, lengths, content):
+    queue, starts = queue_of(tmp_path, files, lengths)
+    chance = random.Random(3)
+    path = Path(queue.file_path(0))
+    good = path.read_bytes()
+    for _ in range(200):
+        wanted = chance.randrange(1, len(starts))
+        position = 4096 * chance.randrange(len(good) // 4096)
+        block = bytes(4096) if content == "zeros" else chance.randbytes(4096)
+        path.write_bytes(good[:position] + block + good[position + 4096 :])
+        queue.first = 0
+        advance(queue, files, starts[wanted][1])
+        assert queue.first <= starts[wanted][0]
+        # Exactly there, unless the last batch that is gone is damaged; noise may look sound.
+        last_gone = range(starts[wanted - 1][0], starts[wanted][0])
+        first, last = position // ENTRY_SIZE, (position + 4095) // ENTRY_SIZE
+        if content == "zeros" and (last < last_gone.start or first >= last_gone.stop):
+            assert queue.first == last_gone.stop
+
+
+def test_where_very_much_is_damaged_nothing_is_moved(tmp_path, files):
+    queue, starts = queue_of(tmp_path, files, [1] * (6 * MOST_DAMAGED))
+    path = Path(queue.file_path(0))
+    good = path.read_bytes()
+    noise = random.Random(5).randbytes(3 * MOST_DAMAGED * ENTRY_SIZE)
+    path.write_bytes(good[: 300 * ENTRY_SIZE] + noise + good[300 * ENTRY_SIZE + len(noise) :])
+    with pytest.raises(CorruptRecord):
+        advance(queue, files, starts[350][1])
+    assert queue.first == 0
 
 
 def test_lost_messages_in_front_keep_no_queue_back(tmp_path, files):
