@@ -49,8 +49,7 @@ def redeliver(
 ) -> bytes:
     """Makes a batch for another topic or queue out of messages of a stored one.
 
-    The whole of a batch, unchanged, is not decoded: that costs as much as its checksum. Of a
-    part, only that is.
+    The whole of a batch, unchanged, is not decoded, and of a part only that.
 
     Args:
         buffer: Holds the stored batch, which passed ``check_batch``.
@@ -73,8 +72,7 @@ def redeliver(
         CorruptBatch: It cannot be decoded.
         LocalProtocolError: The new batch is over a limit, see ``encode_batch``.
     """
-    if count is None:
-        count = header.message_count - first
+    count = header.message_count - first if count is None else count
     if first < 0 or count < 1 or first + count > header.message_count:
         raise InvalidArgument(
             f"messages {first} to {first + count - 1} of a batch of {header.message_count}"
@@ -85,9 +83,7 @@ def redeliver(
     elif change is None:
         if raws is None:
             raws = split_payload(read_payload(buffer, header, position))
-        # What was compressed may fit into no batch as it is.
-        over_bytes = COMPRESS_OVER_BYTES if header.codec == CODEC_NONE else 0
-        payload = join_payload(raws[first : first + count], compress_over_bytes=over_bytes)
+        payload = _part_payload(header, raws[first : first + count])
     else:
         stored = decode_messages(buffer, header, position=position)[first : first + count]
         messages = [change(message.to_message()) for message in stored]
@@ -107,6 +103,12 @@ def redeliver(
         meta=new_meta,
     )
     return b"".join(parts)
+
+
+def _part_payload(header: BatchHeader, raws: Sequence[msgspec.Raw]) -> Payload:
+    # What was compressed may fit into no batch as it is.
+    over_bytes = COMPRESS_OVER_BYTES if header.codec == CODEC_NONE else 0
+    return join_payload(raws, compress_over_bytes=over_bytes)
 
 
 def _whole_payload(
