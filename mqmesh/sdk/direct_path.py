@@ -10,6 +10,7 @@ from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.send_result import PendingBatch
 from mqmesh.sdk.sender import BatchCodec, read_outcomes
+from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.channel import BlockingChannel
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -27,11 +28,13 @@ class DirectPath:
     Args:
         engine: The client's engine.
         codec: Encodes the batches.
+        busy_poll_us: See ``ProducerOptions``.
     """
 
-    def __init__(self, engine: ClientEngine, codec: BatchCodec) -> None:
+    def __init__(self, engine: ClientEngine, codec: BatchCodec, busy_poll_us: int) -> None:
         self._engine = engine
         self._codec = codec
+        self._busy_poll_us = busy_poll_us
         self._lock = threading.Lock()
         self._channels: dict[str, BlockingChannel] = {}
         self._broken: set[BlockingChannel] = set()
@@ -117,7 +120,10 @@ class DirectPath:
                 channel.close()
             if self._closed or self._engine.closed:
                 raise ClientClosed("the producer is closed")
-            channel = self._channels[broker_name] = BlockingChannel(self._engine.context, endpoint)
+            channel = BlockingChannel(
+                self._engine.context, endpoint, busy_poll=BusyPoll(self._busy_poll_us)
+            )
+            self._channels[broker_name] = channel
         if self._closed:
             channel.cancel()  # it was made after close had looked
         return channel

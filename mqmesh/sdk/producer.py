@@ -148,7 +148,7 @@ class Producer(ProducerRequests):
             max_in_flight=one.max_requests_in_flight,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
-        self._direct = DirectPath(self._engine, self._codec)
+        self._direct = DirectPath(self._engine, self._codec, one.busy_poll_us)
         self._requests = Requests(self._engine, one.max_pending_requests)
         # What brokers send by themselves, and who takes it, in the engine's thread.
         self._commands: dict[int, Callable[[str, Command], None]] = {

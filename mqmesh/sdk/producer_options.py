@@ -29,6 +29,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         batch_size_bytes: Asynchronous and concurrent sends share batches up to this size.
         batch_messages: And up to so many messages.
         max_requests_in_flight: Requests in flight a broker.
+        busy_poll_us: How long a synchronous send waits awake for its answer before it sleeps;
+            only as long as answers do come within that time. 0 spares the processor, and a send
+            takes about half as long again.
         max_pending_requests: Calls of ``request`` that may wait for their replies at a time.
     """
 
@@ -43,6 +46,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batch_size_bytes: Annotated[int, msgspec.Meta(ge=1, le=8 * MIB)] = MIB // 4
     batch_messages: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 2_000
     max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 200
     max_pending_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
 

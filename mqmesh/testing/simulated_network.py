@@ -165,7 +165,7 @@ class SimulatedNetwork:
     def _new_hints(self, context: object, loop: EventLoop, endpoint: str, **told: Any) -> object:
         return SimulatedHints(self, loop, endpoint, **told)
 
-    def _new_channel(self, context: object, endpoint: str) -> object:
+    def _new_channel(self, context: object, endpoint: str, **waits: object) -> object:
         return SimulatedChannel(self, endpoint)
 
 

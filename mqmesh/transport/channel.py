@@ -1,5 +1,6 @@
 """Asks one server from the caller's own thread: the shortest way of a single request."""
 
+import select
 import time
 from typing import Final
 
@@ -9,11 +10,14 @@ from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
 from mqmesh.transport import sockets
+from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import response_error
 
 SLICE_MS: Final = 50
 """How long a wait lasts before the connection is looked at again."""
 
+_EVENTS: Final = int(zmq.EVENTS)
+_IN: Final = int(zmq.POLLIN)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
 
@@ -26,9 +30,12 @@ class BlockingChannel:
     Args:
         context: ZeroMQ context of the client.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
+        busy_poll: How waits for answers begin; None to sleep at once.
     """
 
-    def __init__(self, context: sockets.Context, endpoint: str) -> None:
+    def __init__(
+        self, context: sockets.Context, endpoint: str, *, busy_poll: BusyPoll | None = None
+    ) -> None:
         self.endpoint = endpoint
         self._next_opaque = 1
         self._closed = False
@@ -37,6 +44,9 @@ class BlockingChannel:
         self._socket = sockets.dealer(context)
         self._socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
         self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
+        self._poll = select.poll()
+        self._poll.register(int(self._socket.get(zmq.FD)), select.POLLIN)
+        self._busy_poll = busy_poll
         self._monitor = sockets.monitor(self._socket)
         self._socket.connect(endpoint)
 
@@ -69,6 +79,9 @@ class BlockingChannel:
         self._send(frame, deadline)
         while True:
             try:
+                # The descriptor tells of changes only; what is there already must be asked for.
+                if self._busy_poll is not None and not int(self._socket.get(_EVENTS)) & _IN:
+                    self._busy_poll.poll(self._poll)
                 answer = self._socket.recv(copy=False)
             except zmq.Again:
                 self._check(deadline)

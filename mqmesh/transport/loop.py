@@ -13,6 +13,7 @@ from typing import Final
 import zmq
 
 from mqmesh.clock import Clock, SystemClock
+from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
@@ -71,10 +72,16 @@ class EventLoop:
     Only ``call_soon_threadsafe``, ``wake`` and ``stop`` may be used from other threads or
     signal handlers. An exception in a callback is a bug: it is logged and counted, and
     the loop goes on, because one bad frame must not take a broker down.
+
+    Attributes:
+        clock: Of the timers.
+        callback_failures: Exceptions so far.
+        busy_poll: How waits begin, for loops that answer requests; None to sleep at once.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
+        self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
         self._poll = select.poll()
         self._sources: dict[Socket | int, _Source] = {}
@@ -213,7 +220,11 @@ class EventLoop:
         if self._touched:
             ready = [source for source in self._touched if source.is_ready()]
             self._touched.clear()
-        found = self._poll.poll(0 if ready else wait_ms)
+        found: list[tuple[int, int]] = []
+        if self.busy_poll is not None and wait_ms and not ready:
+            found = self.busy_poll.poll(self._poll)
+        if not found:
+            found = self._poll.poll(0 if ready else wait_ms)
         self._ticks += 1
         if not (found or ready) or self._ticks % TICKS_PER_LOOK_ROUND == 0:
             sockets = [one for one in self._sources.values() if one.socket is not None]

@@ -59,6 +59,7 @@ from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
+from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer, Handler
@@ -97,6 +98,7 @@ class BrokerServer:
         self._config = config
         self._zmq = context
         self._loop = loop
+        loop.busy_poll = BusyPoll(config.busy_poll_us)
         self._clock = clock or loop.clock
         self._version = importlib.metadata.version("mqmesh")
         self._instance_id = secrets.randbits(63)

@@ -19,7 +19,7 @@ from mqmesh.testing.simulated_cluster import Fault, FaultKind
 @pytest.fixture
 def path(world):
     producer = world.producer()
-    path = DirectPath(producer._engine, BatchCodec(1, None))
+    path = DirectPath(producer._engine, BatchCodec(1, None), 0)
     yield path
     path.close(0)
 
