@@ -307,7 +307,7 @@ class Producer(ProducerRequests):
                 if not used.in_flight and self._sender.has_room(used.queue.broker_name):
                     self._sender.schedule()
                 if future.index & _GIVE_WAY_MASK == _GIVE_WAY_MASK:
-                    self._sender.give_way(future.batch.size)
+                    self._sender.give_way((_GIVE_WAY_MASK + 1) * message_size(message))
                 return future
         else:
             (message,) = check_messages((message,), max_message_size=self._max_message_size)

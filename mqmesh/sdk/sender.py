@@ -46,6 +46,8 @@ MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
 and the broker would have nothing to do from its answer to the next one."""
 GIVE_WAY_BYTES: Final = 256 * 1024
+"""Who is so much ahead of the engine's thread lets it do what it has to. With less, requests get
+smaller than they need to be."""
 GIVE_WAY_S: Final = 0.001
 WATCH_MS: Final = 100
 """Between looks at what waits for brokers without a connection."""
@@ -191,8 +193,12 @@ class Sender:
         self._absent: set[str] = set()
         self._watching = False
         self._scheduled = False
+        self._pumping = False
         self._ahead_bytes = 0
-        self._pumped = threading.Event()
+        self._turns = 0
+        self._turned = threading.Event()
+        self._turned.set()
+        engine.loop.at_tick_end(self._on_turn)
 
     def has_room(self, broker_name: str) -> bool:
         """True when another request may go to a broker now; from any thread, a hint only."""
@@ -205,40 +211,48 @@ class Sender:
         """Makes the engine's thread pump soon; from any thread."""
         if not self._scheduled:
             self._scheduled = True
-            self._pumped.clear()
             try:
                 self._engine.post(self.pump)
             except ClientClosed:
                 return  # whoever closes ends what is in the buffer
 
     def give_way(self, size: int) -> None:
-        """Lets the engine's thread have the interpreter for a moment; from any other thread.
+        """Lets the engine's thread have the interpreter when it needs it; from any other thread.
 
         A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
         in which the engine's thread can neither send what there is nor see an answer, and the
-        broker has nothing to do. So who is ahead of it by ``GIVE_WAY_BYTES`` waits until it
-        ran, or for ``GIVE_WAY_S`` at most.
+        broker has nothing to do. So whoever finds it in the middle of its work waits until its
+        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``GIVE_WAY_BYTES`` also
+        if there is work that it has not begun. It never waits for the broker.
 
         Args:
-            size: Bytes that were added to the buffer.
+            size: Bytes that were added to the buffer since the last call, about.
         """
         self._ahead_bytes += size
-        if self._ahead_bytes < GIVE_WAY_BYTES or self._engine.loop.in_loop_thread:
+        loop = self._engine.loop
+        if loop.in_loop_thread:
             return
-        self._ahead_bytes = 0
-        if not self._scheduled:
-            if not any(self._in_flight.values()):
-                return
-            self._pumped.clear()
-        self._pumped.wait(GIVE_WAY_S)
+        turns = self._turns
+        is_ahead = self._ahead_bytes >= GIVE_WAY_BYTES
+        if self._pumping or (is_ahead and (self._scheduled or loop.has_news())):
+            self._turned.clear()
+            # It may have ended its turn since it was looked at.
+            if self._turns == turns:
+                self._turned.wait(GIVE_WAY_S)
 
     def pump(self) -> None:
         """Sends what is ready and may be sent."""
+        self._pumping = True
         try:
             self._pump()
         finally:
+            self._pumping = False
             self._ahead_bytes = 0
-            self._pumped.set()
+
+    def _on_turn(self) -> None:
+        self._turns += 1
+        if not self._turned.is_set():
+            self._turned.set()
 
     def _pump(self) -> None:
         self._scheduled = False

@@ -10,10 +10,10 @@ MAX_SLEPT: Final = 64
 
 
 class Poller(Protocol):
-    """Asks the kernel; ``select.poll`` makes one."""
+    """Asks the kernel; ``select.poll`` and ``select.epoll`` make one."""
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        """What is ready, after at most ``timeout`` milliseconds."""
+        """What is ready now, if ``timeout`` is 0."""
 
 
 class BusyPoll:

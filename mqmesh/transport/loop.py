@@ -69,9 +69,9 @@ class EventLoop:
     tell of changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)
 
-    Only ``call_soon_threadsafe``, ``wake`` and ``stop`` may be used from other threads or
-    signal handlers. An exception in a callback is a bug: it is logged and counted, and
-    the loop goes on, because one bad frame must not take a broker down.
+    Only ``call_soon_threadsafe``, ``wake``, ``has_news`` and ``stop`` may be used from other
+    threads or signal handlers. An exception in a callback is a bug: it is logged and counted,
+    and the loop goes on, because one bad frame must not take a broker down.
 
     Attributes:
         clock: Of the timers.
@@ -83,7 +83,7 @@ class EventLoop:
         self.clock: Clock = clock or SystemClock()
         self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
-        self._poll = select.poll()
+        self._poll = select.epoll()
         self._sources: dict[Socket | int, _Source] = {}
         self._by_descriptor: dict[int, _Source] = {}
         self._touched: dict[_Source, None] = {}
@@ -109,7 +109,7 @@ class EventLoop:
         descriptor = source if isinstance(source, int) else int(source.get(zmq.FD))
         one = self._sources[source] = _Source(socket, descriptor, handler)
         self._by_descriptor[descriptor] = one
-        self._poll.register(descriptor, select.POLLIN)
+        self._poll.register(descriptor, select.EPOLLIN)
         if socket is not None:
             self._touched[one] = None
 
@@ -124,7 +124,7 @@ class EventLoop:
         one = self._sources[source]
         one.wanted = _IN | _OUT if wanted else _IN
         if one.socket is None:
-            events = select.POLLIN | select.POLLOUT if wanted else select.POLLIN
+            events = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
             self._poll.modify(one.descriptor, events)
         else:
             self._touched[one] = None
@@ -176,6 +176,13 @@ class EventLoop:
             if not self._stopping:
                 raise
 
+    def has_news(self) -> bool:
+        """True when a descriptor can be read that the loop has not served yet; from any thread."""
+        try:
+            return bool(self._poll.poll(0))
+        except ValueError:
+            return False  # the loop was closed
+
     def stop(self) -> None:
         """Makes ``run`` return after the current tick; from any thread or signal handler."""
         self._stopping = True
@@ -224,7 +231,7 @@ class EventLoop:
         if self.busy_poll is not None and wait_ms and not ready:
             found = self.busy_poll.poll(self._poll)
         if not found:
-            found = self._poll.poll(0 if ready else wait_ms)
+            found = self._poll.poll(0 if ready else wait_ms / 1_000)
         self._ticks += 1
         if not (found or ready) or self._ticks % TICKS_PER_LOOK_ROUND == 0:
             sockets = [one for one in self._sources.values() if one.socket is not None]
@@ -242,6 +249,7 @@ class EventLoop:
         self._woken = True
         for descriptor in (self._wake_read, self._wake_write):
             os.close(descriptor)
+        self._poll.close()
 
     def _guard(self, callback: Callable[[], None]) -> None:
         try:

@@ -269,6 +269,24 @@ def test_a_socket_is_told_when_it_can_take_more(loop, pair):
     assert theirs.get(zmq.EVENTS) & zmq.POLLIN == 0
 
 
+def test_other_threads_can_tell_whether_there_is_news(loop, pipe):
+    read_end, write_end = pipe
+    loop.add(read_end, lambda: os.read(read_end, 1) and None)
+    assert not loop.has_news()
+    os.write(write_end, b"x")
+    assert loop.has_news()
+    loop.tick(0)
+    assert not loop.has_news()
+
+
+def test_a_closed_loop_has_no_news_and_says_so_without_an_error(clock):
+    loop = EventLoop(clock)
+    loop.wake()
+    assert loop.has_news()
+    loop.close()
+    assert not loop.has_news()
+
+
 def test_a_removed_socket_is_forgotten(loop, pair):
     ours, theirs = pair
     calls = []
