@@ -74,6 +74,8 @@ def encode_uniform(
     if type(first) is not Message or type(middle) is not Message or type(last) is not Message:
         return None
     topic, body, keys = first.topic, first.body, first.keys
+    if first.tag is not None or first.properties is not None:
+        return None
     if type(topic) is not str or type(body) is not bytes or type(keys) not in _KEY_LISTS:
         return None
     size = len(body)

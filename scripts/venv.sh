@@ -1,7 +1,7 @@
 # Sourced by the other scripts, never run: finds a Python and keeps one virtual environment up to date.
 #
 # The environment is .venv in the checkout. MQMESH_VENV=<folder> puts it elsewhere. It is built once
-# and renewed only when setup.cfg, pyproject.toml or the wanted extras change.
+# and renewed only when setup.cfg, setup.py, pyproject.toml, the C source or the wanted extras change.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${MQMESH_VENV:-$ROOT/.venv}"
@@ -29,7 +29,7 @@ find_python() {
 # What the environment was built from; a difference means it must be renewed.
 venv_stamp() {
     printf 'extras=%s root=%s ' "$1" "$ROOT"
-    cat "$ROOT/setup.cfg" "$ROOT/pyproject.toml" | cksum
+    cat "$ROOT"/{setup.cfg,setup.py,pyproject.toml} "$ROOT"/mqmesh/sdk/*.c | cksum
 }
 
 # Who asks for no extras is content with the developers' environment too.

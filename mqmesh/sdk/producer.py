@@ -10,7 +10,6 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
-from mqmesh.delayed_batch import pack_due_times
 from mqmesh.errors import (
     ClientClosed,
     InvalidArgument,
@@ -23,18 +22,17 @@ from mqmesh.message import (
     is_system_topic,
 )
 from mqmesh.message_checks import (
-    Extras,
     check_messages,
-    check_messages_of_batch,
     is_plain,
 )
-from mqmesh.payload import Payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.direct_path import DirectPath
+from mqmesh.sdk.explicit_batch import explicit_batch
+from mqmesh.sdk.fast_send import fast_send
 from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
@@ -44,9 +42,7 @@ from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.requests import Requests
 from mqmesh.sdk.send_buffer import (
-    AT_TIMES,
     SendBuffer,
-    delay_of,
     message_size,
 )
 from mqmesh.sdk.send_result import (
@@ -56,16 +52,13 @@ from mqmesh.sdk.send_result import (
     SendFuture,
     SendResult,
 )
-from mqmesh.sdk.sender import BatchCodec, Sender
+from mqmesh.sdk.sender import GIVE_WAY_MESSAGES, BatchCodec, Sender
 from mqmesh.version import VERSION
 
 CLOSE_FLUSH_S: Final = 1.0
 """How long ``close`` waits for sends that have no outcome yet."""
 MAX_TIMEOUT_MS: Final = 600_000
 
-_GIVE_WAY_MASK: Final = 511
-"""After so many messages of a batch it is seen whether the engine's thread keeps up. Batches
-grow so large only when messages come without a pause."""
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WHY_NOT: Final = {
     "new": "the producer is not started; call start() or use it with 'with'",
@@ -169,6 +162,7 @@ class Producer(ProducerRequests):
         with self._life:
             if self._state == "new":
                 self._engine.start()
+                self._shorten()
                 self._state = "running"
         if self._state != "running":
             self._refuse()
@@ -183,6 +177,7 @@ class Producer(ProducerRequests):
             return  # the parent may have held any lock
         with self._life:
             before, self._state = self._state, "closed"
+            self._lengthen()
         if before == "closed":
             return
         patience_s = 0.0
@@ -196,6 +191,7 @@ class Producer(ProducerRequests):
     def on_fork(self) -> None:
         """This process is a fork; it must make a producer of its own."""
         self._state = "forked"
+        self._lengthen()
 
     def __enter__(self) -> Self:
         self.start()
@@ -301,14 +297,9 @@ class Producer(ProducerRequests):
             topic = self._topics.get(message.topic)
             usual = on_done is None and queue is None and selector is None and timeout_ms is None
             if usual and topic is not None:
-                future, used = self._buffer.append_plain(
-                    topic, message, self._clock_ns() // 1_000_000 + self._timeout_ms
-                )
-                if not used.in_flight and self._sender.has_room(used.queue.broker_name):
-                    self._sender.schedule()
-                if future.index & _GIVE_WAY_MASK == _GIVE_WAY_MASK:
-                    self._sender.give_way((_GIVE_WAY_MASK + 1) * message_size(message))
-                return future
+                joined = self._join(topic, message)
+                if joined is not None:
+                    return joined
         else:
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
         deadline_ms = self._deadline(timeout_ms)
@@ -446,6 +437,32 @@ class Producer(ProducerRequests):
             topic = self._routes.lanes(name, deadline_ms)
         return topic
 
+    def _join(self, topic: TopicLanes, message: Message) -> SendFuture | None:
+        deadline_ms = self._clock_ns() // 1_000_000 + self._timeout_ms
+        future = self._buffer.join(topic, message, deadline_ms)
+        if future is not None and (future.index + 1) % GIVE_WAY_MESSAGES == 0:
+            self._sender.give_way(GIVE_WAY_MESSAGES * message_size(message))
+        return future
+
+    def _shorten(self) -> None:
+        # Not where a subclass has a send_async of its own: it would be passed over.
+        if type(self).send_async is not Producer.send_async:
+            return
+        short = fast_send(
+            self.send_async,
+            self._buffer,
+            self._topics,
+            clock_ns=self._clock_ns,
+            give_way=self._sender.give_way,
+            options=self.options,
+        )
+        if short is not None:
+            # In place of the method, which calls from Python would cost as much as all the rest.
+            vars(self)["send_async"] = short
+
+    def _lengthen(self) -> None:
+        vars(self).pop("send_async", None)
+
     def _send_directly(
         self, lane: Lane, message: Message, deadline_ms: int, bound: bool, retries: int, waits: bool
     ) -> PendingBatch | None:
@@ -500,47 +517,26 @@ class Producer(ProducerRequests):
         retries: int,
     ) -> SendFuture:
         # Encoded here, not in the engine's thread, which serves all senders.
-        payload = self._codec.uniform(messages, self._max_message_size)
-        delay, due_times = 0, b""
-        if payload is None:
-            messages, payload, delay, due_times = self._encode_each(messages)
-        first = messages[0]
-        topic = self._topic(first.topic, deadline_ms)
-        lane = self._routes.bound_lane(topic, first, queue)
+        made = explicit_batch(messages, self._codec, self._max_message_size)
+        topic = self._topic(made.first.topic, deadline_ms)
+        lane = self._routes.bound_lane(topic, made.first, queue)
         bound = lane is not None
         if lane is None:
             lane = self._routes.next_lane(topic)
         future = self._buffer.append_batch(
             lane,
-            payload,
+            made.payload,
             deadline_ms,
             on_done,
             bound=bound,
             retries=retries,
-            delay=delay,
-            due_times=due_times,
+            delay=made.delay,
+            due_times=made.due_times,
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()
-        self._sender.give_way(len(payload.data))
+        self._sender.give_way(len(made.payload.data))
         return future
-
-    def _encode_each(
-        self, messages: Sequence[Message]
-    ) -> tuple[list[Message], Payload, int, bytes]:
-        """Looks at each message of a batch; also returns their delay and due times."""
-        checked, extras = check_messages_of_batch(messages, max_message_size=self._max_message_size)
-        delay, due_times = 0, b""
-        if extras is Extras.ANY:
-            first = checked[0]
-            if any(one.sharding_key != first.sharding_key for one in checked):
-                raise InvalidArgument("the messages of a batch have different sharding keys")
-            delay = delay_of(first)
-            if any(delay_of(one) != delay for one in checked):
-                raise InvalidArgument("the messages of a batch have different delays")
-            if delay == AT_TIMES:
-                due_times = pack_due_times([one.deliver_at_ms for one in checked])
-        return checked, self._codec.payload(checked, extras), delay, due_times
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
         # The sender ends every send by its deadline; the grace is for a stuck machine.
@@ -570,6 +566,7 @@ class Producer(ProducerRequests):
         with self._life:
             if self._state == "running":
                 self._state = "dead"
+                self._lengthen()
         self._sender.end_all(
             ClientClosed("the producer was closed before it was known that the message is stored")
         )

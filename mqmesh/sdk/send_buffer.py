@@ -43,6 +43,23 @@ class SendBuffer:
         may_wait: False in threads that must not wait for room.
     """
 
+    # Slots, because _fast_send.c looks for the accounts there.
+    __slots__ = (
+        "_admitted_bytes",
+        "_bytes",
+        "_clock",
+        "_closed",
+        "_lanes",
+        "_max_batch_bytes",
+        "_max_batch_messages",
+        "_max_bytes",
+        "_may_wait",
+        "_ready",
+        "_room",
+        "_usual_retries",
+        "lock",
+    )
+
     def __init__(
         self,
         *,
@@ -163,39 +180,36 @@ class SendBuffer:
                 self._close_batch(lane)
         return future, lane
 
-    def append_plain(
-        self, topic: TopicLanes, message: Message, deadline_ms: int
-    ) -> tuple[SendFuture, Lane]:
-        """``append`` for most messages: any queue will do, nobody is called back, usual retries.
+    def join(self, topic: TopicLanes, message: Message, deadline_ms: int) -> SendFuture | None:
+        """``append`` for most messages, if a batch is open that they can join.
 
-        It is what an asynchronous send costs, so it does no more than it must.
+        Any queue will do, nobody is called back, usual retries. Nothing needs to be scheduled: that
+        was done for the batch's first message. ``_fast_send.c`` does the same.
 
-        Raises:
-            QueueFull, ClientClosed: As ``append``.
+        Args:
+            topic, deadline_ms: As for ``append``.
+            message: Nothing but topic and body.
         """
         size = len(message.body) + MESSAGE_OVERHEAD_BYTES
         with self.lock:
-            lane = topic.sticky
-            batch = lane.open
+            batch = topic.sticky.open
             if (
-                batch is not None
-                and batch.usual
-                and batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
-                and batch.size + size < self._max_batch_bytes
-                and self._bytes < self._admitted_bytes
+                batch is None
+                or not batch.usual
+                or not batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
+                or batch.size + size >= self._max_batch_bytes
+                or self._bytes >= self._admitted_bytes
             ):
-                messages = batch.messages
-                index = len(messages)
-                messages.append(message)
-                batch.deadline_ms = deadline_ms
-                batch.size += size
-                self._bytes += size
-                if index + 1 >= self._max_batch_messages:
-                    self._close_batch(lane)
-                return SendFuture(batch, index), lane
-        return self.append(
-            None, topic, message, size, deadline_ms, None, self._usual_retries, False
-        )
+                return None
+            messages = batch.messages
+            index = len(messages)
+            if index + 1 >= self._max_batch_messages:
+                return None
+            messages.append(message)
+            batch.deadline_ms = deadline_ms
+            batch.size += size
+            self._bytes += size
+            return SendFuture(batch, index)
 
     def append_batch(
         self,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+
+COMPILERS = [found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))]
 
 
 def packages_on_disk(modules: dict[str, str]) -> set[str]:
@@ -49,24 +53,59 @@ def test_a_folder_without_init_file_is_found():
     }
 
 
+def build_wheel(project_root: Path, folder: Path, **environment: str) -> set[str]:
+    """Builds a wheel of the checkout; returns the names of what is in it."""
+    # A copy, because setuptools leaves build/ and an egg-info behind where it builds.
+    source = folder / "source"
+    source.mkdir()
+    for name in ("mqmesh", "cli", "spark"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(project_root / name, source / name, ignore=ignored)
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(project_root / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
+    subprocess.run(
+        [*command, str(source)], check=True, cwd=folder, env={**os.environ, **environment}
+    )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def compiled(names: set[str]) -> list[str]:
+    return [name for name in names if name.endswith(".so")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_wheel_owns_the_one_name_mqmesh_and_is_typed(project_root, modules, tmp_path):
-    # A copy, because setuptools leaves build/ and an egg-info behind where it builds.
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("mqmesh", "cli", "spark"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(project_root / name, source / name, ignore=ignored)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(project_root / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
-    subprocess.run([*command, str(source)], check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
+    names = build_wheel(project_root, tmp_path)
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mqmesh"}
     assert "mqmesh/py.typed" in names
     expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
     assert expected <= names
+    assert len(compiled(names)) == bool(COMPILERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_machine_without_a_compiler_gets_all_but_the_part_in_c(project_root, modules, tmp_path):
+    names = build_wheel(project_root, tmp_path, CC="/no/such/compiler")
+    expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
+    assert expected <= names
+    assert not compiled(names)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_what_is_in_c_compiles_without_a_warning(project_root, compiler):
+    sources = sorted(map(str, project_root.glob("mqmesh/**/*.c")))
+    assert sources
+    include = sysconfig.get_path("include")
+    # Functions of one shape stand for slots of another: CPython's own way.
+    quiet = ["-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+    command = [compiler, "-fsyntax-only", "-O2", "-Wall", "-Wextra", "-Werror", *quiet]
+    done = subprocess.run(
+        [*command, "-I", include, *sources], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

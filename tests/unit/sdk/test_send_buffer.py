@@ -103,44 +103,43 @@ def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
     assert bodies(buffer.take_all()) == [["2", "3"]]
 
 
-def put_plain(buffer: Buffer, body: str, timeout_ms: int = 3_000):
+def join(buffer: Buffer, body: str, timeout_ms: int = 3_000):
     deadline_ms = buffer.clock.monotonic_ms() + timeout_ms
-    return buffer.append_plain(buffer.topic, Message("t", body.encode()), deadline_ms)
+    return buffer.join(buffer.topic, Message("t", body.encode()), deadline_ms)
 
 
-def test_plain_messages_gather_like_all_others():
+def test_a_plain_message_joins_an_open_batch_and_opens_none():
     buffer = Buffer(max_batch_messages=3)
-    put = [put_plain(buffer, str(n)) for n in range(7)]
-    taken = buffer.take_all()
-    assert sorted(len(one) for one in bodies(taken)) == [1, 3, 3]
-    for number, (future, lane) in enumerate(put):
-        batch, index = future._batch, future.index
-        assert batch.messages[index].body == str(number).encode()
-        assert (lane, batch) in taken
-    assert buffer.pending_bytes == sum(batch.size for _, batch in taken)
+    assert join(buffer, "nothing open") is None
+    first, lane = buffer.put("0")
+    second = join(buffer, "1")
+    assert (second.batch, second.index) == (first.batch, 1)
+    assert join(buffer, "the last one of a batch closes it") is None
+    ((taken, batch),) = buffer.take_all(lane.queue.broker_name)
+    assert taken is lane
+    assert bodies([(taken, batch)]) == [["0", "1"]]
+    assert buffer.pending_bytes == batch.size
 
 
 def test_a_plain_message_joins_no_batch_of_other_wishes():
     buffer = Buffer()
-    alone = [put_plain(buffer, "first")[0]._batch]
+    buffer.put("first")
     buffer.clock.advance(5_000)
-    alone.append(put_plain(buffer, "much later")[0]._batch)
+    assert join(buffer, "much later") is None
+    buffer.put("opens another")
+    assert join(buffer, "sooner than those before", timeout_ms=2_999) is None
     buffer.put("bound", buffer.topic.sticky)
-    alone.append(put_plain(buffer, "free")[0]._batch)
-    buffer.put("no retry", buffer.topic.sticky, retries=0)
-    alone.append(put_plain(buffer, "as usual")[0]._batch)
-    assert len(set(map(id, alone))) == len(alone)
-    assert not alone[-1].bound
+    assert join(buffer, "free") is None
+    buffer.put("no retry", retries=0)
+    assert join(buffer, "as usual") is None
 
 
-def test_plain_messages_are_refused_without_room_and_after_closing():
+def test_a_plain_message_joins_nothing_without_room_and_after_closing():
     buffer = Buffer(max_bytes=100)
-    put_plain(buffer, "x" * 200)
-    with pytest.raises(QueueFull):
-        put_plain(buffer, "y")
+    buffer.put("x" * 200)
+    assert join(buffer, "y") is None
     buffer.close()
-    with pytest.raises(ClientClosed):
-        put_plain(buffer, "z")
+    assert join(buffer, "z") is None
 
 
 def test_batches_close_by_number_and_by_size():

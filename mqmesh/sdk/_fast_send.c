@@ -1,0 +1,471 @@
+/* The fast path of an asynchronous send; see fast_send.py.
+
+   It does what message_checks.check_messages and SendBuffer.append do for a message that any queue
+   will do for, when a batch is open that it can join. Everything else is left to Python.
+
+   From the look at the lock to the last store no Python code is called, the interpreter is not
+   given away, and nothing is made that the garbage collector tracks. So whoever holds the lock
+   has it before or after, never in between.
+
+   Objects are read at the places where their classes have their slots. Those are asked for when a
+   FastSend is made; a class that keeps such an attribute otherwise is refused there. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+/* What an object has at the place of a slot; borrowed, NULL when it was deleted. */
+#define SLOT(object, place) (*(PyObject **)((char *)(object) + (place)))
+
+typedef struct {
+    Py_ssize_t topic, body, tag, keys, properties, flag, sharding_key, delay_level, deliver_at_ms;
+} MessageSlots;
+
+typedef struct {
+    Py_ssize_t usual, deadline_ms, deadline_max_ms, size, messages;
+} BatchSlots;
+
+/* Limits of messages and batches; what they mean stands where Python has them. */
+typedef struct {
+    Py_ssize_t max_message_size, max_tag_length, max_keys, max_key_length;
+    Py_ssize_t max_batch_bytes, max_batch_messages;
+    Py_ssize_t message_overhead, string_overhead;
+    Py_ssize_t give_way_messages; /* a power of two */
+} Limits;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *otherwise, *buffer, *topics, *locked, *clock_ns, *give_way, *no_keys;
+    PyTypeObject *message_type, *lanes_type, *lane_type, *batch_type, *future_type;
+    MessageSlots message;
+    BatchSlots batch;
+    Py_ssize_t lanes_sticky, lane_open, buffer_bytes, buffer_admitted, future_batch, future_index;
+    Limits limits;
+    long long timeout_ms;
+} FastSend;
+
+/* ---- Making ------------------------------------------------------------------------------ */
+
+static int
+find_slot(PyTypeObject *type, const char *name, Py_ssize_t *place)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    if (found == NULL)
+        return -1;
+    int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type);
+    if (is_slot) {
+        PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
+        is_slot = member->type == T_OBJECT_EX && PyType_IsSubtype(type, PyDescr_TYPE(found));
+        *place = member->offset;
+    }
+    Py_DECREF(found);
+    if (!is_slot) {
+        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+find_slots(FastSend *self)
+{
+    PyTypeObject *message = self->message_type, *batch = self->batch_type;
+    PyTypeObject *future = self->future_type, *buffer = Py_TYPE(self->buffer);
+    int failed = find_slot(message, "topic", &self->message.topic)
+        || find_slot(message, "body", &self->message.body)
+        || find_slot(message, "tag", &self->message.tag)
+        || find_slot(message, "keys", &self->message.keys)
+        || find_slot(message, "properties", &self->message.properties)
+        || find_slot(message, "flag", &self->message.flag)
+        || find_slot(message, "sharding_key", &self->message.sharding_key)
+        || find_slot(message, "delay_level", &self->message.delay_level)
+        || find_slot(message, "deliver_at_ms", &self->message.deliver_at_ms)
+        || find_slot(batch, "usual", &self->batch.usual)
+        || find_slot(batch, "deadline_ms", &self->batch.deadline_ms)
+        || find_slot(batch, "deadline_max_ms", &self->batch.deadline_max_ms)
+        || find_slot(batch, "size", &self->batch.size)
+        || find_slot(batch, "messages", &self->batch.messages)
+        || find_slot(self->lanes_type, "sticky", &self->lanes_sticky)
+        || find_slot(self->lane_type, "open", &self->lane_open)
+        || find_slot(buffer, "_bytes", &self->buffer_bytes)
+        || find_slot(buffer, "_admitted_bytes", &self->buffer_admitted)
+        || find_slot(future, "_batch", &self->future_batch)
+        || find_slot(future, "index", &self->future_index);
+    return failed ? -1 : 0;
+}
+
+static PyObject *fast_send_call(PyObject *, PyObject *const *, size_t, PyObject *);
+
+static PyObject *
+fast_send_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {
+        "otherwise", "buffer", "topics", "lock", "clock_ns", "give_way", "no_keys",
+        "message_type", "lanes_type", "lane_type", "batch_type", "future_type",
+        "timeout_ms", "limits", NULL
+    };
+    PyObject *otherwise, *buffer, *topics, *lock, *clock_ns, *give_way, *no_keys;
+    PyTypeObject *message_type, *lanes_type, *lane_type, *batch_type, *future_type;
+    long long timeout_ms;
+    Limits limits;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$OOO!OOOOO!O!O!O!O!L(nnnnnnnnn):FastSend", names,
+            &otherwise, &buffer, &PyDict_Type, &topics, &lock, &clock_ns, &give_way, &no_keys,
+            &PyType_Type, &message_type, &PyType_Type, &lanes_type, &PyType_Type, &lane_type,
+            &PyType_Type, &batch_type, &PyType_Type, &future_type, &timeout_ms,
+            &limits.max_message_size, &limits.max_tag_length, &limits.max_keys,
+            &limits.max_key_length, &limits.max_batch_bytes, &limits.max_batch_messages,
+            &limits.message_overhead, &limits.string_overhead, &limits.give_way_messages))
+        return NULL;
+    FastSend *self = (FastSend *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = fast_send_call;
+    self->otherwise = Py_NewRef(otherwise);
+    self->buffer = Py_NewRef(buffer);
+    self->topics = Py_NewRef(topics);
+    self->clock_ns = Py_NewRef(clock_ns);
+    self->give_way = Py_NewRef(give_way);
+    self->no_keys = Py_NewRef(no_keys);
+    self->message_type = (PyTypeObject *)Py_NewRef(message_type);
+    self->lanes_type = (PyTypeObject *)Py_NewRef(lanes_type);
+    self->lane_type = (PyTypeObject *)Py_NewRef(lane_type);
+    self->batch_type = (PyTypeObject *)Py_NewRef(batch_type);
+    self->future_type = (PyTypeObject *)Py_NewRef(future_type);
+    self->timeout_ms = timeout_ms;
+    self->limits = limits;
+    self->locked = PyObject_GetAttrString(lock, "locked");
+    if (self->locked == NULL || find_slots(self) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (PyType_IS_GC(future_type)) {
+        PyErr_Format(PyExc_TypeError, "%s is tracked by the collector", future_type->tp_name);
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int
+fast_send_traverse(FastSend *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->buffer);
+    Py_VISIT(self->topics);
+    Py_VISIT(self->locked);
+    Py_VISIT(self->clock_ns);
+    Py_VISIT(self->give_way);
+    Py_VISIT(self->no_keys);
+    Py_VISIT(self->message_type);
+    Py_VISIT(self->lanes_type);
+    Py_VISIT(self->lane_type);
+    Py_VISIT(self->batch_type);
+    Py_VISIT(self->future_type);
+    return 0;
+}
+
+/* Only what the cycle of a producer and its fast path goes through. */
+static int
+fast_send_clear(FastSend *self)
+{
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->give_way);
+    return 0;
+}
+
+static void
+fast_send_dealloc(FastSend *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    fast_send_clear(self);
+    Py_CLEAR(self->buffer);
+    Py_CLEAR(self->topics);
+    Py_CLEAR(self->locked);
+    Py_CLEAR(self->clock_ns);
+    Py_CLEAR(self->no_keys);
+    Py_CLEAR(self->message_type);
+    Py_CLEAR(self->lanes_type);
+    Py_CLEAR(self->lane_type);
+    Py_CLEAR(self->batch_type);
+    Py_CLEAR(self->future_type);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- Checking: -1 where only Python can tell, else the bytes that texts are taken to need --- */
+
+static Py_ssize_t
+text_size(FastSend *self, PyObject *text, Py_ssize_t max_length)
+{
+    if (!PyUnicode_CheckExact(text) || !PyUnicode_IS_COMPACT_ASCII(text))
+        return -1;
+    Py_ssize_t length = PyUnicode_GET_LENGTH(text);
+    return 0 < length && length <= max_length ? length + self->limits.string_overhead : -1;
+}
+
+static Py_ssize_t
+tag_size(FastSend *self, PyObject *tag)
+{
+    if (tag == Py_None)
+        return 0;
+    if (tag == NULL)
+        return -1;
+    Py_ssize_t size = text_size(self, tag, self->limits.max_tag_length);
+    if (size < 0)
+        return -1;
+    /* No bar anywhere, and no white space at the ends, of which ASCII has some below the blank. */
+    const char *text = (const char *)PyUnicode_1BYTE_DATA(tag);
+    Py_ssize_t length = PyUnicode_GET_LENGTH(tag);
+    if (text[0] <= ' ' || text[length - 1] <= ' ' || memchr(text, '|', (size_t)length) != NULL)
+        return -1;
+    return size;
+}
+
+static Py_ssize_t
+keys_size(FastSend *self, PyObject *keys)
+{
+    if (keys == self->no_keys)
+        return 0;
+    if (keys == NULL || !(PyTuple_CheckExact(keys) || PyList_CheckExact(keys)))
+        return -1;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(keys), total = 0;
+    if (count > self->limits.max_keys)
+        return -1;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        PyObject *key = PySequence_Fast_GET_ITEM(keys, number);
+        Py_ssize_t size = text_size(self, key, self->limits.max_key_length);
+        if (size < 0)
+            return -1;
+        total += size;
+    }
+    return total;
+}
+
+/* Of a message that is surely legal, but for its topic's name, and wants nothing special. */
+static Py_ssize_t
+texts_size(FastSend *self, PyObject *message)
+{
+    const MessageSlots *at = &self->message;
+    if (!Py_IS_TYPE(message, self->message_type))
+        return -1;
+    PyObject *topic = SLOT(message, at->topic), *body = SLOT(message, at->body);
+    if (topic == NULL || !PyUnicode_CheckExact(topic) || body == NULL || !PyBytes_CheckExact(body))
+        return -1;
+    Py_ssize_t size = PyBytes_GET_SIZE(body);
+    PyObject *zero = SLOT(message, at->flag);
+    if (size <= 0 || size > self->limits.max_message_size
+            || SLOT(message, at->properties) != Py_None
+            || SLOT(message, at->sharding_key) != Py_None
+            || zero == NULL || !PyLong_CheckExact(zero) || PyLong_AsLong(zero) != 0
+            || SLOT(message, at->delay_level) != zero
+            || SLOT(message, at->deliver_at_ms) != zero) {
+        PyErr_Clear(); /* a flag beyond all bounds */
+        return -1;
+    }
+    Py_ssize_t tag = tag_size(self, SLOT(message, at->tag));
+    Py_ssize_t keys = keys_size(self, SLOT(message, at->keys));
+    return tag < 0 || keys < 0 ? -1 : tag + keys;
+}
+
+/* ---- Sending ----------------------------------------------------------------------------- */
+
+/* A slot's whole number; -1 also for what is none, with no error set. */
+static long long
+number_at(PyObject *object, Py_ssize_t place)
+{
+    PyObject *value = SLOT(object, place);
+    if (value == NULL || !PyLong_CheckExact(value))
+        return -1;
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow ? -1 : number;
+}
+
+/* Takes over the reference to the value. */
+static void
+replace_slot(PyObject *object, Py_ssize_t place, PyObject *value)
+{
+    PyObject *before = SLOT(object, place);
+    SLOT(object, place) = value;
+    Py_XDECREF(before);
+}
+
+static PyObject *
+make_future(FastSend *self, PyObject *batch, Py_ssize_t index)
+{
+    PyObject *place = PyLong_FromSsize_t(index);
+    if (place == NULL)
+        return NULL;
+    PyObject *future = self->future_type->tp_alloc(self->future_type, 0);
+    if (future == NULL) {
+        Py_DECREF(place);
+        return NULL;
+    }
+    SLOT(future, self->future_batch) = Py_NewRef(batch);
+    SLOT(future, self->future_index) = place;
+    return future;
+}
+
+/* A message joins the open batch of its topic's sticky lane: its future, and how many bytes it is
+   time to give way for, or 0. None when it cannot join; nothing was changed then. */
+static PyObject *
+join(FastSend *self, PyObject *lanes, PyObject *message, Py_ssize_t texts, long long deadline_ms,
+     long long *to_give_way)
+{
+    const BatchSlots *at = &self->batch;
+    const Limits *limits = &self->limits;
+    PyObject *lane = SLOT(lanes, self->lanes_sticky);
+    if (lane == NULL || !Py_IS_TYPE(lane, self->lane_type))
+        Py_RETURN_NONE;
+    PyObject *batch = SLOT(lane, self->lane_open);
+    if (batch == NULL || !Py_IS_TYPE(batch, self->batch_type) || SLOT(batch, at->usual) != Py_True)
+        Py_RETURN_NONE;
+    PyObject *messages = SLOT(batch, at->messages);
+    if (messages == NULL || !PyList_CheckExact(messages))
+        Py_RETURN_NONE;
+
+    Py_ssize_t index = PyList_GET_SIZE(messages);
+    PyObject *body = SLOT(message, self->message.body);
+    long long size = PyBytes_GET_SIZE(body) + limits->message_overhead + texts;
+    long long batch_size = number_at(batch, at->size);
+    long long before_ms = number_at(batch, at->deadline_ms);
+    long long bytes = number_at(self->buffer, self->buffer_bytes);
+    if (batch_size < 0 || bytes < 0 || before_ms < 0
+            || before_ms > deadline_ms || deadline_ms > number_at(batch, at->deadline_max_ms)
+            || batch_size + size >= limits->max_batch_bytes
+            || index + 1 >= limits->max_batch_messages
+            || bytes >= number_at(self->buffer, self->buffer_admitted))
+        Py_RETURN_NONE;
+
+    /* All that can fail comes first. */
+    PyObject *new_size = PyLong_FromLongLong(batch_size + size);
+    PyObject *new_bytes = PyLong_FromLongLong(bytes + size);
+    PyObject *new_deadline = before_ms == deadline_ms
+        ? Py_NewRef(SLOT(batch, at->deadline_ms)) : PyLong_FromLongLong(deadline_ms);
+    PyObject *future = make_future(self, batch, index);
+    if (new_size == NULL || new_bytes == NULL || new_deadline == NULL || future == NULL
+            || PyList_Append(messages, message) < 0) {
+        Py_XDECREF(future);
+        Py_XDECREF(new_size);
+        Py_XDECREF(new_bytes);
+        Py_XDECREF(new_deadline);
+        return NULL;
+    }
+    replace_slot(batch, at->size, new_size);
+    replace_slot(batch, at->deadline_ms, new_deadline);
+    replace_slot(self->buffer, self->buffer_bytes, new_bytes);
+    int is_time = ((index + 1) & (limits->give_way_messages - 1)) == 0;
+    *to_give_way = is_time ? size * limits->give_way_messages : 0;
+    return future;
+}
+
+static PyObject *
+fast_send_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    FastSend *self = (FastSend *)object;
+    if (self->otherwise == NULL || self->give_way == NULL) {
+        PyErr_SetString(PyExc_ReferenceError, "the producer is gone");
+        return NULL;
+    }
+    if (PyVectorcall_NARGS(flags) != 1 || names != NULL)
+        return PyObject_Vectorcall(self->otherwise, args, flags, names);
+    PyObject *message = args[0];
+
+    /* The clock may be anything, so it is asked before all that must not be interrupted. */
+    PyObject *now = PyObject_CallNoArgs(self->clock_ns);
+    if (now == NULL)
+        return NULL;
+    long long now_ns = PyLong_AsLongLong(now);
+    Py_DECREF(now);
+    if (now_ns == -1 && PyErr_Occurred())
+        return NULL;
+    PyObject *locked = PyObject_CallNoArgs(self->locked);
+    if (locked == NULL)
+        return NULL;
+    int is_free = locked == Py_False;
+    Py_DECREF(locked);
+
+    PyObject *future = NULL, *lanes;
+    long long to_give_way = 0;
+    Py_ssize_t texts = is_free ? texts_size(self, message) : -1;
+    if (texts < 0)
+        return PyObject_CallOneArg(self->otherwise, message);
+    lanes = PyDict_GetItemWithError(self->topics, SLOT(message, self->message.topic));
+    if (lanes == NULL && PyErr_Occurred())
+        return NULL;
+    if (lanes == NULL || !Py_IS_TYPE(lanes, self->lanes_type))
+        return PyObject_CallOneArg(self->otherwise, message);
+    future = join(self, lanes, message, texts, now_ns / 1000000 + self->timeout_ms, &to_give_way);
+    if (future == Py_None) {
+        Py_DECREF(future);
+        return PyObject_CallOneArg(self->otherwise, message);
+    }
+    if (future != NULL && to_give_way) {
+        PyObject *size = PyLong_FromLongLong(to_give_way);
+        PyObject *result = size == NULL ? NULL : PyObject_CallOneArg(self->give_way, size);
+        Py_XDECREF(size);
+        if (result == NULL)
+            Py_CLEAR(future);
+        Py_XDECREF(result);
+    }
+    return future;
+}
+
+/* ---- The module -------------------------------------------------------------------------- */
+
+static PyMemberDef fast_send_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastSend, vectorcall), READONLY, NULL},
+    /* By which inspect.signature and help find the method that is documented. */
+    {"__wrapped__", T_OBJECT, offsetof(FastSend, otherwise), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot fast_send_slots[] = {
+    {Py_tp_doc, "Producer.send_async by the fast path; see mqmesh.sdk.fast_send."},
+    {Py_tp_new, fast_send_new},
+    {Py_tp_dealloc, fast_send_dealloc},
+    {Py_tp_traverse, fast_send_traverse},
+    {Py_tp_clear, fast_send_clear},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, fast_send_members},
+    {0, NULL},
+};
+
+static PyType_Spec fast_send_spec = {
+    .name = "mqmesh.sdk._fast_send.FastSend",
+    .basicsize = sizeof(FastSend),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = fast_send_slots,
+};
+
+static int
+module_exec(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&fast_send_spec);
+    if (type == NULL)
+        return -1;
+    int failed = PyModule_AddObjectRef(module, "FastSend", type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mqmesh.sdk._fast_send",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__fast_send(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

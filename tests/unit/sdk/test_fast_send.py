@@ -1,0 +1,432 @@
+"""The fast path does what the careful way does, or leaves it to that."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqmesh.errors import ClientClosed, InvalidArgument, QueueFull
+from mqmesh.message import MAX_KEY_LENGTH, MAX_KEYS, MAX_TAG_LENGTH, NO_KEYS, Message, MessageQueue
+from mqmesh.message_checks import check_messages
+from mqmesh.sdk import fast_send as fast_send_module
+from mqmesh.sdk.fast_send import fast_send, is_compiled
+from mqmesh.sdk.lanes import TopicLanes
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.producer_options import ProducerOptions
+from mqmesh.sdk.send_buffer import SendBuffer, message_size
+from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.sender import GIVE_WAY_MESSAGES
+from mqmesh.testing.clock import ManualClock
+
+OPTIONS = ProducerOptions(
+    max_message_size=1_000, buffer_memory_bytes=6_000, batch_size_bytes=2_000, batch_messages=12
+)
+ROOMY = ProducerOptions(
+    max_message_size=1_000,
+    buffer_memory_bytes=1 << 40,
+    batch_size_bytes=8 << 20,
+    batch_messages=65_536,
+)
+
+
+class Sends:
+    """A buffer, and ``send_async`` into it."""
+
+    def __init__(self, options: ProducerOptions = OPTIONS, *, fast: bool = True) -> None:
+        self.options = options
+        self.clock = ManualClock()
+        self.buffer = SendBuffer(
+            max_bytes=options.buffer_memory_bytes,
+            usual_retries=options.retry_times_when_send_async_failed,
+            max_batch_bytes=options.batch_size_bytes,
+            max_batch_messages=options.batch_messages,
+            clock=self.clock,
+            may_wait=lambda: False,
+        )
+        queues = tuple(MessageQueue("t", name, number) for name in "ab" for number in range(3))
+        self.topics = {"t": self.buffer.topic_lanes(queues, 0, lambda _: frozenset())}
+        self.careful_calls = 0
+        self.gave_way: list[int] = []
+        self.send: Callable[..., SendFuture] = self.carefully
+        if fast:
+            short = fast_send(
+                self.carefully,
+                self.buffer,
+                self.topics,
+                clock_ns=self.clock.monotonic_ns,
+                give_way=self.gave_way.append,
+                options=options,
+            )
+            assert short is not None
+            self.send = short
+
+    @property
+    def lanes(self) -> TopicLanes:
+        return self.topics["t"]
+
+    def carefully(self, message: Message, **wishes: Any) -> SendFuture:
+        self.careful_calls += 1
+        (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+        bound = message.sharding_key is not None
+        future, _ = self.buffer.append(
+            self.lanes.lanes[0] if bound else None,
+            self.topics[message.topic],
+            message,
+            message_size(message),
+            self.clock.monotonic_ms() + self.options.send_msg_timeout_ms,
+            None,
+            self.options.retry_times_when_send_async_failed,
+            bound,
+        )
+        return future
+
+    def is_fast(self, message: Any) -> bool:
+        """True when a message goes the fast way, although a batch had to be opened before."""
+        self.send(Message("t", b"opens a batch"))
+        before = self.careful_calls
+        try:
+            self.send(message)
+        except (InvalidArgument, KeyError):
+            pass
+        return self.careful_calls == before
+
+    def state(self) -> list[object]:
+        """All that sends change."""
+        return [self.buffer.pending_bytes, self.lanes.index] + [
+            [
+                (
+                    (batch.messages, batch.size, batch.usual, batch.bound),
+                    (batch.deadline_ms, batch.deadline_min_ms, batch.deadline_max_ms),
+                )
+                for batch in [*lane.returned, *lane.closed, *([lane.open] if lane.open else [])]
+            ]
+            for lane in self.lanes.lanes
+        ]
+
+
+TEXTS = st.sampled_from(["k", "a" * 30, "é", "x y", "", " x", "x\t", "a|b", "|", "a||b", "\ud800"])
+MESSAGES = st.builds(
+    Message,
+    topic=st.sampled_from(["t"] * 9 + ["other"]),
+    body=st.binary(min_size=0, max_size=1_001),
+    tag=st.none() | TEXTS,
+    keys=st.just(NO_KEYS) | st.lists(TEXTS, max_size=3) | st.tuples(TEXTS),
+    properties=st.sampled_from([None] * 5 + [{"a": "b"}]),
+    flag=st.sampled_from([0] * 5 + [1, -1, 1 << 70]),
+    sharding_key=st.sampled_from([None] * 5 + ["s"]),
+    delay_level=st.sampled_from([0] * 5 + [3]),
+    deliver_at_ms=st.sampled_from([0] * 5 + [1_000]),
+)
+PLAIN = st.builds(Message, topic=st.just("t"), body=st.binary(min_size=1, max_size=300))
+STEPS = st.lists(
+    st.one_of(
+        MESSAGES,
+        PLAIN,
+        PLAIN,
+        PLAIN,
+        st.tuples(st.just("wait"), st.integers(0, 300)),
+        st.just(("take", 0)),
+        st.just(("end", 0)),
+    ),
+    max_size=60,
+)
+
+
+class Walk:
+    """Carries out steps, and says what came of each."""
+
+    def __init__(self, *, fast: bool) -> None:
+        self.sends = Sends(fast=fast)
+        self.taken: list[Any] = []
+
+    def step(self, step: Any) -> object:
+        buffer = self.sends.buffer
+        if isinstance(step, Message):
+            try:
+                future = self.sends.send(step)
+            except (InvalidArgument, QueueFull, KeyError) as error:
+                return type(error), str(error)
+            assert future.batch.messages[future.index] == step
+            return future.index, future.batch.queue
+        kind, number = step
+        if kind == "wait":
+            self.sends.clock.advance(number)
+        elif kind == "take":
+            for name in buffer.ready_brokers():
+                self.taken += buffer.take(name, 1 << 20, 100)
+        else:
+            for lane, batch in self.taken:
+                buffer.release(lane)
+                buffer.settle(batch)
+            self.taken.clear()
+        return None
+
+
+@given(STEPS)
+@settings(max_examples=300)
+def test_whatever_is_sent_the_two_ways_end_the_same(steps):
+    careful, fast = Walk(fast=False), Walk(fast=True)
+    for step in steps:
+        assert fast.step(step) == careful.step(step)
+        assert fast.sends.state() == careful.sends.state()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t", b"x"),
+        Message("t", b"x" * 1_000),
+        Message("t", b"x", "tag"),
+        Message("t", b"x", "t" * MAX_TAG_LENGTH),
+        Message("t", b"x", "two words"),
+        Message("t", b"x", None, ["key"]),
+        Message("t", b"x", "tag", ("k" * MAX_KEY_LENGTH,) * MAX_KEYS),
+        Message("t", b"x", None, []),
+    ],
+)
+def test_what_wants_nothing_special_goes_the_fast_way(message):
+    assert Sends(ROOMY).is_fast(message)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Letter(Message, array_like=True, gc=False):
+    pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "no message",
+        None,
+        Letter("t", b"x"),
+        Message(Text("t"), b"x"),
+        Message("other", b"x"),
+        Message(["t"], b"x"),  # type: ignore[arg-type]
+        Message("t", b""),
+        Message("t", b"x" * 1_001),
+        Message("t", bytearray(b"x")),  # type: ignore[arg-type]
+        Message("t", "x"),  # type: ignore[arg-type]
+        Message("t", b"x", ""),
+        Message("t", b"x", "t" * (MAX_TAG_LENGTH + 1)),
+        Message("t", b"x", "é"),
+        Message("t", b"x", Text("tag")),
+        Message("t", b"x", b"tag"),  # type: ignore[arg-type]
+        Message("t", b"x", " tag"),
+        Message("t", b"x", "tag\x1f"),
+        Message("t", b"x", "a|b"),
+        Message("t", b"x", None, "keys"),
+        Message("t", b"x", None, {"key"}),  # type: ignore[arg-type]
+        Message("t", b"x", None, [""]),
+        Message("t", b"x", None, [1]),  # type: ignore[list-item]
+        Message("t", b"x", None, ["k" * (MAX_KEY_LENGTH + 1)]),
+        Message("t", b"x", None, ["k"] * (MAX_KEYS + 1)),
+        Message("t", b"x", properties={}),
+        Message("t", b"x", sharding_key="s"),
+        Message("t", b"x", flag=1),
+        Message("t", b"x", flag=False),
+        Message("t", b"x", flag=1 << 70),
+        Message("t", b"x", delay_level=1),
+        Message("t", b"x", deliver_at_ms=1),
+        Message("t", b"x", deliver_at_ms=False),
+    ],
+)
+def test_what_needs_a_closer_look_goes_the_careful_way(message):
+    assert not Sends(ROOMY).is_fast(message)
+
+
+def test_a_field_that_was_deleted_is_no_crash():
+    for name in Message.__struct_fields__:
+        message = Message("t", b"x")
+        delattr(message, name)
+        sends = Sends()
+        sends.send(Message("t", b"opens a batch"))
+        with pytest.raises(AttributeError):
+            sends.send(message)
+
+
+def test_wishes_go_the_careful_way():
+    sends = Sends()
+    sends.send(Message("t", b"opens a batch"))
+    sends.send(Message("t", b"x"), timeout_ms=1)
+    sends.send(message=Message("t", b"x"))
+    with pytest.raises(TypeError):
+        sends.send()
+    with pytest.raises(TypeError):
+        sends.send(Message("t", b"x"), None, None)
+    assert sends.careful_calls == 3
+
+
+def test_a_locked_buffer_is_left_alone():
+    sends = Sends()
+    sends.send(Message("t", b"opens a batch"))
+    state = sends.state()
+    waiting = threading.Thread(target=sends.send, args=(Message("t", b"x"),))
+    with sends.buffer.lock:
+        waiting.start()
+        waiting.join(0.01)
+        assert waiting.is_alive(), "the careful way waits for the lock"
+        assert sends.state() == state
+    waiting.join(10)
+    assert sends.state() != state
+
+
+def test_a_closed_buffer_takes_nothing():
+    sends = Sends()
+    sends.send(Message("t", b"opens a batch"))
+    sends.buffer.close()
+    with pytest.raises(ClientClosed):
+        sends.send(Message("t", b"x"))
+
+
+def test_it_gives_way_each_so_many_messages():
+    sends = Sends(ROOMY)
+    for _ in range(3 * GIVE_WAY_MESSAGES - 1):
+        sends.send(Message("t", b"x" * 36))
+    assert sends.gave_way == [100 * GIVE_WAY_MESSAGES] * 2
+
+
+@pytest.mark.parametrize("broken", ["clock_ns", "give_way"])
+def test_an_error_of_those_it_calls_is_told(broken):
+    def fail(*_: object) -> int:
+        raise RuntimeError(broken)
+
+    sends = Sends(ROOMY)
+    calls: dict[str, Any] = {"clock_ns": sends.clock.monotonic_ns, "give_way": len}
+    short = fast_send(
+        sends.carefully, sends.buffer, sends.topics, options=ROOMY, **(calls | {broken: fail})
+    )
+    assert short is not None
+    with pytest.raises(RuntimeError, match=broken):
+        for _ in range(GIVE_WAY_MESSAGES + 1):
+            short(Message("t", b"x"))
+
+
+def test_threads_lose_nothing_and_no_place_is_given_twice():
+    sends = Sends(ROOMY)
+    futures: list[list[SendFuture]] = [[] for _ in range(4)]
+    messages = [[Message("t", b"%d %d" % (who, n)) for n in range(5_000)] for who in range(4)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [
+            threading.Thread(
+                target=lambda who=who: futures[who].extend(map(sends.send, messages[who]))
+            )
+            for who in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    for sent, own in zip(messages, futures, strict=True):
+        for message, future in zip(sent, own, strict=True):
+            assert future.batch.messages[future.index] is message
+    places = {(id(one.batch), one.index) for own in futures for one in own}
+    assert len(places) == 20_000
+    assert sends.buffer.pending_bytes == sum(message_size(m) for own in messages for m in own)
+    assert sends.careful_calls < 20_000
+
+
+def test_no_reference_is_lost_or_kept():
+    sends = Sends(ROOMY)
+    message, texts = Message("t", b"x" * 300, "a tag", ["a key"]), Message("t", b"y" * 300)
+    sends.send(message)
+    batch = sends.lanes.sticky.open
+    shared = [message, texts, batch, message.body, message.tag, message.keys]
+    before = [sys.getrefcount(one) for one in shared]
+    futures = [sends.send(one) for _ in range(1_000) for one in (message, texts)]
+    with pytest.raises(InvalidArgument):
+        sends.send(Message("t", b""))
+    assert batch is not None
+    assert (len(batch.messages), sends.careful_calls) == (2_001, 2)
+    del batch.messages[1:], futures
+    assert [sys.getrefcount(one) for one in shared] == before
+
+
+def test_it_goes_with_the_last_who_knows_it():
+    sends = Sends()
+    sends.send(Message("t", b"x"))
+    gc.collect()
+    count = sum(type(one).__name__ == "FastSend" for one in gc.get_objects())
+    del sends  # a cycle: it has send, which has its method carefully
+    gc.collect()
+    assert sum(type(one).__name__ == "FastSend" for one in gc.get_objects()) == count - 1
+
+
+def test_classes_of_another_build_are_refused():
+    sends = Sends()
+    buffer = SimpleNamespace(_bytes=0, _admitted_bytes=0, lock=threading.Lock())
+    with pytest.raises((TypeError, AttributeError)):
+        fast_send(
+            sends.carefully,
+            buffer,  # type: ignore[arg-type]
+            sends.topics,
+            clock_ns=sends.clock.monotonic_ns,
+            give_way=len,
+            options=OPTIONS,
+        )
+
+
+# ---- At a producer ---------------------------------------------------------------------------
+
+
+def is_short(producer: Producer) -> bool:
+    return "send_async" in vars(producer)
+
+
+def test_a_producer_has_it_while_it_runs(world):
+    producer = world.producer()
+    assert is_short(producer)
+    documented = inspect.signature(Producer.send_async).parameters
+    assert list(inspect.signature(producer.send_async).parameters) == list(documented)[1:]
+    futures = [producer.send_async(Message("t", b"%d" % n, "tag")) for n in range(100)]
+    world.run()
+    assert [future.result().message_count for future in futures] == [1] * 100
+    producer.close()
+    assert not is_short(producer)
+    with pytest.raises(ClientClosed):
+        producer.send_async(Message("t", b"x"))
+
+
+def test_a_forked_producer_has_it_no_more(world):
+    producer = world.producer()
+    producer.on_fork()
+    assert not is_short(producer)
+    with pytest.raises(ClientClosed, match="fork"):
+        producer.send_async(Message("t", b"x"))
+
+
+def test_who_has_a_send_async_of_his_own_keeps_it():
+    class Loud(Producer):
+        def send_async(self, message: Message, *args: Any, **wishes: Any) -> SendFuture:
+            raise AssertionError("called")
+
+    producer = Loud("g")
+    producer._shorten()
+    with pytest.raises(AssertionError, match="called"):
+        producer.send_async(Message("t", b"x"))
+    producer.close()
+
+
+def test_without_a_compiler_it_is_the_method(world, monkeypatch):
+    monkeypatch.setattr(fast_send_module, "_fast_send", None)
+    assert not is_compiled()
+    producer = world.producer()
+    assert not is_short(producer)
+    futures = [producer.send_async(Message("t", b"%d" % n)) for n in range(100)]
+    world.run()
+    assert all(future.done() for future in futures)
