@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.bench.memory import level_memory
 from mqmesh.bench.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
 from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
 from mqmesh.errors import NoRoute
@@ -124,7 +125,7 @@ def limit_alone(kind: str, load: Load, conditions: Conditions) -> Sample:
     with new_crew(conditions) as crew:
         broker = BareBroker(crew, load, conditions)
         client = crew.limit(load.task(kind, broker.address, conditions))
-        return measure_alone("producer", client, broker.child)
+        return measure_alone("producer", client, broker.child, conditions)
 
 
 def limit_drain(load: Load, conditions: Conditions) -> Sample:
@@ -133,7 +134,7 @@ def limit_drain(load: Load, conditions: Conditions) -> Sample:
         broker = BareBroker(crew, load, conditions)
         _fill(crew.limit(load.task("produce", broker.address, conditions)))
         client = crew.limit(load.task("drain", broker.address, conditions))
-        return measure_alone("consumer", client, broker.child)
+        return measure_alone("consumer", client, broker.child, conditions)
 
 
 def limit_both(suffix: str, load: Load, conditions: Conditions, rate: int = 0) -> Sample:
@@ -146,7 +147,7 @@ def limit_both(suffix: str, load: Load, conditions: Conditions, rate: int = 0) -
         producer, consumer = (crew.limit(task) for task in tasks)
         for child in (producer, consumer):
             child.wait_ready()
-        return _measure_both(producer, consumer, broker.child)
+        return _measure_both(producer, consumer, broker.child, conditions)
 
 
 # ---- mqmesh ------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
         cluster = Cluster(crew, load, conditions)
         before = WARM_UP_SENDS if kind == "send_sync" else 0
         task = load.task(kind, cluster.namesrv, conditions)
-        sample = measure_alone("producer", crew.client(task), cluster.child)
+        sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
         cluster.check_stored(sample.message_count + before)
         return cluster.memory(sample)
 
@@ -233,7 +234,7 @@ def product_drain(load: Load, conditions: Conditions) -> Sample:
         cluster = Cluster(crew, load, conditions)
         _fill(crew.client(load.task("produce_batches", cluster.namesrv, conditions)))
         client = crew.client(load.task("drain", cluster.namesrv, conditions))
-        return cluster.memory(measure_alone("consumer", client, cluster.child))
+        return cluster.memory(measure_alone("consumer", client, cluster.child, conditions))
 
 
 def product_filter(
@@ -248,7 +249,9 @@ def product_filter(
         _fill(crew.client(load.task("produce_labelled", cluster.namesrv, conditions)))
         task = load.task("drain_labelled", cluster.namesrv, conditions)
         task.expression, task.expression_type = expression, expression_type
-        return cluster.memory(measure_alone("consumer", crew.client(task), cluster.child))
+        return cluster.memory(
+            measure_alone("consumer", crew.client(task), cluster.child, conditions)
+        )
 
 
 def product_both(
@@ -272,7 +275,7 @@ def product_both(
         producer_task.rate = rate
         producer = crew.client(producer_task)
         producer.wait_ready()
-        return cluster.memory(_measure_both(producer, consumer, cluster.child))
+        return cluster.memory(_measure_both(producer, consumer, cluster.child, conditions))
 
 
 def product_idle(seconds: float, conditions: Conditions) -> Sample:
@@ -343,16 +346,20 @@ def _fill(client: Child) -> None:
     client.stop()
 
 
-def measure_alone(name: str, client: Child, broker: Child) -> Sample:
+def measure_alone(name: str, client: Child, broker: Child, conditions: Conditions) -> Sample:
     """Runs one client; the value is its rate."""
     client.wait_ready()
+    level_memory(conditions.scale)
     before = broker.usage()
     client.go()
     report = client.wait_report(RUN_TIMEOUT_S)
     return _sample(report.rate, {name: report}, before, broker.usage())
 
 
-def _measure_both(producer: Child, consumer: Child, broker: Child) -> Sample:
+def _measure_both(
+    producer: Child, consumer: Child, broker: Child, conditions: Conditions
+) -> Sample:
+    level_memory(conditions.scale)
     before = broker.usage()
     consumer.go()
     producer.go()

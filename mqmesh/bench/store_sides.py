@@ -34,7 +34,7 @@ def product_indexed(load: Load, conditions: Conditions) -> Sample:
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
         task = load.task("produce_batches", cluster.namesrv, conditions)
-        sample = measure_alone("producer", crew.client(task), cluster.child)
+        sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
         begin_s = time.monotonic()
         figures = _figures(cluster)
         sample.extra["index_lag_ms"] = float(figures["index_lag_ms"])
@@ -62,7 +62,7 @@ def product_backlog(load: Load, conditions: Conditions, *, elsewhere: bool = Fal
             cluster.child.stop()
             return product_produce("produce_batches", load, conditions)
         task = load.task("produce_batches", cluster.namesrv, conditions)
-        sample = measure_alone("producer", crew.client(task), cluster.child)
+        sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
         cluster.check_stored(sample.message_count + before)
         return cluster.memory(sample)
 
