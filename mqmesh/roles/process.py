@@ -207,7 +207,11 @@ def _stop_with_parent(loop: Loop) -> None:
         _log.warning("the supervisor is gone; stopping")
         loop.stop()
 
-    loop.add(PARENT_PIPE, on_readable)
+    try:
+        loop.add(PARENT_PIPE, on_readable)
+    except PermissionError:
+        _log.warning("standard input is no pipe, so there is no supervisor; stopping")
+        loop.stop()
 
 
 def _announce(ready: Ready, loop: Loop) -> None:

@@ -14,6 +14,10 @@
 #include <Python.h>
 #include <structmember.h>
 
+#ifdef Py_GIL_DISABLED
+#error "what follows relies on the interpreter's lock; Python does it without this part"
+#endif
+
 /* What an object has at the place of a slot; borrowed, NULL when it was deleted. */
 #define SLOT(object, place) (*(PyObject **)((char *)(object) + (place)))
 

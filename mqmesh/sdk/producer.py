@@ -10,10 +10,7 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
-from mqmesh.errors import (
-    ClientClosed,
-    InvalidArgument,
-)
+from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -21,10 +18,7 @@ from mqmesh.message import (
     check_topic,
     is_system_topic,
 )
-from mqmesh.message_checks import (
-    check_messages,
-    is_plain,
-)
+from mqmesh.message_checks import check_messages, is_plain
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
@@ -41,17 +35,8 @@ from mqmesh.sdk.producer_requests import ProducerRequests
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.requests import Requests
-from mqmesh.sdk.send_buffer import (
-    SendBuffer,
-    message_size,
-)
-from mqmesh.sdk.send_result import (
-    GRACE_MS,
-    OnDone,
-    PendingBatch,
-    SendFuture,
-    SendResult,
-)
+from mqmesh.sdk.send_buffer import SendBuffer, message_size
+from mqmesh.sdk.send_result import GRACE_MS, OnDone, PendingBatch, SendFuture, SendResult
 from mqmesh.sdk.sender import GIVE_WAY_MESSAGES, BatchCodec, Sender
 from mqmesh.version import VERSION
 
@@ -147,6 +132,7 @@ class Producer(ProducerRequests):
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
         }
+        self._short: Callable[..., SendFuture] | None = None
         self._life = threading.Lock()
         self._state = "new"
         tell_of_forks(self)
@@ -161,8 +147,8 @@ class Producer(ProducerRequests):
         """
         with self._life:
             if self._state == "new":
-                self._engine.start()
                 self._shorten()
+                self._engine.start()
                 self._state = "running"
         if self._state != "running":
             self._refuse()
@@ -252,18 +238,7 @@ class Producer(ProducerRequests):
         batch = self._send_directly(lane, message, deadline_ms, bound, retries, wait_store)
         if batch is not None:
             return self._await(SendFuture(batch, 0), deadline_ms)
-        future, _ = self._buffer.append(
-            lane,
-            None,
-            message,
-            message_size(message),
-            deadline_ms,
-            None,
-            retries,
-            bound,
-            wait_store,
-        )
-        self._sender.schedule()
+        future = self._append(lane, None, message, deadline_ms, None, retries, bound, wait_store)
         return self._await(future, deadline_ms)
 
     def send_async(
@@ -303,17 +278,12 @@ class Producer(ProducerRequests):
         else:
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
         deadline_ms = self._deadline(timeout_ms)
-        size = message_size(message)
         topic = topic or self._topic(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
-        future, lane = self._buffer.append(
-            lane, topic, message, size, deadline_ms, on_done, self._async_retries, lane is not None
-        )
-        if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
-            self._sender.schedule()
-        return future
+        bound = lane is not None
+        return self._append(lane, topic, message, deadline_ms, on_done, self._async_retries, bound)
 
     def send_oneway(self, message: Message, **choice: Any) -> None:
         """Sends a message and never tells what became of it; it is not retried.
@@ -332,10 +302,7 @@ class Producer(ProducerRequests):
         topic = self._topic(message.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, message, **choice)
         # It shares batches with the others, which costs less than a request of its own.
-        self._buffer.append(
-            lane, topic, message, message_size(message), deadline_ms, None, 0, lane is not None
-        )
-        self._sender.schedule()
+        self._append(lane, topic, message, deadline_ms, None, 0, lane is not None)
 
     def send_batch(
         self,
@@ -434,8 +401,34 @@ class Producer(ProducerRequests):
             # A topic that has lanes has a legal name.
             if is_system_topic(check_topic(name)):
                 raise InvalidArgument(f"topic {name!r} is reserved; users may not send to it")
-            topic = self._routes.lanes(name, deadline_ms)
+            # A plain str also where the user's is not: the fast path must not call its methods.
+            topic = self._routes.lanes(str.__str__(name), deadline_ms)
         return topic
+
+    def _append(
+        self,
+        lane: Lane | None,
+        topic: TopicLanes | None,
+        message: Message,
+        deadline_ms: int,
+        on_done: OnDone | None,
+        retries: int,
+        bound: bool,
+        wait_store: bool = True,
+    ) -> SendFuture:
+        """Adds a message to the buffer, arguments as of ``SendBuffer.append``, and has it sent."""
+        size = message_size(message)
+        try:
+            future, lane = self._buffer.append(
+                lane, topic, message, size, deadline_ms, on_done, retries, bound, wait_store
+            )
+            if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
+                self._sender.schedule()
+        except BaseException:
+            # Also Ctrl-C: what joins an open batch trusts that this was done when it was opened.
+            self._sender.schedule()
+            raise
+        return future
 
     def _join(self, topic: TopicLanes, message: Message) -> SendFuture | None:
         deadline_ms = self._clock_ns() // 1_000_000 + self._timeout_ms
@@ -445,8 +438,8 @@ class Producer(ProducerRequests):
         return future
 
     def _shorten(self) -> None:
-        # Not where a subclass has a send_async of its own: it would be passed over.
-        if type(self).send_async is not Producer.send_async:
+        # Not where somebody put a send_async of his own, which would be passed over.
+        if type(self).send_async is not _SEND_ASYNC or "send_async" in vars(self):
             return
         short = fast_send(
             self.send_async,
@@ -457,11 +450,14 @@ class Producer(ProducerRequests):
             options=self.options,
         )
         if short is not None:
-            # In place of the method, which calls from Python would cost as much as all the rest.
-            vars(self)["send_async"] = short
+            # In place of the method, whose call would cost as much again.
+            vars(self)["send_async"] = self._short = short
 
     def _lengthen(self) -> None:
-        vars(self).pop("send_async", None)
+        self._buffer.stop_joins()  # for those who keep it
+        if self._short is not None and vars(self).get("send_async") is self._short:
+            del vars(self)["send_async"]
+        self._short = None
 
     def _send_directly(
         self, lane: Lane, message: Message, deadline_ms: int, bound: bool, retries: int, waits: bool
@@ -589,3 +585,7 @@ class Producer(ProducerRequests):
 
     def _refuse(self) -> NoReturn:
         raise ClientClosed(_WHY_NOT[self._state])
+
+
+_SEND_ASYNC: Final = Producer.send_async
+"""As it is written here, whatever is put in its place later."""

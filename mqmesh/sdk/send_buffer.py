@@ -249,6 +249,10 @@ class SendBuffer:
             lane.closed.append(batch)
         return future
 
+    def stop_joins(self) -> None:
+        """``join`` and the fast path let nothing in any more. Needs no lock: also after a fork."""
+        self._admitted_bytes = -1
+
     def wait_room(self, deadline_ms: int) -> None:
         """Waits until the buffer is below its bound.
 
@@ -445,7 +449,7 @@ class SendBuffer:
         """Lets nothing in any more, and takes out every batch that is not in flight."""
         with self.lock:
             self._closed = True
-            self._admitted_bytes = -1
+            self.stop_joins()
             found: list[PendingBatch] = []
             for lane in self._lanes.values():
                 self._close_batch(lane)

@@ -11,7 +11,6 @@ from mqmesh.errors import (
     ClientClosed,
     EndpointUnreachable,
     InvalidArgument,
-    LocalProtocolError,
     MessageIllegal,
     MQMeshError,
     NoRoute,
@@ -102,11 +101,16 @@ class BatchCodec:
 
     def uniform(self, messages: Sequence[Message], max_message_size: int) -> Payload | None:
         """Checks and encodes messages at once, if they are ``uniform_payload.encode_uniform``'s."""
-        return encode_uniform(
-            messages,
-            max_body_bytes=max_message_size,
-            compress_over_bytes=self._compress_over_bytes,
-        )
+        try:
+            return encode_uniform(
+                messages,
+                max_body_bytes=max_message_size,
+                compress_over_bytes=self._compress_over_bytes,
+            )
+        except Exception as error:
+            # Whoever looks at each message will say what is wrong, or has the memory for it.
+            _log.debug("messages cannot be encoded at once: %s", error)
+            return None
 
     def encode(self, batch: PendingBatch, now_ms: int) -> tuple[bytes, ...]:
         """The batch in pieces; encoded once a queue, numbered once for ever.
@@ -130,7 +134,8 @@ class BatchCodec:
                 self._next_sequence += payload.message_count
         try:
             batch.encoded = self._parts(batch, payload, now_ms)
-        except LocalProtocolError as error:
+        except Exception as error:
+            # Whatever it is: a batch that is taken must have its outcome.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
 

@@ -104,12 +104,15 @@ class EventLoop:
         """Calls ``handler`` in each tick in which a socket or descriptor can be read.
 
         The handler need not read everything: it is called again as long as more is there.
+
+        Raises:
+            PermissionError: It is the descriptor of a file, which cannot be waited for.
         """
         socket = None if isinstance(source, int) else source
         descriptor = source if isinstance(source, int) else int(source.get(zmq.FD))
+        self._poll.register(descriptor, select.EPOLLIN)
         one = self._sources[source] = _Source(socket, descriptor, handler)
         self._by_descriptor[descriptor] = one
-        self._poll.register(descriptor, select.EPOLLIN)
         if socket is not None:
             self._touched[one] = None
 
@@ -180,8 +183,8 @@ class EventLoop:
         """True when a descriptor can be read that the loop has not served yet; from any thread."""
         try:
             return bool(self._poll.poll(0))
-        except ValueError:
-            return False  # the loop was closed
+        except (ValueError, OSError):
+            return False  # the loop was closed, or is being closed by another thread
 
     def stop(self) -> None:
         """Makes ``run`` return after the current tick; from any thread or signal handler."""

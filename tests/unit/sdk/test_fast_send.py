@@ -410,6 +410,53 @@ def test_a_forked_producer_has_it_no_more(world):
         producer.send_async(Message("t", b"x"))
 
 
+@pytest.mark.parametrize("end", ["close", "on_fork"])
+def test_who_kept_the_fast_path_hears_of_the_end(world, end):
+    producer = world.producer()
+    kept = producer.send_async
+    for _ in range(3):
+        kept(Message("t", b"x"))
+    getattr(producer, end)()
+    with pytest.raises(ClientClosed):
+        kept(Message("t", b"x"))
+    producer._state = "running"  # so that it is closed after a "fork", too
+
+
+def test_a_wrapper_of_the_method_sees_every_message(world, monkeypatch):
+    method = Producer.send_async
+    seen: list[Message] = []
+
+    def watched(producer: Producer, message: Message, *args: Any, **wishes: Any) -> SendFuture:
+        seen.append(message)
+        return method(producer, message, *args, **wishes)
+
+    monkeypatch.setattr(Producer, "send_async", watched)
+    producer = world.producer()
+    for _ in range(10):
+        producer.send_async(Message("t", b"x"))
+    assert len(seen) == 10
+
+
+def test_a_wrapper_at_the_producer_stays_there(world):
+    producer = world.producer(topic=None)
+    producer.close()
+    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    world.producers.append(producer)
+    seen: list[Message] = []
+    vars(producer)["send_async"] = seen.append
+    producer.start()
+    producer.send_async(Message("t", b"x"))
+    producer.close()
+    producer.send_async(Message("t", b"x"))
+    assert len(seen) == 2
+
+
+def test_a_topic_of_a_class_of_the_users_is_kept_as_a_plain_one(world):
+    producer = world.producer(topic=None)
+    assert world.call(lambda: producer.fetch_publish_queues(Text("t")))
+    assert {type(topic) for topic in producer._topics} == {str}
+
+
 def test_who_has_a_send_async_of_his_own_keeps_it():
     class Loud(Producer):
         def send_async(self, message: Message, *args: Any, **wishes: Any) -> SendFuture:

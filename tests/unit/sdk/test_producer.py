@@ -184,6 +184,35 @@ def test_messages_changed_after_their_check_hurt_nobody_else(world):
     assert other.result().queue_offset == 0
 
 
+def test_messages_that_lost_a_field_after_their_check_have_an_outcome(world):
+    producer = world.producer()
+    messages = [message(str(n)) for n in range(20)]
+    futures = [producer.send_async(one) for one in messages]
+    del messages[0].tag
+    later = producer.send_batch_async([message("later")], queue=futures[0].batch.queue)
+    world.run()
+    assert all(isinstance(future.exception(), InvalidArgument) for future in futures)
+    assert later.result().queue_offset == 0
+
+
+@pytest.mark.parametrize("where", ["has_room", "schedule"])
+def test_what_joins_a_batch_whose_opener_was_interrupted_is_sent(world, monkeypatch, where):
+    producer = world.producer()
+
+    def interrupt(*_: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._sender, where, interrupt)
+        patch.setattr(monkeypatch, "undo", patch.undo)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_async(message("interrupted"))
+    futures = [producer.send_async(message(str(n))) for n in range(100)]
+    world.run()
+    assert all(future.result() for future in futures)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -277,6 +278,23 @@ def test_other_threads_can_tell_whether_there_is_news(loop, pipe):
     assert loop.has_news()
     loop.tick(0)
     assert not loop.has_news()
+
+
+def test_the_descriptor_of_a_file_is_refused_and_nothing_is_left_behind(loop, tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        with pytest.raises(PermissionError):
+            loop.add(file.fileno(), lambda: None)
+        assert file.fileno() not in loop._sources
+
+
+def test_a_loop_that_is_closed_meanwhile_has_no_news(loop, monkeypatch):
+    class Closing:
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            raise OSError(errno.EBADF, "closed by another thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_poll", Closing())
+        assert not loop.has_news()
 
 
 def test_a_closed_loop_has_no_news_and_says_so_without_an_error(clock):
