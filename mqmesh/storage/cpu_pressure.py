@@ -1,5 +1,6 @@
 """Whether a piece of work held up others: how long somebody waited for a processor meanwhile."""
 
+import os
 import time
 from pathlib import Path
 from typing import Final
@@ -36,8 +37,15 @@ class CpuPressure:
 def waited_us() -> int | None:
     """For how long tasks have waited since the system's start; None if nobody counts that."""
     try:
-        text = _PRESSURE.read_text()
+        # Not by a text file: this is asked several hundred times a second.
+        descriptor = os.open(_PRESSURE, os.O_RDONLY)
     except OSError:
         return None
+    try:
+        text = os.read(descriptor, 4_096).decode()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
     _, _, total = text.partition("\n")[0].partition("total=")
     return int(total) if total.isdecimal() else None

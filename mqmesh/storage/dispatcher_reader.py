@@ -8,6 +8,7 @@ was cut.
 import logging
 import os
 import re
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,6 +18,7 @@ from typing import Final
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
 from mqmesh.half_batch import is_half
 from mqmesh.record_batch import (
+    BROKER_PART_SIZE,
     HEADER_SIZE,
     MAGIC,
     MAX_BATCH_BYTES,
@@ -46,7 +48,7 @@ from mqmesh.storage.message_index_part import Deletion, LogSlice
 from mqmesh.storage.message_index_texts import TextMaker
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
-from mqmesh.units import MIB
+from mqmesh.units import KIB, MIB
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,11 @@ MARK_SIZE: Final = 8
 
 MOST_RAW_BYTES: Final = 32 * MIB
 """A slice ends behind the batch with which its batches with keys have so much, uncompressed."""
+
+SKIM_BYTES: Final = 16 * KIB
+"""A batch without keys of so many bytes is worth not being read as a whole."""
+SKIM_BATCHES: Final = 64
+"""A slice of such batches ends after so many."""
 
 _NAME: Final = re.compile(r"\d{20}")
 _TOTAL_SIZE: Final = slice(52, 56)
@@ -217,8 +224,9 @@ class LogReader:
         assert start < stop
         texts = TextMaker() if as_text else None
         learned = LogSlice(start=start, stop=start, epoch=epoch, texts=texts)
+        self._skim(segment, stop, learned)
         size = min(most_bytes, stop - start)
-        while True:
+        while learned.stop == start:
             data = self._pread(segment, start, size)
             try:
                 wanted = self._learn(data, segment, learned)
@@ -237,6 +245,30 @@ class LogReader:
         if learned.stop >= segment.end:
             learned.complete = True
         return learned
+
+    def _skim(self, segment: Segment, stop: int, learned: LogSlice) -> None:
+        """Takes in large batches without keys, by their headers alone, as long as they come.
+
+        Reading and checking their bodies would cost the machine more than all the rest of
+        indexing. Damage in a body is not seen then: ids are indexed of messages that nobody can
+        read, which look-ups find out, since they compare every hit with the log. Sizes stand
+        twice in a header, so damage there leads nowhere else unnoticed.
+        """
+        while learned.stop < stop and learned.batches < SKIM_BATCHES:
+            offset = learned.stop
+            head = self._pread(segment, offset, HEADER_SIZE)
+            try:
+                header = _check_head(head)
+                if has_keys(header) or header.total_size < SKIM_BYTES:
+                    return
+                if offset + header.total_size > stop:
+                    return
+                self._learn_header(header, offset, segment, learned)
+            except (CorruptBatch, CorruptRecord):
+                return  # a marker, or damage: to be told by a look at all of it
+            learned.stop = offset + header.total_size
+            learned.last_offset = offset
+            learned.last_mark = head[:MARK_SIZE]
 
     def _learn(self, data: bytes, segment: Segment, learned: LogSlice) -> int:
         """Takes in whole records from the beginning of some bytes.
@@ -270,18 +302,8 @@ class LogReader:
         self, record: memoryview, offset: int, segment: Segment, learned: LogSlice
     ) -> None:
         header = check_stored(record)
-        self._check_place(offset, header.commitlog_offset, header.store_id)
-        self._check_epoch(header.epoch, learned)
-        learned.batches += 1
-        learned.widths |= 1 << width_of(header.message_count)
-        stored = header.store_timestamp
-        learned.oldest_ms = min(learned.oldest_ms, stored)
-        learned.newest_ms = max(learned.newest_ms, stored)
-        if is_half(header):
-            return  # nobody finds what may never be visible
-        place = offset - segment.start
-        learned.entries += id_entries(header, place)
-        if not has_keys(header):
+        place = self._learn_header(header, offset, segment, learned)
+        if is_half(header) or not has_keys(header):
             return
         learned.raw_bytes += header.raw_size
         try:
@@ -293,6 +315,22 @@ class LogReader:
         except CorruptBatch as error:
             # The broker took it like that, so no consumer can read it either.
             log.warning("the batch at %d cannot be indexed: %s", offset, error)
+
+    def _learn_header(
+        self, header: BatchHeader, offset: int, segment: Segment, learned: LogSlice
+    ) -> int:
+        """Takes in all but the keys; returns the batch's place in its segment."""
+        self._check_place(offset, header.commitlog_offset, header.store_id)
+        self._check_epoch(header.epoch, learned)
+        learned.batches += 1
+        learned.widths |= 1 << width_of(header.message_count)
+        stored = header.store_timestamp
+        learned.oldest_ms = min(learned.oldest_ms, stored)
+        learned.newest_ms = max(learned.newest_ms, stored)
+        place = offset - segment.start
+        if not is_half(header):  # nobody finds what may never be visible
+            learned.entries += id_entries(header, place)
+        return place
 
     def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
         marker = decode_marker(record)
@@ -364,3 +402,16 @@ def _record_size(data: memoryview) -> int:
         if MARKER_SIZE <= size <= MARKER_SIZE + MAX_MARKER_DATA:
             return size
     raise CorruptRecord(f"no record: it begins with {magic.hex()}")
+
+
+def _check_head(head: bytes) -> BatchHeader:
+    """The header of a stored batch, with the checksum over the broker's part of it.
+
+    Raises:
+        CorruptBatch: It is none, or damaged.
+    """
+    header = read_header(head)
+    crc = zlib.crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
+    if crc != header.header_crc:
+        raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
+    return header

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange
 from mqmesh.message import Message
+from mqmesh.record_batch import HEADER_SIZE
 from mqmesh.storage import dispatcher_reader
 from mqmesh.storage.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
 from mqmesh.testing.indexed_store import IndexedStore
@@ -94,6 +96,64 @@ def test_a_bad_record_is_passed_over_and_what_stands_around_it_kept(indexed, pos
     assert sum(one.batches for one in slices) == 4
     size = puts[2].end_offset - puts[2].commitlog_offset
     assert sum(one.skipped_bytes for one in slices) == size
+
+
+def put_bare(indexed: IndexedStore, size: int):
+    return indexed.put([Message("topic", bytes(size))])
+
+
+def test_large_batches_without_keys_are_learned_of_by_their_headers_alone(indexed, monkeypatch):
+    for size in (20_000, 17_000, 5, 20_000, 30_000):
+        put_bare(indexed, size)
+    put(indexed, 20_000)
+    for size in (50_000, 3, 16_300, 16_400):
+        put_bare(indexed, size)
+    indexed.store.delete_topic("topic")
+    put_bare(indexed, 20_000)
+
+    def contents() -> tuple[list[object], int]:
+        slices = read_all(indexed, 1 << 20)
+        known = [
+            [entry for one in slices for entry in one.entries],
+            [one.deletions for one in slices if one.deletions],
+            [one.stop for one in slices if one.complete],
+            sum(one.batches for one in slices),
+            min(one.oldest_ms for one in slices),
+            max(one.newest_ms for one in slices),
+            (slices[-1].last_offset, slices[-1].last_mark, slices[-1].epoch, slices[-1].stop),
+        ]
+        read = sum(map(len, reads))
+        reads.clear()
+        return known, read
+
+    reads: list[bytes] = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: reads.append(pread(*args)) or reads[-1])
+    skimmed, few_bytes = contents()
+    monkeypatch.setattr(dispatcher_reader, "SKIM_BYTES", 1 << 30)
+    whole, all_bytes = contents()
+    assert skimmed == whole
+    assert few_bytes < all_bytes / 2
+
+
+def test_a_slice_of_skimmed_batches_ends_after_so_many(indexed, monkeypatch):
+    monkeypatch.setattr(dispatcher_reader, "SKIM_BATCHES", 2)
+    for _ in range(3):
+        put_bare(indexed, 20_000)
+    assert [one.batches for one in read_all(indexed, 1 << 20)] == [2, 1]
+
+
+def test_no_flipped_bit_of_a_skimmed_header_hides_another_batch(indexed):
+    puts = [put_bare(indexed, 17_000) for _ in range(3)]
+    places = {result.commitlog_offset for result in puts}
+    damaged = puts[1].commitlog_offset
+    for bit in range(8 * HEADER_SIZE):
+        indexed.files.flip(damaged + bit // 8, bit % 8)
+        slices = read_all(indexed, 1 << 20)
+        found = {int.from_bytes(entry[16:], "big") for one in slices for entry in one.entries}
+        assert places - {damaged} <= found <= places, bit
+        assert slices[-1].stop == puts[-1].end_offset
+        indexed.files.flip(damaged + bit // 8, bit % 8)
 
 
 def test_damage_up_to_the_end_is_passed_over(indexed):
