@@ -19,7 +19,9 @@ from mqmesh.transport.sockets import Socket
 MAX_WAIT_MS: Final = 1_000
 MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
-"""After so many turns, and after every wait in vain, all sockets are asked, as a safety net."""
+"""After so many turns all sockets are asked, as a safety net."""
+LOOK_ROUND_MS: Final = 250
+"""So are they after a wait in vain, but no more often: it is much of what an idle broker does."""
 
 _IN: Final = int(zmq.POLLIN)
 _OUT: Final = int(zmq.POLLOUT)
@@ -88,6 +90,7 @@ class EventLoop:
         self._by_descriptor: dict[int, _Source] = {}
         self._touched: dict[_Source, None] = {}
         self._ticks = 0
+        self._look_due_ms = 0
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
@@ -236,7 +239,7 @@ class EventLoop:
         if not found:
             found = self._poll.poll(0 if ready else wait_ms / 1_000)
         self._ticks += 1
-        if not (found or ready) or self._ticks % TICKS_PER_LOOK_ROUND == 0:
+        if self._is_look_round(in_vain=not (found or ready)):
             sockets = [one for one in self._sources.values() if one.socket is not None]
             ready = [source for source in sockets if source.is_ready()]
         for descriptor, _ in found:
@@ -244,6 +247,14 @@ class EventLoop:
             if source not in ready and (source.socket is None or source.is_ready()):
                 ready.append(source)
         return ready
+
+    def _is_look_round(self, *, in_vain: bool) -> bool:
+        if in_vain:
+            now_ms = self.clock.monotonic_ms()
+            if now_ms < self._look_due_ms:
+                return False
+            self._look_due_ms = now_ms + LOOK_ROUND_MS
+        return in_vain or self._ticks % TICKS_PER_LOOK_ROUND == 0
 
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""

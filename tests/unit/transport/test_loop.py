@@ -12,7 +12,7 @@ import zmq
 
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport import loop as loop_module
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.loop import LOOK_ROUND_MS, EventLoop
 
 
 @pytest.fixture
@@ -228,13 +228,17 @@ def test_a_touched_socket_is_asked_before_the_next_wait(loop, pair):
     assert got == [b"x"]
 
 
-def test_a_socket_that_nobody_touched_is_found_after_a_wait_in_vain(loop, pair):
+def test_a_socket_that_nobody_touched_is_found_after_a_wait_in_vain(loop, clock, pair):
     ours, theirs = pair
     got = []
     loop.add(ours, lambda: got.append(ours.recv(zmq.NOBLOCK)))
     loop.tick(0)
     theirs.send(b"x")
     assert ours.get(zmq.EVENTS) & zmq.POLLIN
+    clock.advance(LOOK_ROUND_MS - 1)
+    loop.tick(0)
+    assert got == [], "all sockets are not asked all the time"
+    clock.advance(1)
     loop.tick(0)
     assert got == [b"x"]
 
