@@ -29,7 +29,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50
-"""How often the process is told how far the log goes, when that has changed."""
+"""How often the process is told how far the log goes while it is behind."""
 IDLE_MS: Final = 1_000
 """How often it is asked when nothing has changed."""
 REFUSED_MS: Final = 5_000
@@ -139,6 +139,10 @@ class IndexerLink:
         clock: Source of time.
         max_queries: Queries at a time.
         query_timeout_ms: What the process takes for one at most.
+
+    Attributes:
+        is_behind: The log went on further than is indexed, when it was looked at last; then
+            ``tick`` is to be called each ``TICK_MS``.
     """
 
     def __init__(
@@ -163,6 +167,7 @@ class IndexerLink:
         self._start_due_ms = clock.monotonic_ms() + START_DELAY_MS
         self._suspect = False
         self._starts = 0
+        self.is_behind = False
         self._told_ms = 0
         self._ask_due_ms = 0
         self._is_asking = False
@@ -187,10 +192,10 @@ class IndexerLink:
         if extent is None:
             return
         self._lag.note(extent.visible_offset, now_ms)
+        self.is_behind = self._progress.indexed_through < extent.visible_offset
         if self._is_asking or now_ms < self._ask_due_ms:
             return
-        behind = self._progress.indexed_through < extent.visible_offset
-        if behind or now_ms - self._told_ms >= IDLE_MS:
+        if self.is_behind or now_ms - self._told_ms >= IDLE_MS:
             self._ask(extent, now_ms)
 
     def query(self, code: int, header: bytes, on_answer: OnAnswer) -> None:

@@ -171,8 +171,6 @@ class BrokerServer:
             self._loop.call_every(SAMPLE_MS, self._on_sample),
             self._loop.call_every(config.flush_consumer_offset_interval_ms, self._on_save),
         ]
-        if self._index is not None:
-            self._timers.append(self._loop.call_every(INDEX_TICK_MS, self._index.tick))
         self._started_ms = self._clock.monotonic_ms()
         self._state = "running"
         self._links.connect(broker)
@@ -441,8 +439,16 @@ class BrokerServer:
         fail_cancels(broker, broker.schedule.tick(now_ms))
         if self._links is not None:
             self._links.tick()
+        self._tick_index()
+        if self._index is not None and self._index.is_behind:
+            # Only while the log grows: an idle broker is to sleep.
+            self._loop.call_later(INDEX_TICK_MS, self._tick_index)
         if self._chores is None:
             self._do_chores()
+
+    def _tick_index(self) -> None:
+        if self._index is not None and self._state == "running":
+            self._index.tick()
 
     def _do_chores(self) -> None:
         self._chores = None

@@ -136,6 +136,16 @@ def test_the_process_is_started_a_moment_after_the_broker(stage):
     assert asked[0] == RequestCode.ADVANCE_INDEX
 
 
+def test_it_says_whether_it_is_behind(running):
+    assert not running.link.is_behind
+    running.grow(1000)
+    running.tick()
+    assert running.link.is_behind
+    running.client.answer(progress(1000))
+    running.tick()
+    assert not running.link.is_behind
+
+
 def test_it_is_told_how_far_the_log_goes_one_question_at_a_time(running):
     running.grow(1000)
     running.tick()
