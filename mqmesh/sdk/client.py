@@ -422,6 +422,9 @@ class ClientEngine:
     def _take_route(self, topic: str, answer: Command | MQMeshError) -> None:
         asking = self._asking.pop(topic, [])
         outcome: TopicRoute | MQMeshError
+        if self._closed:
+            # It came with the last turn; whoever took it would try to connect.
+            answer = ClientClosed("the client is closed")
         if isinstance(answer, MQMeshError):
             outcome = answer
         else:

@@ -317,6 +317,18 @@ def test_closing_ends_requests_under_way(world, make):
     assert isinstance(found[0], ClientClosed)
 
 
+def test_a_route_that_comes_with_the_last_turn_connects_to_nothing(world, make):
+    client = make()
+    world.run()
+    found = client.find("t")
+    client.engine._closed = True  # as when close was just called, in another thread
+    world.run()
+    client.engine._closed = False
+    assert [type(one) for one in found] == [ClientClosed]
+    assert client.routes_told == []
+    assert client.engine.loop.callback_failures == 0
+
+
 def test_a_call_ends_when_the_client_is_closed(world, make):
     client = make()
     found: list[object] = []
