@@ -5,6 +5,8 @@ handshake timeout, a frame limit and bounded water marks.
 """
 
 import itertools
+import os
+import socket as system_socket
 import struct
 from typing import Any, Final
 
@@ -29,12 +31,16 @@ MONITOR_HIGH_WATER_MARK: Final = 200_000
 
 KEPT_BLOCK_BYTES: Final = 16 * 1024 * 1024
 """glibc keeps freed blocks up to this size, and twice as much in all."""
+LOCAL_SEND_BUFFER_BYTES: Final = 2 * 1024 * 1024
+"""Of connections by ``ipc://``, as far as the system allows (``net.core.wmem_max``). Linux takes
+twice as much, so that two answers of a MiB never wait for their reader."""
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
 """Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
 _IN: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
 _EVENT = struct.Struct("=HI")
+_BEGINNINGS: Final = frozenset({int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_CONNECTED)})
 _monitor_numbers = itertools.count(1)
 
 Socket = zmq.Socket[bytes]
@@ -114,6 +120,7 @@ def monitor(socket: Socket) -> Socket:
     endpoint = f"inproc://monitor-{next(_monitor_numbers)}"
     events = (
         zmq.EVENT_ACCEPTED
+        | zmq.EVENT_CONNECTED
         | zmq.EVENT_HANDSHAKE_SUCCEEDED
         | zmq.EVENT_DISCONNECTED
         | zmq.EVENT_CONNECT_RETRIED
@@ -171,9 +178,29 @@ def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     # Asking costs a third of trying in vain.
     while int(watcher.get(_EVENTS)) & _IN:
-        parts = watcher.recv_multipart(zmq.NOBLOCK)
-        found.append(_EVENT.unpack(parts[0]))
+        event, value = _EVENT.unpack(watcher.recv_multipart(zmq.NOBLOCK)[0])
+        if event in _BEGINNINGS:
+            _widen(value)
+        found.append((event, value))
     return found
+
+
+def _widen(descriptor: int) -> None:
+    """Lets a new local connection hold a few large frames on their way.
+
+    Linux gives it 208 KiB, and wakes a writer that found it full only when three quarters of that
+    were read. Larger frames go in pieces then, each of them a switch of threads to and fro. ZeroMQ
+    sets its own ``SNDBUF`` for TCP only, where the buffer grows by itself.
+    """
+    try:
+        # A duplicate, since closing the descriptor itself would be the end of ZeroMQ.
+        with system_socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == system_socket.AF_UNIX:
+                connection.setsockopt(
+                    system_socket.SOL_SOCKET, system_socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES
+                )
+    except OSError:
+        return  # it is gone already
 
 
 def close(socket: Socket, watcher: Socket | None = None) -> None:
