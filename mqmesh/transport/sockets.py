@@ -194,13 +194,19 @@ def _widen(descriptor: int) -> None:
     """
     try:
         # A duplicate, since closing the descriptor itself would be the end of ZeroMQ.
-        with system_socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family == system_socket.AF_UNIX:
-                connection.setsockopt(
-                    system_socket.SOL_SOCKET, system_socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES
-                )
+        duplicate = os.dup(descriptor)
     except OSError:
         return  # it is gone already
+    try:
+        connection = system_socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)  # it has become a file's
+        return
+    with connection:
+        if connection.family == system_socket.AF_UNIX:
+            connection.setsockopt(
+                system_socket.SOL_SOCKET, system_socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES
+            )
 
 
 def close(socket: Socket, watcher: Socket | None = None) -> None:

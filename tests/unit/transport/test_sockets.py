@@ -73,7 +73,9 @@ def test_a_descriptor_that_is_gone_or_no_socket_does_no_harm(context, tmp_path):
         events = [(int(zmq.EVENT_ACCEPTED), value) for value in (gone, file.fileno(), 1 << 30)]
         for event in events:
             teller.send_multipart([sockets._EVENT.pack(*event), b"endpoint"])
+        opened = os.listdir("/proc/self/fd")
         found = []
         while len(found) < len(events) and watcher.poll(5_000):
             found += sockets.read_monitor(watcher)
-    assert found == events
+        assert found == events
+        assert os.listdir("/proc/self/fd") == opened
