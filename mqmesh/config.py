@@ -78,6 +78,22 @@ def parse_config(
     return _build(kind, _parse(text, source), source, overrides, fill)
 
 
+def convert_values(kind: type[_T], values: dict[str, Any], source: str) -> _T:
+    """Makes settings of values by name, as a program gives them.
+
+    Args:
+        kind: Struct to fill.
+        values: Fields by name.
+        source: What to call them in an error.
+
+    Raises:
+        ConfigError: One line that says which value is wrong, and what would be right.
+    """
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return _convert(kind, info, values, source, set())
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file.
 

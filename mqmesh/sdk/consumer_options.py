@@ -1,6 +1,6 @@
 """How consumers behave."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
@@ -15,7 +15,6 @@ from mqmesh.sdk.pull_loop import PullSettings
 from mqmesh.units import MAX_OFFSET, MIB
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-_T = TypeVar("_T")
 
 
 class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,22 +118,6 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     auto_commit: bool = True
     pull_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 32
     request_timeout_ms: Ms = 3_000
-
-
-def consumer_options(kind: type[_T], values: dict[str, Any]) -> _T:
-    """Makes options of keyword arguments.
-
-    Args:
-        kind: Which options.
-        values: Fields by name.
-
-    Raises:
-        InvalidArgument: An unknown name, or a value out of bounds.
-    """
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"consumer option: {error}") from error
 
 
 def check_consumer_group(group: str) -> str:

@@ -4,11 +4,12 @@ import os
 import re
 import secrets
 import socket
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from mqmesh.errors import InvalidArgument
+from mqmesh.config import convert_values
+from mqmesh.errors import ConfigError, InvalidArgument
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 """Where ``mqmesh up`` puts its name servers."""
@@ -16,6 +17,8 @@ DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 MAX_PORT: Final = 65_535
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:([0-9]{1,5})")
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 Ms = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 
@@ -58,6 +61,23 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             if form is None or not 0 < int(form[1]) <= MAX_PORT:
                 raise InvalidArgument(f"name server {address!r} is not of the form host:port")
         return found
+
+
+def make_options(kind: type[_T], values: dict[str, Any], what: str) -> _T:
+    """Makes options of keyword arguments.
+
+    Args:
+        kind: Which options.
+        values: Fields by name.
+        what: What to call them in an error.
+
+    Raises:
+        InvalidArgument: An unknown name, or a value out of bounds.
+    """
+    try:
+        return convert_values(kind, values, what)
+    except ConfigError as error:
+        raise InvalidArgument(str(error)) from error
 
 
 def new_client_id(options: ClientOptions) -> str:

@@ -29,8 +29,8 @@ from mqmesh.sdk.explicit_batch import explicit_batch
 from mqmesh.sdk.fast_send import fast_send
 from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.lanes import Lane, TopicLanes
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
-from mqmesh.sdk.producer_options import ProducerOptions, producer_options
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
+from mqmesh.sdk.producer_options import ProducerOptions
 from mqmesh.sdk.producer_requests import ProducerRequests
 from mqmesh.sdk.publish_routes import PublishRoutes
 from mqmesh.sdk.queue_selector import QueueSelector
@@ -89,7 +89,7 @@ class Producer(ProducerRequests):
         **options: Any,
     ) -> None:
         self.group = check_group(group)
-        self.options = producer_options(options, self._options_type)
+        self.options = make_options(self._options_type, options, "producer option")
         client = msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr)
         self._engine = ClientEngine(
             client,

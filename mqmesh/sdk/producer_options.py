@@ -1,14 +1,11 @@
 """How a producer sends."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from mqmesh.errors import InvalidArgument
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.units import MIB
-
-_T = TypeVar("_T", bound="ProducerOptions")
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,19 +62,3 @@ class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unkn
     execute_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
     check_thread_pool_max_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 64
     max_transactions_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
-
-
-def producer_options(values: dict[str, Any], kind: type[_T]) -> _T:
-    """Makes options of keyword arguments.
-
-    Args:
-        values: Fields by name.
-        kind: Which options.
-
-    Raises:
-        InvalidArgument: An unknown name, or a value out of bounds.
-    """
-    try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"producer option: {error}") from error

@@ -27,11 +27,10 @@ from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import (
     PullConsumerOptions,
     check_consumer_group,
-    consumer_options,
 )
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
 from mqmesh.sdk.message_selector import Wanted, as_selector
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.pulled_batch import PulledBatch
@@ -83,7 +82,7 @@ class PullConsumer:
         **options: Any,
     ) -> None:
         self.group = check_consumer_group(group)
-        self.options = consumer_options(PullConsumerOptions, options)
+        self.options = make_options(PullConsumerOptions, options, "consumer option")
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
             self.group,
             msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr),

@@ -23,11 +23,11 @@ from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
 from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
-from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group, consumer_options
+from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group
 from mqmesh.sdk.group_retry import GroupRetry, Retry
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.message_selector import Wanted, as_selector
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
 from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
@@ -175,7 +175,7 @@ class PushConsumer:
         **options: Any,
     ) -> None:
         self.group = check_consumer_group(group)
-        self.options = consumer_options(PushConsumerOptions, options)
+        self.options = make_options(PushConsumerOptions, options, "consumer option")
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
             msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr),

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.producer_options import ProducerOptions, producer_options
+from mqmesh.sdk.options import make_options
+from mqmesh.sdk.producer_options import ProducerOptions
 from mqmesh.units import MIB
 
 
 def test_defaults_are_those_of_the_specification() -> None:
-    options = producer_options({}, ProducerOptions)
+    options = make_options(ProducerOptions, {}, "producer option")
     assert options == ProducerOptions()
     assert options.send_msg_timeout_ms == 3_000
     assert options.retry_times_when_send_failed == 2
@@ -38,4 +39,18 @@ def test_defaults_are_those_of_the_specification() -> None:
 )
 def test_what_is_out_of_bounds_or_unknown_is_named(values) -> None:
     with pytest.raises(InvalidArgument, match="producer option"):
-        producer_options(values, ProducerOptions)
+        make_options(ProducerOptions, values, "producer option")
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"busy_poll_us": 10_001}, "busy_poll_us = 10001: must be a whole number of 0 to 10,000"),
+        ({"batch_messages": "9"}, "batch_messages = '9': must be a whole number of 1 to 65,536"),
+        ({"batch_mesages": 9}, "unknown key batch_mesages; did you mean batch_messages?"),
+    ],
+)
+def test_an_error_names_the_option_its_value_and_what_would_be_right(values, line) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        make_options(ProducerOptions, values, "producer option")
+    assert str(caught.value) == f"producer option: {line}"

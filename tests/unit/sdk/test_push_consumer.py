@@ -12,8 +12,8 @@ from mqmesh.sdk.consumer_options import (
     PullConsumerOptions,
     PushConsumerOptions,
     check_consumer_group,
-    consumer_options,
 )
+from mqmesh.sdk.options import make_options
 from mqmesh.sdk.process_queue import DONE, FlowLimits
 from mqmesh.sdk.pull_loop import PullSettings
 from mqmesh.sdk.push_consumer import PushSink
@@ -145,7 +145,7 @@ def test_the_defaults_are_the_documented_ones():
 )
 def test_options_out_of_bounds_are_refused_by_name(values, words):
     with pytest.raises(InvalidArgument, match=words):
-        consumer_options(ConsumerOptions, values)
+        make_options(ConsumerOptions, values, "consumer option")
 
 
 @pytest.mark.parametrize("group", ["", "a b", "x" * 256, "%RETRY%g", "%DLQ%g", None])
