@@ -24,6 +24,7 @@ import errno
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Final
 
 from mqmesh.errors import CorruptRecord
@@ -31,6 +32,7 @@ from mqmesh.payload import Buffer
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_tail import QueueTail
+from mqmesh.units import KIB
 
 ENTRY: Final = struct.Struct("<QIQ")
 ENTRY_SIZE: Final = 20
@@ -45,6 +47,10 @@ SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 """What of its second number is the size."""
 MOST_LOOKED_AT_ONCE: Final = 32_768
 """Entries read at once where messages are lost: there may be millions."""
+
+WRITE_BYTES: Final = 64 * KIB
+"""A tail is written in pieces of about this size, or of one larger batch. On a virtual machine that
+took half as long as a MiB at once, which now and then takes milliseconds (docs/decisions/0010)."""
 
 _HASH_POSITION: Final = 12
 _LARGEST_PRIME_OF_15_BITS: Final = 32_749
@@ -262,6 +268,17 @@ class ConsumeQueue:
     def _tail_entries(self) -> bytes:
         return b"".join(entries_of(*batch) for batch in self.tail.batches())
 
+    def _tail_pieces(self) -> Iterator[bytes]:
+        pieces: list[bytes] = []
+        size = 0
+        for batch in self.tail.batches():
+            pieces.append(entries := entries_of(*batch))
+            size += len(entries)
+            if size >= WRITE_BYTES:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+        yield b"".join(pieces)
+
     def _read_file(self, files: OpenFiles, number: int, index: int, count: int) -> bytes:
         path = self.file_path(number)
         size = count * ENTRY_SIZE
@@ -288,8 +305,11 @@ class ConsumeQueue:
             StorageError: The disk refuses; what was not written stays in memory.
         """
         # If that fails half way, entries are written twice, but to the same place.
-        self.written += self.write_at(files, self.written, self._tail_entries(), changed)
-        self.tail = QueueTail(self.written)
+        end = self.written
+        for entries in self._tail_pieces():
+            end += self.write_at(files, end, entries, changed)
+        self.written = end
+        self.tail = QueueTail(end)
 
     def write_at(
         self, files: OpenFiles, queue_offset: int, entries: bytes, changed: set[str]

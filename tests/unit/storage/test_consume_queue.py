@@ -1,5 +1,7 @@
 """Entries of a queue: made, kept, written and read."""
 
+import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptRecord, DiskFull
 from mqmesh.message import tag_hash
 from mqmesh.record_batch import MAX_BATCH_BYTES
 from mqmesh.storage.consume_queue import (
     ENTRY,
+    ENTRY_SIZE,
     MOST_LOOKED_AT_ONCE,
     OFFSET_MASK,
     SIZE_MASK,
     VOID_ENTRY,
     VOID_OFFSET,
+    WRITE_BYTES,
     ConsumeQueue,
     check_in,
     check_of,
@@ -110,6 +114,64 @@ def test_entries_are_read_across_files_and_tail(queue: ConsumeQueue) -> None:
     names = sorted(path.name for path in Path(queue.directory).iterdir())
     assert names == [f"3-{number * 16 * 20:020d}" for number in range(3)]
     assert {str(Path(queue.directory).parent), queue.directory} < changed
+    files.close()
+
+
+def add_large_tail(queue: ConsumeQueue) -> bytes:
+    """Batches of 700 messages, so that pieces end somewhere in files; returns the entries."""
+    batches = [(number * 9_000, 8_000, 700, b"") for number in range(12)]
+    for batch in batches:
+        queue.append(*batch)
+    entries = b"".join(entries_of(*batch) for batch in batches)
+    assert len(entries) > 2 * WRITE_BYTES
+    return entries
+
+
+def test_a_large_tail_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = OpenFiles(4)
+    queue = ConsumeQueue("topic", 3, str(tmp_path / "q" / "t"), first=0, end=0, file_entries=5_000)
+    sizes = []
+    pwrite = os.pwrite
+
+    def noting(fd: int, data: memoryview, position: int) -> int:
+        sizes.append(len(data))
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr("os.pwrite", noting)
+    add(queue, range(3))
+    queue.write_tail(files, set())
+    entries = b"".join(entry_of(number) for number in range(3)) + add_large_tail(queue)
+    queue.write_tail(files, set())
+    assert (queue.written, queue.end, len(queue.tail)) == (8_403, 8_403, 0)
+    assert queue.read(files, 0, 8_403) == entries
+    assert max(sizes) < WRITE_BYTES + 700 * ENTRY_SIZE
+    files.close()
+
+
+def test_a_tail_that_was_written_in_part_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OpenFiles(4)
+    queue = ConsumeQueue("topic", 3, str(tmp_path / "q" / "t"), first=0, end=0, file_entries=50_000)
+    entries = add_large_tail(queue)
+    calls = []
+    pwrite = os.pwrite
+
+    def failing(fd: int, data: memoryview, position: int) -> int:
+        calls.append(position)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr("os.pwrite", failing)
+    with pytest.raises(DiskFull):
+        queue.write_tail(files, set())
+    assert (queue.written, queue.tail.start) == (0, 0)
+    assert queue.read(files, 0, queue.end) == entries
+    add(queue, [77])
+    queue.write_tail(files, set())
+    assert (queue.written, len(queue.tail)) == (8_401, 0)
+    assert queue.read(files, 0, queue.end) == entries + entry_of(77)
     files.close()
 
 
