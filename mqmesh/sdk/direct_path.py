@@ -48,21 +48,21 @@ class DirectPath:
         """Frees the path."""
         self._lock.release()
 
-    def send(self, batch: PendingBatch, endpoint: str) -> BatchOutcome | MQMeshError:
+    def send(self, batch: PendingBatch, endpoint: str, now_ms: int) -> BatchOutcome | MQMeshError:
         """Sends a batch once and waits for the answer; between ``enter`` and ``leave``.
 
         Args:
             batch: Its lane is claimed.
             endpoint: Where the broker of its queue is.
+            now_ms: By the engine's monotonic clock.
 
         Returns:
             What the broker says, or why there is no answer.
         """
-        clock = self._engine.loop.clock
+        timeout_ms = max(batch.deadline_ms - now_ms, 1)
         try:
-            data = self._codec.encode(batch, clock.wall_ms())
+            data = self._codec.encode(batch, self._engine.loop.clock.wall_ms())
             channel = self._channel(batch.queue.broker_name, endpoint)
-            timeout_ms = max(batch.deadline_ms - clock.monotonic_ms(), 1)
             answer = channel.request(
                 RequestCode.SEND_MESSAGE,
                 *data,

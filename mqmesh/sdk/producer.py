@@ -227,7 +227,8 @@ class Producer(ProducerRequests):
             ClientClosed: The producer is not running.
         """
         self._check_blocking()
-        (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+        if not is_plain(message, self._max_message_size):
+            (message,) = check_messages((message,), max_message_size=self._max_message_size)
         deadline_ms = self._deadline(timeout_ms)
         topic = self._topic(message.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, message, queue, selector, arg)
@@ -237,7 +238,8 @@ class Producer(ProducerRequests):
         retries = self.options.retry_times_when_send_failed
         batch = self._send_directly(lane, message, deadline_ms, bound, retries, wait_store)
         if batch is not None:
-            return self._await(SendFuture(batch, 0), deadline_ms)
+            future = SendFuture(batch, 0)
+            return future.result() if batch.outcome else self._await(future, deadline_ms)
         future = self._append(lane, None, message, deadline_ms, None, retries, bound, wait_store)
         return self._await(future, deadline_ms)
 
@@ -483,7 +485,7 @@ class Producer(ProducerRequests):
             if not self._buffer.claim(lane, batch):
                 return False
             started_ms = self._now_ms()
-            answer = self._direct.send(batch, endpoint)
+            answer = self._direct.send(batch, endpoint, started_ms)
             outcome = answer if isinstance(answer, BatchOutcome) else None
             latency_ms = self._now_ms() - started_ms
             self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)

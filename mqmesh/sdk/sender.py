@@ -39,7 +39,7 @@ from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.uniform_payload import encode_uniform
+from mqmesh.uniform_payload import UNIFORM_MESSAGES, encode_uniform
 
 MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
@@ -123,7 +123,11 @@ class BatchCodec:
         payload = batch.payload
         if payload is None:
             # Checked when they were sent; this is the quickest way to encode most of them.
-            payload = self.uniform(batch.messages, MAX_RAW_BYTES) or self.payload(batch.messages)
+            messages = batch.messages
+            if len(messages) >= UNIFORM_MESSAGES:
+                payload = self.uniform(messages, MAX_RAW_BYTES)
+            if payload is None:
+                payload = self.payload(messages)
             batch.payload = payload
             if batch.delay == AT_TIMES:
                 batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])

@@ -39,7 +39,8 @@ def batch(world, timeout_ms: int = 1_000) -> PendingBatch:
 
 
 def send(world, path, timeout_ms: int = 1_000):
-    return path.send(batch(world, timeout_ms), world.broker.endpoint)
+    now_ms = world.network.clock.monotonic_ms()
+    return path.send(batch(world, timeout_ms), world.broker.endpoint, now_ms)
 
 
 def test_one_thread_at_a_time_is_let_in(path):
