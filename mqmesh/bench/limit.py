@@ -1,9 +1,9 @@
 """The limit: bare ZeroMQ programs that move the same bytes as mqmesh, and do nothing else.
 
-They use the same ``encode_batch``, ``check_batch`` and ``decode_messages``, the same write
-into a preallocated file and the same transport. There are no topics, queues, offsets,
-routes, retries, threads or timers, so no broker in pyzmq can be faster. What was tried
-and found no faster stands in ``docs/benchmarks.md``.
+They use the same ``encode_payload``, ``batch_parts``, ``check_batch`` and ``decode_messages``,
+the same write into a preallocated file and the same transport. There are no topics, queues,
+offsets, routes, retries, threads or timers, so no broker in pyzmq can be faster. What was
+tried and found no faster stands in ``docs/benchmarks.md``.
 
 Run as ``python -m mqmesh.bench.limit TASK``. Frames to the broker are told apart by their
 first byte: a record batch begins with its magic, ``P`` asks for the next MiB, ``E`` is
@@ -34,11 +34,13 @@ from mqmesh.bench.workload import (
     wait_go,
 )
 from mqmesh.message import Message
+from mqmesh.message_checks import Extras
+from mqmesh.payload import encode_payload
 from mqmesh.record_batch import (
     BROKER_PART_SIZE,
+    batch_parts,
     check_batch,
     decode_messages,
-    encode_batch,
     stamp,
 )
 
@@ -249,8 +251,9 @@ def drain_paced(task: Task) -> Report:
 
 
 def _encode(messages: list[Message], first_sequence: int) -> bytes:
-    return encode_batch(
-        messages,
+    # The pieces that mqmesh's producer puts together, without its look at the messages.
+    parts = batch_parts(
+        encode_payload(messages, extras=Extras.NONE),
         topic=TOPIC,
         queue_id=0,
         producer_id=PRODUCER_ID,
@@ -258,6 +261,7 @@ def _encode(messages: list[Message], first_sequence: int) -> bytes:
         born_timestamp=int(time.time() * 1_000),
         born_host="localhost:1",
     )
+    return b"".join(parts)
 
 
 def _socket(kind: int) -> Socket:
