@@ -96,14 +96,24 @@ class Payments(TransactionListener):
             (state,) = db.execute(
                 "SELECT state FROM payments WHERE order_id = ?", (order_id,)
             ).fetchone()
-        print(f"checked {order_id} {state}", flush=True)
+        say(f"checked {order_id} {state}")
         paid = state == "paid"
         return LocalTransactionState.COMMIT if paid else LocalTransactionState.ROLLBACK
 
 
+def say(line: str) -> None:
+    """Prints a line at once.
+
+    ``print`` writes a line and its end one after the other, so that lines of two threads mix; here
+    the broker's questions are answered beside the payments.
+    """
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def step(name: str, order_id: str, pause_at: str) -> None:
     """Says how far an order is, and waits where it was asked to."""
-    print(f"{name} {order_id}", flush=True)
+    say(f"{name} {order_id}")
     if name == pause_at:
         sys.stdin.readline()
 
@@ -112,7 +122,7 @@ def pay(path: str, namesrv: str, orders: int, pause_at: str, serve: bool) -> Non
     """Pays some orders; every seventh is too expensive."""
     listener = Payments(path, pause_at)
     with TransactionProducer("cash-desk", listener, namesrv_addr=namesrv) as producer:
-        print("ready", flush=True)
+        say("ready")
         for number in range(orders):
             order_id = uuid.uuid4().hex
             cents = 500_00 if number % 7 == 6 else 20_00 + number
@@ -120,7 +130,7 @@ def pay(path: str, namesrv: str, orders: int, pause_at: str, serve: bool) -> Non
             result = producer.send_message_in_transaction(Message(TOPIC, body, keys=[order_id]))
             step("ended", order_id, pause_at)
             if not result.is_ended:
-                print(f"left {order_id} to the check-back", flush=True)
+                say(f"left {order_id} to the check-back")
         if serve:
             sys.stdin.readline()  # for the broker's questions
 
