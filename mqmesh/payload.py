@@ -114,7 +114,7 @@ def encode_payload(
             )
         has_keys = any(map(_get_keys, messages))
     if extras is Extras.ANY:
-        hashes = _tag_hashes(messages)
+        hashes = pack_tag_hashes(messages)
     codec = CODEC_NONE
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
         data, codec = compress_payload(data)
@@ -129,6 +129,15 @@ def compress_payload(data: bytes) -> tuple[bytes, int]:
     """
     packed = _contexts.compressor.compress(data)
     return (packed, CODEC_ZSTD) if len(packed) < len(data) else (data, CODEC_NONE)
+
+
+def pack_tag_hashes(messages: Sequence[Message]) -> bytes:
+    """The hashes of messages' tags, as ``record_batch.BatchMeta`` has them."""
+    tags = set(map(_get_tag, messages))
+    if len(tags) > 1:
+        return struct.pack(f"<{len(messages)}Q", *map(tag_hash, map(_get_tag, messages)))
+    tag = tags.pop()
+    return b"" if tag is None else tag_hash(tag).to_bytes(8, "little")
 
 
 def slice_payload(payload: Buffer, start: int, stop: int) -> Buffer:
@@ -224,18 +233,10 @@ def join_payload(raws: Sequence[msgspec.Raw], *, compress_over_bytes: int | None
     data, codec = join_messages(raws), CODEC_NONE
     raw_size, count = len(data), len(raws)
     messages = decode_payload(data)
-    has_keys, hashes = any(map(_get_keys, messages)), _tag_hashes(messages)
+    has_keys, hashes = any(map(_get_keys, messages)), pack_tag_hashes(messages)
     if compress_over_bytes is not None and raw_size >= compress_over_bytes * count:
         data, codec = compress_payload(data)
     return Payload(data, codec, raw_size, count, has_keys, hashes)
-
-
-def _tag_hashes(messages: Sequence[Message]) -> bytes:
-    tags = set(map(_get_tag, messages))
-    if len(tags) > 1:
-        return struct.pack(f"<{len(messages)}Q", *map(tag_hash, map(_get_tag, messages)))
-    tag = tags.pop()
-    return b"" if tag is None else tag_hash(tag).to_bytes(8, "little")
 
 
 def _inflate(payload: memoryview, raw_size: int) -> bytes:

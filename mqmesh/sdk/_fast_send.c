@@ -5,25 +5,9 @@
 
    From the look at the lock to the last store no Python code is called, the interpreter is not
    given away, and nothing is made that the garbage collector tracks. So whoever holds the lock
-   has it before or after, never in between.
+   has it before or after, never in between. */
 
-   Objects are read at the places where their classes have their slots. Those are asked for when a
-   FastSend is made; a class that keeps such an attribute otherwise is refused there. */
-
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
-#ifdef Py_GIL_DISABLED
-#error "what follows relies on the interpreter's lock; Python does it without this part"
-#endif
-
-/* What an object has at the place of a slot; borrowed, NULL when it was deleted. */
-#define SLOT(object, place) (*(PyObject **)((char *)(object) + (place)))
-
-typedef struct {
-    Py_ssize_t topic, body, tag, keys, properties, flag, sharding_key, delay_level, deliver_at_ms;
-} MessageSlots;
+#include "../_plain_message.h"
 
 typedef struct {
     Py_ssize_t usual, deadline_ms, deadline_max_ms, size, messages;
@@ -52,39 +36,11 @@ typedef struct {
 /* ---- Making ------------------------------------------------------------------------------ */
 
 static int
-find_slot(PyTypeObject *type, const char *name, Py_ssize_t *place)
-{
-    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
-    if (found == NULL)
-        return -1;
-    int is_slot = Py_IS_TYPE(found, &PyMemberDescr_Type);
-    if (is_slot) {
-        PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
-        is_slot = member->type == T_OBJECT_EX && PyType_IsSubtype(type, PyDescr_TYPE(found));
-        *place = member->offset;
-    }
-    Py_DECREF(found);
-    if (!is_slot) {
-        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
-        return -1;
-    }
-    return 0;
-}
-
-static int
 find_slots(FastSend *self)
 {
-    PyTypeObject *message = self->message_type, *batch = self->batch_type;
+    PyTypeObject *batch = self->batch_type;
     PyTypeObject *future = self->future_type, *buffer = Py_TYPE(self->buffer);
-    int failed = find_slot(message, "topic", &self->message.topic)
-        || find_slot(message, "body", &self->message.body)
-        || find_slot(message, "tag", &self->message.tag)
-        || find_slot(message, "keys", &self->message.keys)
-        || find_slot(message, "properties", &self->message.properties)
-        || find_slot(message, "flag", &self->message.flag)
-        || find_slot(message, "sharding_key", &self->message.sharding_key)
-        || find_slot(message, "delay_level", &self->message.delay_level)
-        || find_slot(message, "deliver_at_ms", &self->message.deliver_at_ms)
+    int failed = find_message_slots(self->message_type, &self->message)
         || find_slot(batch, "usual", &self->batch.usual)
         || find_slot(batch, "deadline_ms", &self->batch.deadline_ms)
         || find_slot(batch, "deadline_max_ms", &self->batch.deadline_max_ms)
@@ -203,30 +159,12 @@ fast_send_dealloc(FastSend *self)
 /* ---- Checking: -1 where only Python can tell, else the bytes that texts are taken to need --- */
 
 static Py_ssize_t
-text_size(FastSend *self, PyObject *text, Py_ssize_t max_length)
-{
-    if (!PyUnicode_CheckExact(text) || !PyUnicode_IS_COMPACT_ASCII(text))
-        return -1;
-    Py_ssize_t length = PyUnicode_GET_LENGTH(text);
-    return 0 < length && length <= max_length ? length + self->limits.string_overhead : -1;
-}
-
-static Py_ssize_t
 tag_size(FastSend *self, PyObject *tag)
 {
     if (tag == Py_None)
         return 0;
-    if (tag == NULL)
-        return -1;
-    Py_ssize_t size = text_size(self, tag, self->limits.max_tag_length);
-    if (size < 0)
-        return -1;
-    /* No bar anywhere, and no white space at the ends, of which ASCII has some below the blank. */
-    const char *text = (const char *)PyUnicode_1BYTE_DATA(tag);
-    Py_ssize_t length = PyUnicode_GET_LENGTH(tag);
-    if (text[0] <= ' ' || text[length - 1] <= ' ' || memchr(text, '|', (size_t)length) != NULL)
-        return -1;
-    return size;
+    Py_ssize_t length = tag_length(tag, self->limits.max_tag_length);
+    return length < 0 ? -1 : length + self->limits.string_overhead;
 }
 
 static Py_ssize_t
@@ -234,17 +172,15 @@ keys_size(FastSend *self, PyObject *keys)
 {
     if (keys == self->no_keys)
         return 0;
-    if (keys == NULL || !(PyTuple_CheckExact(keys) || PyList_CheckExact(keys)))
-        return -1;
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(keys), total = 0;
-    if (count > self->limits.max_keys)
+    Py_ssize_t count = key_count(keys, self->limits.max_keys), total = 0;
+    if (count < 0)
         return -1;
     for (Py_ssize_t number = 0; number < count; number++) {
         PyObject *key = PySequence_Fast_GET_ITEM(keys, number);
-        Py_ssize_t size = text_size(self, key, self->limits.max_key_length);
-        if (size < 0)
+        Py_ssize_t length = ascii_length(key, self->limits.max_key_length);
+        if (length < 0)
             return -1;
-        total += size;
+        total += length + self->limits.string_overhead;
     }
     return total;
 }

@@ -43,7 +43,7 @@ def explicit_batch(
         InvalidArgument: One of them is illegal, they do not belong together, or are too many
             for one batch.
     """
-    payload = codec.uniform(messages, max_message_size)
+    payload = codec.plain(messages, max_message_size, one_sharding_key=True)
     if payload is not None:
         return ExplicitBatch(messages[0], payload)
     checked, extras = check_messages_of_batch(messages, max_message_size=max_message_size)

@@ -18,6 +18,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
+from mqmesh.fast_encode import encode_plain
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -39,7 +40,6 @@ from mqmesh.sdk.options import born_host
 from mqmesh.sdk.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.uniform_payload import UNIFORM_MESSAGES, encode_uniform
 
 MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
@@ -99,12 +99,15 @@ class BatchCodec:
             # Also what messages do that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
 
-    def uniform(self, messages: Sequence[Message], max_message_size: int) -> Payload | None:
-        """Checks and encodes messages at once, if they are ``uniform_payload.encode_uniform``'s."""
+    def plain(
+        self, messages: Sequence[Message], max_message_size: int, *, one_sharding_key: bool
+    ) -> Payload | None:
+        """Checks and encodes messages at once; see ``fast_encode.encode_plain``."""
         try:
-            return encode_uniform(
+            return encode_plain(
                 messages,
                 max_body_bytes=max_message_size,
+                one_sharding_key=one_sharding_key,
                 compress_over_bytes=self._compress_over_bytes,
             )
         except Exception as error:
@@ -124,8 +127,7 @@ class BatchCodec:
         if payload is None:
             # Checked when they were sent; this is the quickest way to encode most of them.
             messages = batch.messages
-            if len(messages) >= UNIFORM_MESSAGES:
-                payload = self.uniform(messages, MAX_RAW_BYTES)
+            payload = self.plain(messages, MAX_RAW_BYTES, one_sharding_key=False)
             if payload is None:
                 payload = self.payload(messages)
             batch.payload = payload

@@ -90,12 +90,12 @@ def test_a_wheel_owns_the_one_name_mqmesh_and_is_typed(project_root, modules, tm
     assert "mqmesh/py.typed" in names
     expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
     assert expected <= names
-    assert len(compiled(names)) == bool(COMPILERS)
+    assert len(compiled(names)) == (2 if COMPILERS else 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_machine_without_a_compiler_gets_all_but_the_part_in_c(project_root, modules, tmp_path):
+def test_a_machine_without_a_compiler_gets_all_but_the_parts_in_c(project_root, modules, tmp_path):
     names = build_wheel(project_root, tmp_path, CC="/no/such/compiler")
     expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
     assert expected <= names

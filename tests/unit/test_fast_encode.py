@@ -1,0 +1,311 @@
+"""Batches encoded at once are what the careful way makes of them, or left to it."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqmesh import fast_encode
+from mqmesh.errors import MQMeshError
+from mqmesh.fast_encode import encode_plain, is_compiled
+from mqmesh.message import (
+    MAX_FLAG,
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    Message,
+    StoredMessage,
+)
+from mqmesh.message_checks import check_messages
+from mqmesh.payload import (
+    CODEC_ZSTD,
+    MAX_MESSAGES,
+    MAX_RAW_BYTES,
+    MAX_STRINGS,
+    decode_payload,
+    encode_payload,
+)
+
+MAX_BODY = 4 * 1024 * 1024
+
+
+def plain(messages, **options):
+    defaults = {"max_body_bytes": MAX_BODY, "one_sharding_key": False}
+    return encode_plain(messages, **(defaults | options))
+
+
+def carefully(messages, **options):
+    """What the careful way gives; None for what it refuses."""
+    try:
+        return encode_payload(check_messages(messages, max_message_size=MAX_BODY), **options)
+    except MQMeshError:
+        return None
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 128, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+@pytest.mark.parametrize("topic", ["t", "t" * 31, "t" * 32, "%RETRY%" + "g" * 255])
+def test_bodies_and_topics_of_all_sizes(size, count, topic):
+    chance = random.Random(size)
+    messages = [Message(topic, chance.randbytes(size)) for _ in range(count)]
+    payload = plain(messages)
+    assert payload == encode_payload(messages)
+    assert [one.body for one in decode_payload(payload.data)] == [one.body for one in messages]
+
+
+@pytest.mark.parametrize("count", [65_535, MAX_MESSAGES])
+def test_as_many_messages_as_a_batch_may_have(count):
+    messages = [Message("t", b"x")] * count
+    assert plain(messages) == encode_payload(messages)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tag": "a"},
+        {"tag": "a" * MAX_TAG_LENGTH},
+        {"keys": ("k",)},
+        {"keys": ["k", "l" * 31, "m" * 32, "n" * MAX_KEY_LENGTH]},
+        {"keys": [f"{n:02d}" for n in range(15)]},
+        {"keys": tuple(f"{n:02d}" for n in range(16))},
+        {"keys": ["k"] * MAX_KEYS},
+        {"keys": []},
+        {"flag": 1},
+        {"flag": 127},
+        {"flag": 128},
+        {"flag": 255},
+        {"flag": 256},
+        {"flag": 65_535},
+        {"flag": 65_536},
+        {"flag": MAX_FLAG},
+        {"sharding_key": "s"},
+        {"sharding_key": "s" * MAX_SHARDING_KEY_LENGTH},
+        {"tag": "a", "keys": ("k", "l"), "flag": 300, "sharding_key": "s"},
+    ],
+)
+def test_what_else_a_message_may_have(fields):
+    messages = [Message("t", b"x"), Message("t", b"yy", **fields), Message("t", b"zzz")]
+    payload = plain(messages)
+    assert payload == carefully(messages)
+    assert payload.has_keys == bool(fields.get("keys"))
+    assert bool(payload.tag_hashes) == ("tag" in fields)
+
+
+def test_tags_that_differ_and_tags_that_do_not():
+    for tags in (["a", "a"], ["a", "b"], [None, "b"], ["a", None]):
+        messages = [Message("t", b"x", tag) for tag in tags]
+        assert plain(messages) == encode_payload(messages)
+
+
+def test_it_compresses_as_the_careful_way_does():
+    messages = [Message("t", bytes(5_000)) for _ in range(20)]
+    payload = plain(messages, compress_over_bytes=4_096)
+    assert payload.codec == CODEC_ZSTD
+    assert payload == encode_payload(messages, compress_over_bytes=4_096)
+
+
+class Text(str):
+    """No plain str: what it says of itself may be anything."""
+
+
+class Other(Message, array_like=True):
+    more: int = 0
+
+
+def unusual():
+    body = b"x" * 100
+    return {
+        "empty tag": Message("t", body, ""),
+        "tag too long": Message("t", body, "a" * (MAX_TAG_LENGTH + 1)),
+        "tag with a bar": Message("t", body, "a|b"),
+        "tag with a blank before": Message("t", body, " a"),
+        "tag with a tab behind": Message("t", body, "a\t"),
+        "tag beyond ASCII": Message("t", body, "é"),
+        "tag of another class": Message("t", body, Text("a")),
+        "bytes for a tag": Message("t", body, b"a"),
+        "key beyond ASCII": Message("t", body, None, ("é",)),
+        "key of a surrogate": Message("t", body, None, ("\ud800",)),
+        "key of another class": Message("t", body, None, (Text("k"),)),
+        "empty key": Message("t", body, None, ("k", "")),
+        "key too long": Message("t", body, None, ("k" * (MAX_KEY_LENGTH + 1),)),
+        "too many keys": Message("t", body, None, ["k"] * (MAX_KEYS + 1)),
+        "raw bytes for a key": Message("t", body, None, (msgspec.Raw(b"\xa1k"),)),
+        "None for a key": Message("t", body, None, (None,)),
+        "a text for keys": Message("t", body, None, "abc"),
+        "a set for keys": Message("t", body, None, {"k"}),
+        "None for keys": Message("t", body, None, None),
+        "properties": Message("t", body, properties={"a": "b"}),
+        "no properties": Message("t", body, properties={}),
+        "True for a flag": Message("t", body, flag=True),
+        "False for a flag": Message("t", body, flag=False),
+        "a flag too large": Message("t", body, flag=MAX_FLAG + 1),
+        "a flag beyond all bounds": Message("t", body, flag=1 << 80),
+        "a negative flag": Message("t", body, flag=-1),
+        "None for a flag": Message("t", body, flag=None),
+        "empty sharding key": Message("t", body, sharding_key=""),
+        "sharding key too long": Message("t", body, sharding_key="s" * 256),
+        "sharding key beyond ASCII": Message("t", body, sharding_key="é"),
+        "delay level": Message("t", body, delay_level=1),
+        "False for a delay level": Message("t", body, delay_level=False),
+        "time of delivery": Message("t", body, deliver_at_ms=1),
+        "negative time": Message("t", body, deliver_at_ms=-1),
+        "other topic": Message("u", body),
+        "longer topic": Message("tt", body),
+        "topic of another class": Message(Text("t"), body),
+        "bytes for a topic": Message(b"t", body),
+        "None for a topic": Message(None, body),
+        "text for a body": Message("t", "x" * 100),
+        "bytearray for a body": Message("t", bytearray(body)),
+        "empty body": Message("t", b""),
+        "no body": Message("t", None),
+        "time for a body": Message("t", datetime.datetime(2026, 1, 1)),
+        "unknown for a body": Message("t", object()),
+        "body too large": Message("t", bytes(101)),
+        "stored message": StoredMessage("t", body),
+        "subclass": Other("t", body),
+        "list": ["t", body, None, (), None, 0, None, 0],
+        "something like it": SimpleNamespace(topic="t", body=body),
+        "number": 5,
+        "None": None,
+    }
+
+
+@pytest.mark.parametrize("place", [0, 1, 4, 7])
+@pytest.mark.parametrize("name", unusual())
+def test_one_unusual_message_is_enough(name, place):
+    messages = [Message("t", b"x" * 100) for _ in range(8)]
+    messages[place] = unusual()[name]
+    assert plain(messages, max_body_bytes=100) is None
+
+
+def test_a_field_that_was_deleted():
+    for name in Message.__struct_fields__:
+        messages = [Message("t", b"x") for _ in range(3)]
+        delattr(messages[1], name)
+        assert plain(messages) is None
+        assert plain(messages[1:], one_sharding_key=True) is None
+
+
+def test_sharding_keys_may_differ_unless_they_must_not():
+    same = [Message("t", b"x", sharding_key="ab"), Message("t", b"y", sharding_key="a" + chr(98))]
+    assert plain(same, one_sharding_key=True) == encode_payload(same)
+    for other in (None, "ac", "abc"):
+        differing = [*same, Message("t", b"z", sharding_key=other)]
+        assert plain(differing, one_sharding_key=True) is None
+        assert plain(differing[::-1], one_sharding_key=True) is None
+        assert plain(differing) == encode_payload(differing)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        5,
+        Message("t", b"x"),
+        [],
+        "a text",
+        (Message("t", b"x"),) * 8,
+        [Message("t", b"x")] * (MAX_MESSAGES + 1),
+        [Message("t" * 300, b"x")],
+        [Message("", b"x")],
+        [Message("é", b"x")],
+        [Message("t", bytes(MAX_BODY))] * 4,
+        [Message("t", b"x", None, ["k"] * 64)] * (MAX_STRINGS // 64 + 1),
+    ],
+)
+def test_what_is_not_for_it_is_left_to_others(messages):
+    assert plain(messages) is None
+
+
+def test_a_payload_of_the_most_bytes():
+    size = MAX_RAW_BYTES // 4
+    fits = [Message("t", bytes(size - 20)) for _ in range(4)]
+    payload = plain(fits, max_body_bytes=size)
+    room = MAX_RAW_BYTES - payload.raw_size
+    fits[0] = Message("t", bytes(size - 20 + room))
+    assert plain(fits, max_body_bytes=MAX_RAW_BYTES).raw_size == MAX_RAW_BYTES
+    fits[0] = Message("t", bytes(size - 20 + room + 1))
+    assert plain(fits, max_body_bytes=MAX_RAW_BYTES) is None
+
+
+def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
+    monkeypatch.setattr(fast_encode, "_encoder", None)
+    assert not is_compiled()
+    assert plain([Message("t", b"x")]) is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ([],), ([], 5), ([], 5, 1), ([], "5", True), ([], 5, True, 0)]
+)
+def test_the_part_in_c_refuses_other_arguments(arguments):
+    with pytest.raises(TypeError, match="encode takes"):
+        fast_encode._encoder.encode(*arguments)
+    with pytest.raises(OverflowError):
+        fast_encode._encoder.encode([], 1 << 80, True)
+
+
+@pytest.mark.parametrize("place", [0, 3, 4, 8])
+def test_the_part_in_c_refuses_limits_that_cannot_be_written(place):
+    limits = [10] * 9
+    limits[place] = 1 << 33
+    with pytest.raises(ValueError, match="beyond"):
+        type(fast_encode._encoder)(message_type=Message, limits=tuple(limits))
+
+
+def test_the_part_in_c_refuses_classes_without_slots():
+    with pytest.raises(TypeError, match="no slot"):
+        type(fast_encode._encoder)(message_type=SlotlessMessage, limits=(10,) * 9)
+
+
+class SlotlessMessage:
+    topic = "t"
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40) | st.text("ab|é\t ", max_size=3)
+messages = st.builds(
+    Message,
+    topic=st.just("t") | st.sampled_from(["t", "u"]),
+    body=st.binary(max_size=300),
+    tag=st.none() | texts,
+    keys=st.lists(texts, max_size=20) | st.lists(texts, max_size=3).map(tuple),
+    properties=st.none() | st.dictionaries(texts, texts, max_size=2),
+    flag=st.integers(-1, MAX_FLAG + 1),
+    sharding_key=st.none() | texts,
+    delay_level=st.sampled_from([0, 0, 0, 1]),
+    deliver_at_ms=st.sampled_from([0, 0, 0, 5]),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(messages, min_size=1, max_size=20))
+def test_it_agrees_with_the_careful_way_whatever_comes(batch):
+    payload = plain(batch)
+    if payload is not None:
+        assert payload == carefully(batch)
+
+
+easy = st.text("abc", min_size=1, max_size=300)
+easy_messages = st.builds(
+    Message,
+    topic=st.just("t"),
+    body=st.binary(min_size=1, max_size=300),
+    tag=st.none() | easy.map(lambda text: text[:255]),
+    keys=st.lists(easy.map(lambda text: text[:255]), max_size=20),
+    flag=st.integers(0, MAX_FLAG),
+    sharding_key=st.none() | easy.map(lambda text: text[:255]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(easy_messages, min_size=1, max_size=40))
+def test_nothing_plain_is_left_to_others(batch):
+    payload = plain(batch)
+    assert payload is not None
+    assert payload == carefully(batch)
