@@ -104,11 +104,11 @@ def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
     for step in range(1, min(count, LANES_LOOKED_AT) + 1):
         index = (topic.index + step) % count
         lane = lanes[index]
-        if lane.queue.broker_name in avoid:
+        if avoid and lane.queue.broker_name in avoid:
             continue
         if chosen is None:
             chosen = index
-        if lane.idle:
+        if not lane.in_flight and lane.idle:
             chosen = index
             break
     if chosen is None:

@@ -37,7 +37,12 @@ from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.requests import Requests
 from mqmesh.sdk.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.send_result import GRACE_MS, OnDone, PendingBatch, SendFuture, SendResult
-from mqmesh.sdk.sender import GIVE_WAY_MESSAGES, BatchCodec, Sender
+from mqmesh.sdk.sender import (
+    GIVE_WAY_BATCH_BYTES,
+    GIVE_WAY_MESSAGES,
+    BatchCodec,
+    Sender,
+)
 from mqmesh.version import VERSION
 
 CLOSE_FLUSH_S: Final = 1.0
@@ -518,22 +523,12 @@ class Producer(ProducerRequests):
         made = explicit_batch(messages, self._codec, self._max_message_size)
         topic = self._topic(made.first.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, made.first, queue)
-        bound = lane is not None
-        if lane is None:
-            lane = self._routes.next_lane(topic)
-        future = self._buffer.append_batch(
-            lane,
-            made.payload,
-            deadline_ms,
-            on_done,
-            bound=bound,
-            retries=retries,
-            delay=made.delay,
-            due_times=made.due_times,
+        future, lane = self._buffer.append_batch(
+            lane, topic, made.payload, deadline_ms, on_done, retries, made.delay, made.due_times
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()
-        self._sender.give_way(len(made.payload.data))
+        self._sender.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
         return future
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:

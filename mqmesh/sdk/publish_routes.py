@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
 from mqmesh.errors import (
     ClientClosed,
@@ -24,6 +24,7 @@ from mqmesh.sdk.send_buffer import SendBuffer
 POLL_MS = 50
 """Between looks for a route that is not there yet."""
 
+_NONE: Final[frozenset[str]] = frozenset()
 _log = logging.getLogger(__name__)
 
 
@@ -154,15 +155,17 @@ class PublishRoutes:
 
     def _avoided(self, topic: TopicLanes) -> frozenset[str]:
         # Called with the buffer locked; takes no lock.
+        if len(topic.brokers) == 1:
+            return _NONE
         away = self._away(topic)
-        if self._faults is None or len(topic.brokers) == 1:
+        if self._faults is None:
             return away
         now_ms, faults = self._engine.loop.clock.monotonic_ms(), self._faults
         return away.union(name for name in topic.brokers if not faults.is_available(name, now_ms))
 
     def _away(self, topic: TopicLanes) -> frozenset[str]:
         if len(topic.brokers) == 1:
-            return frozenset()
+            return _NONE
         return frozenset(name for name in topic.brokers if not self._engine.may_come(name))
 
     def _find_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:

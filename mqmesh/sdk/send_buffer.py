@@ -8,13 +8,14 @@ sent after it.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.payload import Payload
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.send_result import OnDone, PendingBatch, SendFuture
 
@@ -213,41 +214,50 @@ class SendBuffer:
 
     def append_batch(
         self,
-        lane: Lane,
+        lane: Lane | None,
+        topic: TopicLanes,
         payload: Payload,
         deadline_ms: int,
         on_done: OnDone | None,
-        *,
-        bound: bool,
         retries: int,
-        wait_store: bool = True,
         delay: int = 0,
         due_times: bytes = b"",
-    ) -> SendFuture:
-        """Adds an explicit batch, which stays one batch; arguments and errors as ``append``."""
-        batch = PendingBatch(
-            self.lock,
-            lane.queue,
-            deadline_ms,
-            bound=bound,
-            explicit_count=payload.message_count,
-            retries=retries,
-            wait_store=wait_store,
-        )
-        batch.payload = payload
-        batch.delay, batch.due_times = delay, due_times
-        batch.size = len(payload.data)
-        future = SendFuture(batch, 0)
-        if on_done is not None:
-            batch.callbacks.append((on_done, future))
+    ) -> tuple[SendFuture, Lane]:
+        """Adds an explicit batch, which stays one batch; errors as of ``append``.
+
+        Args:
+            lane: Where it must go, or None for the next lane of ``topic``.
+            topic: The topic's lanes.
+            payload: The messages.
+            deadline_ms, on_done, retries: As for ``append``.
+            delay, due_times: See ``PendingBatch``.
+
+        Returns:
+            The batch's future, and the lane it went to.
+        """
+        size = len(payload.data)
+        bound = lane is not None
         with self.lock:
-            self._wait_for_room(deadline_ms)
+            if self._bytes >= self._max_bytes or self._closed:
+                self._wait_for_room(deadline_ms)
+            if lane is None:
+                lane = next_lane(topic, topic.avoid(topic))
+            batch = PendingBatch(
+                self.lock, lane.queue, deadline_ms, bound, payload.message_count, retries, True
+            )
+            batch.payload, batch.size = payload, size
+            if delay:
+                batch.delay, batch.due_times = delay, due_times
+            future = SendFuture(batch, 0)
+            if on_done is not None:
+                batch.callbacks.append((on_done, future))
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
-            self._bytes += batch.size
-            self._close_batch(lane)
+            self._bytes += size
+            if lane.open is not None:
+                self._close_batch(lane)
             lane.closed.append(batch)
-        return future
+        return future, lane
 
     def stop_joins(self) -> None:
         """``join`` and the fast path let nothing in any more. Needs no lock: also after a fork."""
@@ -275,15 +285,7 @@ class SendBuffer:
         wait_store: bool,
     ) -> PendingBatch:
         """A batch of one message for a lane to be claimed; not in the buffer's account."""
-        batch = PendingBatch(
-            self.lock,
-            lane.queue,
-            deadline_ms,
-            bound=bound,
-            explicit_count=0,
-            retries=retries,
-            wait_store=wait_store,
-        )
+        batch = PendingBatch(self.lock, lane.queue, deadline_ms, bound, 0, retries, wait_store)
         batch.messages.append(message)
         batch.size = message_size(message)
         batch.delay = delay_of(message)
@@ -434,6 +436,24 @@ class SendBuffer:
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
 
+    def end_stored(
+        self, items: Sequence[tuple[Lane, PendingBatch]], outcomes: Sequence[BatchOutcome]
+    ) -> None:
+        """Ends the flights of batches that are stored: ``release``, ``settle`` and ``finish``.
+
+        All at once, since the lock is dear while many threads send.
+        """
+        first = []
+        with self.lock:
+            for (lane, batch), outcome in zip(items, outcomes, strict=True):
+                self._release(lane)
+                self._bytes -= batch.size
+                if batch.conclude(outcome, None):
+                    first.append(batch)
+            self._room.notify_all()
+        for batch in first:
+            batch.tell()
+
     def settle(self, batch: PendingBatch) -> None:
         """Gives back the room of a batch that has its outcome."""
         with self.lock:
@@ -482,15 +502,7 @@ class SendBuffer:
         if not (lane.in_flight or lane.listed):
             self._list(lane)
         self._close_batch(lane)
-        batch = PendingBatch(
-            self.lock,
-            lane.queue,
-            deadline_ms,
-            bound=False,
-            explicit_count=0,
-            retries=retries,
-            wait_store=wait_store,
-        )
+        batch = PendingBatch(self.lock, lane.queue, deadline_ms, False, 0, retries, wait_store)
         batch.deadline_min_ms = deadline_ms - DEADLINE_SPREAD_MS
         batch.deadline_max_ms = deadline_ms + DEADLINE_SPREAD_MS
         batch.delay = delay

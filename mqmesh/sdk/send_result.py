@@ -64,94 +64,63 @@ _STATUS = {status.value: status for status in SendStatus}
 OnDone = Callable[["SendFuture"], None]
 
 
-class PendingBatch:
+class PendingBatch(msgspec.Struct, eq=False):
     """Messages that travel together, from the call of send to their outcome.
 
-    ``lock`` is the send buffer's: it guards ``messages`` until the batch is taken for
-    sending, and the outcome with those who wait for it.
-
     Attributes:
-        bound: It must go to this queue and no other.
+        lock: The send buffer's: it guards ``messages`` until the batch is taken for sending, and
+            the outcome with those who wait for it.
+        queue: Where to.
         deadline_ms: That of its youngest message.
-        deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
+        bound: It must go to this queue and no other.
         explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
+        retries: How often it may be sent again.
+        wait_store: It wants to be on disk and at the slave, as the broker's mode says.
+        deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
+        size: What its messages are taken to need, in bytes.
         payload: Its messages encoded, as soon as none is added any more.
         delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
         due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
         usual: An asynchronous send without wishes of its own may join it.
         attempts: How often it was sent, as far as that counts.
+        producer_id, first_sequence: Of its first message; -1 for none yet.
+        encoded: All of it, as it goes to ``queue``.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
         accepted: Where and how a broker has it, though not as safely as it should be.
         holders: Brokers that may have stored it.
+        outcome, error: What became of it; one of them when it is done.
+        event: Set when it is done, if somebody waits.
+        callbacks: To be called then, each with its future.
     """
 
-    __slots__ = (
-        "accepted",
-        "attempts",
-        "bound",
-        "callbacks",
-        "cause",
-        "deadline_max_ms",
-        "deadline_min_ms",
-        "deadline_ms",
-        "delay",
-        "doubt",
-        "due_times",
-        "encoded",
-        "error",
-        "event",
-        "explicit_count",
-        "first_sequence",
-        "holders",
-        "lock",
-        "messages",
-        "outcome",
-        "payload",
-        "producer_id",
-        "queue",
-        "retries",
-        "size",
-        "usual",
-        "wait_store",
-    )
-
-    def __init__(
-        self,
-        lock: threading.Lock,
-        queue: MessageQueue,
-        deadline_ms: int,
-        *,
-        bound: bool,
-        explicit_count: int,
-        retries: int,
-        wait_store: bool,
-    ) -> None:
-        self.lock = lock
-        self.queue = queue
-        self.deadline_ms = self.deadline_min_ms = self.deadline_max_ms = deadline_ms
-        self.bound = bound
-        self.explicit_count = explicit_count
-        self.retries = retries
-        self.wait_store = wait_store
-        self.messages: list[Message] = []
-        self.size = 0
-        self.delay = 0
-        self.due_times = b""
-        self.usual = False
-        self.attempts = 0
-        self.producer_id = 0
-        self.first_sequence = -1
-        self.payload: Payload | None = None
-        self.encoded: tuple[bytes, ...] | None = None
-        self.cause: MQMeshError | None = None
-        self.doubt: MQMeshError | None = None
-        self.accepted: tuple[MessageQueue, BatchOutcome] | None = None
-        self.holders: frozenset[str] = frozenset()
-        self.outcome: BatchOutcome | None = None
-        self.error: MQMeshError | None = None
-        self.event: threading.Event | None = None
-        self.callbacks: list[tuple[OnDone, SendFuture]] = []
+    lock: threading.Lock
+    queue: MessageQueue
+    deadline_ms: int
+    bound: bool
+    explicit_count: int
+    retries: int
+    wait_store: bool
+    messages: list[Message] = []
+    deadline_min_ms: int = 0
+    deadline_max_ms: int = 0
+    size: int = 0
+    payload: Payload | None = None
+    delay: int = 0
+    due_times: bytes = b""
+    usual: bool = False
+    attempts: int = 0
+    producer_id: int = 0
+    first_sequence: int = -1
+    encoded: tuple[bytes, ...] | None = None
+    cause: MQMeshError | None = None
+    doubt: MQMeshError | None = None
+    accepted: tuple[MessageQueue, BatchOutcome] | None = None
+    holders: frozenset[str] = frozenset()
+    outcome: BatchOutcome | None = None
+    error: MQMeshError | None = None
+    event: threading.Event | None = None
+    callbacks: list[tuple["OnDone", "SendFuture"]] = []
 
     @property
     def done(self) -> bool:
@@ -160,17 +129,28 @@ class PendingBatch:
 
     def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
         """Sets the outcome and tells everybody who waits; further calls do nothing."""
-        assert (outcome is None) is not (error is None)
         with self.lock:
-            if self.done:
-                return
-            self.outcome, self.error = outcome, error
-            event, callbacks = self.event, self.callbacks
-            self.callbacks = []
-            # Programs may hold futures for long; what was sent need not stay with them.
-            self.messages, self.payload, self.encoded = [], None, None
-        if event is not None:
-            event.set()
+            is_first = self.conclude(outcome, error)
+        if is_first:
+            self.tell()
+
+    def conclude(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> bool:
+        """Sets the outcome if there is none yet, with the lock held; if so, ``tell`` afterwards."""
+        assert (outcome is None) is not (error is None)
+        if self.done:
+            return False
+        self.outcome, self.error = outcome, error
+        return True
+
+    def tell(self) -> None:
+        """Wakes and calls everybody who waits for the outcome, without the lock."""
+        # Programs may hold futures for long; what was sent need not stay with them.
+        self.messages, self.payload, self.encoded = [], None, None
+        if self.event is not None:
+            self.event.set()
+        if not self.callbacks:
+            return
+        callbacks, self.callbacks = self.callbacks, []
         for on_done, future in callbacks:
             try:
                 on_done(future)

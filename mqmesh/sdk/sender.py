@@ -45,8 +45,10 @@ MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
 and the broker would have nothing to do from its answer to the next one."""
 GIVE_WAY_BYTES: Final = 256 * 1024
-"""Who is so much ahead of the engine's thread lets it do what it has to. With less, requests get
-smaller than they need to be."""
+"""Who is so much ahead of the engine's thread by single messages lets it do what it has to. With
+less, requests get smaller than they need to be."""
+GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
+"""The same of batches that senders make, which come to the engine's thread encoded."""
 GIVE_WAY_MESSAGES: Final = 512
 """After so many single messages of a batch it is seen whether that is due; a power of two."""
 GIVE_WAY_S: Final = 0.001
@@ -126,10 +128,9 @@ class BatchCodec:
         payload = batch.payload
         if payload is None:
             # Checked when they were sent; this is the quickest way to encode most of them.
-            messages = batch.messages
-            payload = self.plain(messages, MAX_RAW_BYTES, one_sharding_key=False)
+            payload = self.plain(batch.messages, MAX_RAW_BYTES, one_sharding_key=False)
             if payload is None:
-                payload = self.payload(messages)
+                payload = self.payload(batch.messages)
             batch.payload = payload
             if batch.delay == AT_TIMES:
                 batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
@@ -231,24 +232,25 @@ class Sender:
             except ClientClosed:
                 return  # whoever closes ends what is in the buffer
 
-    def give_way(self, size: int) -> None:
+    def give_way(self, size: int, most_ahead: int = GIVE_WAY_BYTES) -> None:
         """Lets the engine's thread have the interpreter when it needs it; from any other thread.
 
         A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
         in which the engine's thread can neither send what there is nor see an answer, and the
         broker has nothing to do. So whoever finds it in the middle of its work waits until its
-        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``GIVE_WAY_BYTES`` also
+        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``most_ahead`` also
         if there is work that it has not begun. It never waits for the broker.
 
         Args:
             size: Bytes that were added to the buffer since the last call, about.
+            most_ahead: ``GIVE_WAY_BYTES``, or ``GIVE_WAY_BATCH_BYTES`` for batches.
         """
         self._ahead_bytes += size
         loop = self._engine.loop
         if loop.in_loop_thread:
             return
         turns = self._turns
-        is_ahead = self._ahead_bytes >= GIVE_WAY_BYTES
+        is_ahead = self._ahead_bytes >= most_ahead
         if self._pumping or (is_ahead and (self._scheduled or loop.has_news())):
             self._turned.clear()
             # It may have ended its turn since it was looked at.
@@ -370,8 +372,10 @@ class Sender:
         items: list[tuple[Lane, PendingBatch]] = []
         parts: list[bytes] = []
         timeout_ms = 0
-        self._held.update((batch, lane) for lane, batch in taken)
         for lane, batch in taken:
+            self._held[batch] = lane
+        for item in taken:
+            lane, batch = item
             left_ms = batch.deadline_ms - now_ms
             if left_ms <= 0:
                 self._end(lane, batch, None, batch.cause or _too_late(batch.queue))
@@ -382,8 +386,9 @@ class Sender:
                 self._end(lane, batch, None, error)
                 continue
             batch.attempts += 1
-            timeout_ms = max(timeout_ms, left_ms)
-            items.append((lane, batch))
+            if left_ms > timeout_ms:
+                timeout_ms = left_ms
+            items.append(item)
         if not items:
             return
         self._in_flight[broker_name] = self._in_flight.get(broker_name, 0) + 1
@@ -415,8 +420,13 @@ class Sender:
                 self._failed(lane, batch, error)
         else:
             self._routes.on_sent(broker_name, latency_ms, True)
-            for (lane, batch), outcome in zip(items, outcomes, strict=True):
-                self._take_outcome(lane, batch, outcome)
+            if any(outcome.code or outcome.status for outcome in outcomes):
+                for (lane, batch), outcome in zip(items, outcomes, strict=True):
+                    self._take_outcome(lane, batch, outcome)
+            else:
+                for _, batch in items:
+                    del self._held[batch]
+                self._buffer.end_stored(items, outcomes)
         self.pump()
 
     def _take_outcome(self, lane: Lane, batch: PendingBatch, outcome: BatchOutcome) -> None:

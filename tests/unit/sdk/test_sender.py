@@ -15,7 +15,13 @@ from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
 from mqmesh.record_batch import Attributes, check_batch, decode_messages, read_meta
 from mqmesh.sdk import sender as sender_module
 from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.sdk.sender import GIVE_WAY_BYTES, BatchCodec, Sender, read_outcomes
+from mqmesh.sdk.sender import (
+    GIVE_WAY_BATCH_BYTES,
+    GIVE_WAY_BYTES,
+    BatchCodec,
+    Sender,
+    read_outcomes,
+)
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
@@ -248,6 +254,14 @@ def test_who_is_far_ahead_of_a_planned_turn_waits_until_it_is_over(engine) -> No
     sender = sender_of(engine)
     sender.schedule()
     sender.give_way(GIVE_WAY_BYTES - 1)
+    assert waits_for_a_turn(engine, sender, 1)
+
+
+def test_batches_may_be_further_ahead(engine) -> None:
+    sender = sender_of(engine)
+    sender.schedule()
+    sender.give_way(GIVE_WAY_BATCH_BYTES - 1, GIVE_WAY_BATCH_BYTES)  # does not wait
+    assert GIVE_WAY_BATCH_BYTES > GIVE_WAY_BYTES
     assert waits_for_a_turn(engine, sender, 1)
 
 
