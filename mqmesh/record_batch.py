@@ -52,6 +52,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
+from mqmesh.fast_decode import decode_plain
 from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic
 from mqmesh.payload import (
     CODEC_NONE,
@@ -393,32 +394,6 @@ def check_stored(buffer: Buffer, position: int = 0) -> BatchHeader:
     return header
 
 
-def split_batches(buffer: Buffer, *, most: int) -> list[tuple[int, BatchHeader]]:
-    """Finds the batches that stand one behind the other, as in a request.
-
-    Args:
-        buffer: Nothing but batches.
-        most: How many are allowed.
-
-    Returns:
-        Position and header of each; all are checked as by ``check_batch``.
-
-    Raises:
-        CorruptBatch: A batch fails its checks, or there are none or too many.
-    """
-    found: list[tuple[int, BatchHeader]] = []
-    position, end = 0, len(buffer)
-    while position < end:
-        if len(found) == most:
-            raise CorruptBatch(f"more than {most} batches in one request")
-        header = check_batch(buffer, position)
-        found.append((position, header))
-        position += header.total_size
-    if not found:
-        raise CorruptBatch("a request without a batch")
-    return found
-
-
 def stamp(
     header: BatchHeader,
     *,
@@ -578,6 +553,10 @@ def decode_messages(
         stored_crc,
         CommitLogOffset(prepared),
     )
+    if not containing and type(places) is range:
+        plain = decode_plain(payload, header.message_count, info)
+        if plain is not None:
+            return plain
     if containing:
         found, payload = find_messages(payload, containing)
         places = [places[number] for number in found]

@@ -8,6 +8,7 @@
    has it before or after, never in between. */
 
 #include "../_plain_message.h"
+#include <time.h>
 
 typedef struct {
     Py_ssize_t usual, deadline_ms, deadline_max_ms, size, messages;
@@ -31,6 +32,7 @@ typedef struct {
     Py_ssize_t lanes_sticky, lane_open, buffer_bytes, buffer_admitted, future_batch, future_index;
     Limits limits;
     long long timeout_ms;
+    int is_system_clock; /* clock_ns is the interpreter's own: asked without a call of it */
 } FastSend;
 
 /* ---- Making ------------------------------------------------------------------------------ */
@@ -56,6 +58,17 @@ find_slots(FastSend *self)
 }
 
 static PyObject *fast_send_call(PyObject *, PyObject *const *, size_t, PyObject *);
+
+static int
+is_system_clock(PyObject *clock_ns)
+{
+    PyObject *module = PyImport_ImportModule("time");
+    PyObject *own = module == NULL ? NULL : PyObject_GetAttrString(module, "monotonic_ns");
+    int is_own = own == NULL ? -1 : own == clock_ns;
+    Py_XDECREF(own);
+    Py_XDECREF(module);
+    return is_own;
+}
 
 static PyObject *
 fast_send_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -96,7 +109,8 @@ fast_send_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->timeout_ms = timeout_ms;
     self->limits = limits;
     self->locked = PyObject_GetAttrString(lock, "locked");
-    if (self->locked == NULL || find_slots(self) < 0) {
+    self->is_system_clock = is_system_clock(clock_ns);
+    if (self->locked == NULL || self->is_system_clock < 0 || find_slots(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -303,6 +317,26 @@ join(FastSend *self, PyObject *lanes, PyObject *message, Py_ssize_t texts, long 
     return future;
 }
 
+/* The monotonic clock; -1 with an error set. */
+static long long
+read_clock_ms(FastSend *self)
+{
+    struct timespec time;
+    if (self->is_system_clock && clock_gettime(CLOCK_MONOTONIC, &time) == 0)
+        return (long long)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+    PyObject *now = PyObject_CallNoArgs(self->clock_ns);
+    if (now == NULL)
+        return -1;
+    long long now_ns = PyLong_AsLongLong(now);
+    Py_DECREF(now);
+    if (now_ns < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the clock shows a negative time");
+        return -1;
+    }
+    return now_ns / 1000000;
+}
+
 static PyObject *
 fast_send_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
 {
@@ -316,12 +350,8 @@ fast_send_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *
     PyObject *message = args[0];
 
     /* The clock may be anything, so it is asked before all that must not be interrupted. */
-    PyObject *now = PyObject_CallNoArgs(self->clock_ns);
-    if (now == NULL)
-        return NULL;
-    long long now_ns = PyLong_AsLongLong(now);
-    Py_DECREF(now);
-    if (now_ns == -1 && PyErr_Occurred())
+    long long now_ms = read_clock_ms(self);
+    if (now_ms < 0)
         return NULL;
     PyObject *locked = PyObject_CallNoArgs(self->locked);
     if (locked == NULL)
@@ -339,7 +369,7 @@ fast_send_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *
         return NULL;
     if (lanes == NULL || !Py_IS_TYPE(lanes, self->lanes_type))
         return PyObject_CallOneArg(self->otherwise, message);
-    future = join(self, lanes, message, texts, now_ns / 1000000 + self->timeout_ms, &to_give_way);
+    future = join(self, lanes, message, texts, now_ms + self->timeout_ms, &to_give_way);
     if (future == Py_None) {
         Py_DECREF(future);
         return PyObject_CallOneArg(self->otherwise, message);

@@ -1,7 +1,8 @@
 """Record batches with any contents, also such as no producer would make."""
 
-from mqmesh.payload import CODEC_NONE, Payload
-from mqmesh.record_batch import BatchMeta, batch_parts
+from mqmesh.errors import CorruptBatch
+from mqmesh.payload import CODEC_NONE, Buffer, Payload
+from mqmesh.record_batch import BatchHeader, BatchMeta, batch_parts, check_batch
 
 
 def join_batch(
@@ -33,3 +34,29 @@ def join_batch(
         attributes=attributes,
     )
     return b"".join(parts)
+
+
+def split_batches(buffer: Buffer, *, most: int) -> list[tuple[int, BatchHeader]]:
+    """Finds the batches that stand one behind the other, as in a request.
+
+    Args:
+        buffer: Nothing but batches.
+        most: How many are allowed.
+
+    Returns:
+        Position and header of each; all are checked as by ``check_batch``.
+
+    Raises:
+        CorruptBatch: A batch fails its checks, or there are none or too many.
+    """
+    found: list[tuple[int, BatchHeader]] = []
+    position, end = 0, len(buffer)
+    while position < end:
+        if len(found) == most:
+            raise CorruptBatch(f"more than {most} batches in one request")
+        header = check_batch(buffer, position)
+        found.append((position, header))
+        position += header.total_size
+    if not found:
+        raise CorruptBatch("a request without a batch")
+    return found

@@ -34,10 +34,10 @@ from mqmesh.record_batch import (
     check_stored,
     decode_messages,
     read_meta,
-    split_batches,
 )
 from mqmesh.storage.interface import BatchToPut, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.batches import split_batches
 from mqmesh.testing.simulated_network import Answer, SimulatedNetwork, SimulatedServer
 
 MOST_BATCHES: Final = 4_096

@@ -28,10 +28,9 @@ from mqmesh.record_batch import (
     encode_batch,
     read_header,
     read_meta,
-    split_batches,
     stamp,
 )
-from mqmesh.testing.batches import join_batch
+from mqmesh.testing.batches import join_batch, split_batches
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 U32 = st.integers(0, 2**32 - 1)

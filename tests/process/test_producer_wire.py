@@ -29,8 +29,8 @@ from mqmesh.protocol.route import (
     QueueData,
     TopicRoute,
 )
-from mqmesh.record_batch import split_batches
 from mqmesh.sdk.producer import Producer
+from mqmesh.testing.batches import split_batches
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.transport.server import CommandServer

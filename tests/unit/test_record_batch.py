@@ -21,10 +21,9 @@ from mqmesh.record_batch import (
     encode_batch,
     read_header,
     read_meta,
-    split_batches,
     stamp,
 )
-from mqmesh.testing.batches import join_batch
+from mqmesh.testing.batches import join_batch, split_batches
 
 CASES = (
     "no-tags",

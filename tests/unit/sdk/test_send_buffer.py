@@ -12,7 +12,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.payload import encode_payload
-from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.lanes import Lane, TopicLanes
 from mqmesh.sdk.send_buffer import (
     BATCHES_A_FLIGHT,
@@ -487,55 +486,6 @@ def test_closing_takes_everything_that_waits_and_lets_nothing_in():
     assert not buffer.wait_empty(0)
     buffer.end(*flight[0])
     assert buffer.wait_empty(0)
-    assert buffer.pending_bytes == 0
-
-
-# ---- Batches that senders made -----------------------------------------------------------
-
-
-def test_batches_go_round_the_queues_and_keep_away_from_brokers_to_avoid():
-    buffer = Buffer()
-    queues = [buffer.put_batch(None, "x").batch.queue for _ in range(8)]
-    assert sorted(queues) == sorted(buffer.topic.queues)
-    buffer.avoided = frozenset("a")
-    batches = [buffer.put_batch(None, "x").batch for _ in range(4)]
-    assert {batch.queue.broker_name for batch in batches} == {"b"}
-    assert not any(batch.bound for batch in batches)
-
-
-def test_a_batch_for_a_queue_stays_there():
-    batch = Buffer().put_batch(3, "x", "y").batch
-    assert batch.bound
-    assert (batch.queue.queue_id, batch.explicit_count) == (3, 2)
-
-
-# ---- All outcomes of a request at once -----------------------------------------------------
-
-
-def test_what_is_stored_together_ends_together():
-    buffer = Buffer()
-    told = []
-    futures = [buffer.put_batch(lane, "x", on_done=told.append) for lane in (0, 1)]
-    later = buffer.put_batch(0, "later")
-    flight = [item for item in buffer.take_all() if item[1] is not later.batch]
-    outcomes = [BatchOutcome(0, 0, 0, 5, 6, 7), BatchOutcome(0, 0, 0, 8, 9, 10)]
-    buffer.end_stored(flight, outcomes)
-    assert told == futures
-    assert [future.result().queue_offset for future in futures] == [5, 8]
-    assert all(future.batch.payload is None for future in futures), "nothing stays with a future"
-    assert not later.done()
-    assert buffer.pending_bytes == later.batch.size
-
-
-def test_a_batch_that_has_an_outcome_keeps_it_and_nobody_is_told_again():
-    buffer = Buffer()
-    told = []
-    future = buffer.put_batch(0, "x", on_done=told.append)
-    flight = buffer.take_all()
-    future.batch.finish(None, ClientClosed("closed meanwhile"))
-    buffer.end_stored(flight, [BatchOutcome(0, 0, 0, 5, 6, 7)])
-    assert isinstance(future.exception(), ClientClosed)
-    assert told == [future]
     assert buffer.pending_bytes == 0
 
 

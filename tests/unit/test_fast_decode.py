@@ -1,0 +1,332 @@
+"""Batches decoded at once are what the careful way makes of them, or left to it."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqmesh import fast_decode
+from mqmesh.errors import CorruptBatch
+from mqmesh.fast_decode import decode_plain, is_compiled
+from mqmesh.message import (
+    MAX_FLAG,
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_TAG_LENGTH,
+    NO_KEYS,
+    BatchInfo,
+    CommitLogOffset,
+    Message,
+    QueueOffset,
+    StoredMessage,
+    TimestampMs,
+)
+from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
+from mqmesh.record_batch import check_batch, decode_messages, encode_batch
+
+FIRST = 1_000
+
+
+def batch_of(topic: str = "t", first: int = FIRST) -> BatchInfo:
+    return BatchInfo(
+        topic,
+        3,
+        "broker-a",
+        QueueOffset(first),
+        CommitLogOffset(77),
+        500,
+        TimestampMs(1),
+        TimestampMs(2),
+        "host:1",
+        "host:2",
+        5,
+        6,
+        7,
+    )
+
+
+BATCH = batch_of()
+
+
+def plain(payload, count, batch=BATCH):
+    return decode_plain(payload, count, batch)
+
+
+def carefully(payload, count, batch=BATCH):
+    """What the careful way gives; None for what it refuses."""
+    try:
+        messages = decode_payload(payload)
+    except CorruptBatch:
+        return None
+    if len(messages) != count:
+        return None
+    for place, message in enumerate(messages):
+        message.queue_offset, message.batch = batch.base_queue_offset + place, batch
+    return messages
+
+
+def agrees(messages, count=None):
+    """The messages as decoded at once, after a look at what the careful way says."""
+    data = encode_payload(messages).data
+    found = plain(data, len(messages))
+    assert found is not None
+    assert found == carefully(data, len(messages))
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 128, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+def test_bodies_of_all_sizes(size, count):
+    chance = random.Random(size)
+    messages = agrees([Message("t", chance.randbytes(size)) for _ in range(count)])
+    assert [message.queue_offset for message in messages] == list(range(FIRST, FIRST + count))
+    assert all(type(message) is StoredMessage and message.batch is BATCH for message in messages)
+    assert all(message.keys is NO_KEYS for message in messages)
+
+
+@pytest.mark.parametrize("topic", ["t" * 31, "t" * 32, "%RETRY%" + "g" * 255])
+def test_topics_of_all_sizes(topic):
+    data = encode_payload([Message(topic, b"x")] * 3).data
+    batch = batch_of(topic)
+    found = plain(data, 3, batch)
+    assert found == carefully(data, 3, batch)
+    assert all(message.topic is batch.topic for message in found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tag": "a"},
+        {"tag": "a" * MAX_TAG_LENGTH},
+        {"keys": ("k",)},
+        {"keys": ("k", "l" * 31, "m" * 32, "n" * MAX_KEY_LENGTH)},
+        {"keys": tuple(f"{n:02d}" for n in range(15))},
+        {"keys": tuple(f"{n:02d}" for n in range(16))},
+        {"keys": ("k",) * MAX_KEYS},
+        {"flag": 1},
+        {"flag": 127},
+        {"flag": 128},
+        {"flag": 255},
+        {"flag": 256},
+        {"flag": 65_535},
+        {"flag": 65_536},
+        {"flag": MAX_FLAG},
+        {"sharding_key": "s"},
+        {"sharding_key": "s" * MAX_SHARDING_KEY_LENGTH},
+        {"tag": "a", "keys": ("k", "l"), "flag": 300, "sharding_key": "s"},
+    ],
+)
+def test_what_else_a_message_may_have(fields):
+    agrees([Message("t", b"x"), Message("t", b"yy", **fields), Message("t", b"zzz")])
+
+
+def test_messages_side_by_side_share_their_tag():
+    tags = ["a", "a", None, "a", "b", "b", "bb"]
+    found = agrees([Message("t", b"x", tag) for tag in tags])
+    assert [message.tag for message in found] == tags
+    assert found[0].tag is found[1].tag is found[3].tag
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("u", b"x"),
+        Message("tt", b"x"),
+        Message("", b"x"),
+        Message("t", b"x", "é"),
+        Message("t", b"x", ""),
+        Message("t", b"x", "a" * (MAX_TAG_LENGTH + 1)),
+        Message("t", b"x", None, ("é",)),
+        Message("t", b"x", None, ("",)),
+        Message("t", b"x", None, ("k" * (MAX_KEY_LENGTH + 1),)),
+        Message("t", b"x", None, ("k",) * (MAX_KEYS + 1)),
+        Message("t", b"x", properties={"a": "b"}),
+        Message("t", b"x", properties={}),
+        Message("t", b"x", flag=MAX_FLAG + 1),
+        Message("t", b"x", flag=-1),
+        Message("t", b"x", flag=1 << 63),
+        Message("t", b"x", sharding_key=""),
+        Message("t", b"x", sharding_key="é"),
+        Message("t", b"x", sharding_key="s" * 256),
+        Message("t", b"x", delay_level=1),
+        Message("t", b"x", deliver_at_ms=1),
+        Message("t", b"x", flag=True),
+        Message("t", "text"),
+        Message("t", None),
+        Message(b"t", b"x"),
+        StoredMessage("t", b"x"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_one_unusual_message_is_enough(message, place):
+    messages = [Message("t", b"x")] * 3
+    messages.insert(place, message)
+    data = msgspec.msgpack.encode(messages)
+    assert plain(data, 4) is None
+
+
+def references(batch):
+    return sys.getrefcount(batch), sys.getrefcount(batch.topic), sys.getrefcount(StoredMessage)
+
+
+def test_what_was_decoded_before_an_unusual_message_is_let_go():
+    batch = batch_of("".join(["a topic", " of its own"]))
+    messages = [Message(batch.topic, b"x", "a tag"), Message(batch.topic, b"x", "é")]
+    data = encode_payload(messages).data
+    del messages
+    before = references(batch)
+    for _ in range(100):
+        assert plain(data, 2, batch) is None
+    assert references(batch) == before
+
+
+def test_nothing_is_left_behind_by_messages_that_are_gone():
+    batch = batch_of("".join(["a topic", " of its own"]))
+    message = Message(batch.topic, b"x", "a", ("k",), flag=500, sharding_key="s")
+    data = encode_payload([message] * 50).data
+    before = references(batch)
+    for _ in range(100):
+        assert len(plain(data, 50, batch)) == 50
+    assert references(batch) == before
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4, 15, 16, MAX_MESSAGES, -1, 1 << 62])
+def test_another_number_of_messages_is_left_to_others(count):
+    assert plain(encode_payload([Message("t", b"x")] * 3).data, count) is None
+
+
+def test_every_cut_is_left_to_others():
+    data = encode_payload([Message("t", b"x", "a", ("k",), sharding_key="s")] * 3).data
+    for size in range(len(data)):
+        assert plain(data[:size], 3) is None
+    assert plain(data + b"\0", 3) is None
+
+
+def test_every_flipped_bit_is_read_as_the_careful_way_reads_it():
+    messages = [Message("t", b"x", "a", ("k", "l"), flag=300, sharding_key="s")] * 2
+    data = bytearray(encode_payload(messages).data)
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        found = plain(bytes(data), 2)
+        if found is not None:
+            assert found == carefully(bytes(data), 2)
+        data[bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_payload_may_be_any_buffer(kind):
+    data = encode_payload([Message("t", b"x")] * 3).data
+    assert plain(kind(data), 3) == carefully(data, 3)
+
+
+def test_a_large_array_is_left_to_others():
+    assert plain(encode_payload([Message("t", b"x")] * MAX_MESSAGES).data, MAX_MESSAGES) is None
+    data = encode_payload([Message("t", b"x")] * (MAX_MESSAGES - 1)).data
+    assert len(plain(data, MAX_MESSAGES - 1)) == MAX_MESSAGES - 1
+
+
+def test_more_keys_than_a_batch_may_have_are_left_to_others():
+    keys = msgspec.msgpack.encode(Message("t", b"x", None, ("k",) * 64))
+    count = MAX_STRINGS // 64 + 1
+    assert plain(b"\xdc" + count.to_bytes(2, "big") + keys * count, count) is None
+    count -= 1
+    assert len(plain(b"\xdc" + count.to_bytes(2, "big") + keys * count, count)) == count
+
+
+def test_places_end_where_numbers_do():
+    data = encode_payload([Message("t", b"x")] * 2).data
+    last = (1 << 63) - 3
+    assert plain(data, 2, batch_of(first=last))[1].queue_offset == last + 1
+    assert plain(data, 2, batch_of(first=last + 2)) is None
+    with pytest.raises(OverflowError):
+        plain(data, 2, batch_of(first=1 << 63))
+
+
+def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
+    monkeypatch.setattr(fast_decode, "_decoder", None)
+    assert not is_compiled()
+    data = encode_batch(
+        [Message("t", b"x", "a")] * 3,
+        topic="t",
+        queue_id=0,
+        producer_id=1,
+        first_sequence=2,
+        born_timestamp=3,
+    )
+    slow = decode_messages(data, check_batch(data))
+    monkeypatch.undo()
+    assert is_compiled()
+    assert decode_messages(data, check_batch(data)) == slow
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), (b"", 1, "t", 0), (b"", 1, b"t", 0, BATCH), (b"", 1, "t", 0, BATCH, 0)]
+)
+def test_the_part_in_c_refuses_other_arguments(arguments):
+    with pytest.raises(TypeError, match="decode takes"):
+        fast_decode._decoder.decode(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("text", 1, "t", 0, BATCH), (b"", "1", "t", 0, BATCH), (b"", 1, "t", "0", BATCH)]
+)
+def test_arguments_of_other_kinds_are_errors(arguments):
+    with pytest.raises(TypeError):
+        fast_decode._decoder.decode(*arguments)
+
+
+def test_a_topic_beyond_ascii_is_left_to_others():
+    assert fast_decode._decoder.decode(b"\x91", 1, "é", 0, BATCH) is None
+
+
+class Collected(msgspec.Struct, array_like=True):
+    topic: str
+
+
+def test_the_part_in_c_refuses_classes_it_cannot_fill():
+    for kind, words in ((Collected, "collector"), (Message, "queue_offset")):
+        with pytest.raises((TypeError, AttributeError), match=words):
+            type(fast_decode._decoder)(message_type=kind, no_keys=(), limits=(1,) * 6)
+
+
+# ---- Whatever comes -----------------------------------------------------------------------
+
+texts = st.text("abé", max_size=40) | st.text("ab", min_size=250, max_size=260)
+messages = st.builds(
+    Message,
+    topic=st.sampled_from(["t", "t", "t", "u"]),
+    body=st.binary(max_size=300),
+    tag=st.none() | texts,
+    keys=st.lists(texts, max_size=20).map(tuple),
+    properties=st.none() | st.dictionaries(texts, texts, max_size=1),
+    flag=st.integers(0, MAX_FLAG),
+    sharding_key=st.none() | texts,
+    delay_level=st.sampled_from([0, 0, 0, 1]),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(messages, min_size=1, max_size=10))
+def test_it_agrees_with_the_careful_way_whatever_was_sent(batch):
+    data = msgspec.msgpack.encode(batch)
+    found = plain(data, len(batch))
+    if found is not None:
+        assert found == carefully(data, len(batch))
+
+
+PIECES = [b"\x91", b"\x92", b"\x99", b"\xa1t", b"\xc4\x01x", b"\xc0", b"\x90", b"\x00", b"\xa1a"]
+pieces = st.lists(st.sampled_from(PIECES) | st.binary(max_size=3), max_size=40).map(b"".join)
+
+
+@settings(max_examples=500)
+@given(pieces | st.binary(max_size=200), st.integers(1, 3))
+def test_it_agrees_with_the_careful_way_about_anything(data, count):
+    found = plain(data, count)
+    if found is not None:
+        assert found == carefully(data, count)
