@@ -39,6 +39,10 @@ class SendStatus(enum.IntEnum):
     FLUSH_SLAVE_TIMEOUT = 2
     SLAVE_NOT_AVAILABLE = 3
 
+    def __str__(self) -> str:
+        """Its name, for people; numbers of the wire are for programs."""
+        return self.name
+
 
 _LAST_STATUS: Final = max(SendStatus)
 

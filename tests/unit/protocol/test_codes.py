@@ -63,6 +63,12 @@ def test_an_error_header_with_the_longest_remark_is_small():
     assert len(encode_header(ErrorHeader("\U0001f40c" * MAX_REMARK_CHARACTERS, 2**31))) < 5_000
 
 
+@pytest.mark.parametrize("status", list(SendStatus))
+def test_a_send_status_is_told_by_its_name(status):
+    assert f"{status} {status!s}" == f"{status.name} {status.name}"
+    assert status == int(status)
+
+
 def test_the_numbers_on_the_wire_never_change():
     assert {code.name: code.value for code in SendStatus} == {
         "SEND_OK": 0,
