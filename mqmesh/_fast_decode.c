@@ -237,6 +237,10 @@ read_messages(const Decoder *self, Reading *reading, Py_ssize_t count, long long
     if (read_array(reading) != count || count > (reading->end - reading->at) / 12)
         return NULL;
     PyObject *messages = PyList_New(count);
+    /* Up to Python 3.11 a tuple of keys may set off the collector, and what that calls must not
+       find a list with holes. */
+    if (messages != NULL)
+        PyObject_GC_UnTrack(messages);
     for (Py_ssize_t number = 0; messages != NULL && number < count; number++) {
         PyObject *message = read_message(self, reading, first_offset + number, batch);
         if (message == NULL)
@@ -246,6 +250,8 @@ read_messages(const Decoder *self, Reading *reading, Py_ssize_t count, long long
     }
     if (messages != NULL && reading->at != reading->end)
         Py_CLEAR(messages);
+    if (messages != NULL)
+        PyObject_GC_Track(messages);
     return messages;
 }
 

@@ -67,7 +67,8 @@ def encode_plain(
     """Checks and encodes messages of one topic, whose name is not checked.
 
     Args:
-        messages: Anything; only lists of legal messages are encoded.
+        messages: Anything; only lists of legal messages are encoded. No other thread changes
+            it meanwhile.
         max_body_bytes: Largest body.
         one_sharding_key: All must have the same one, or none.
         compress_over_bytes: As for ``payload.encode_payload``.

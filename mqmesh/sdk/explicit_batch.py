@@ -43,6 +43,9 @@ def explicit_batch(
         InvalidArgument: One of them is illegal, they do not belong together, or are too many
             for one batch.
     """
+    if type(messages) is list:
+        # What another thread does with the list must not make a batch of this and that.
+        messages = messages[:]
     payload = codec.plain(messages, max_message_size, one_sharding_key=True)
     if payload is not None:
         return ExplicitBatch(messages[0], payload)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,9 @@ def test_a_folder_without_init_file_is_found():
     }
 
 
+FILES = ("setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+
+
 def build_wheel(project_root: Path, folder: Path, **environment: str) -> set[str]:
     """Builds a wheel of the checkout; returns the names of what is in it."""
     # A copy, because setuptools leaves build/ and an egg-info behind where it builds.
@@ -66,7 +70,7 @@ def build_wheel(project_root: Path, folder: Path, **environment: str) -> set[str
     for name in ("mqmesh", "cli", "spark"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(project_root / name, source / name, ignore=ignored)
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in FILES:
         shutil.copy(project_root / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     subprocess.run(
@@ -113,3 +117,12 @@ def test_what_is_in_c_compiles_without_a_warning(project_root, compiler):
         [*command, "-I", str(INCLUDE), *sources], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_headers_of_the_parts_in_c_go_into_source_distributions(project_root):
+    # setuptools finds the sources by itself, and headers only since version 69.
+    listed = (project_root / "MANIFEST.in").read_text().split()
+    for source in project_root.glob("mqmesh/**/*.c"):
+        for name in re.findall(r'#include "(.+)"', source.read_text()):
+            header = (source.parent / name).resolve().relative_to(project_root)
+            assert str(header) in listed

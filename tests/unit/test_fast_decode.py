@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 
@@ -194,6 +195,28 @@ def test_nothing_is_left_behind_by_messages_that_are_gone():
     for _ in range(100):
         assert len(plain(data, 50, batch)) == 50
     assert references(batch) == before
+
+
+def test_whoever_the_collector_calls_finds_no_list_with_holes():
+    message = Message("t", b"x", None, ("k", "l"))
+    data = encode_payload([message] * 4_321).data
+    found = []
+
+    def look(phase, info):
+        found.extend(
+            len(one) for one in gc.get_objects() if type(one) is list and len(one) == 4_321
+        )
+
+    before = gc.get_threshold()
+    gc.callbacks.append(look)
+    try:
+        gc.set_threshold(100)
+        messages = plain(data, 4_321)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(look)
+    assert found == []
+    assert gc.is_tracked(messages)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 15, 16, MAX_MESSAGES, -1, 1 << 62])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from mqmesh.errors import ClientClosed
+from mqmesh.fast_encode import encode_plain
 from mqmesh.message import Message, MessageQueue
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk import sender as sender_module
+from mqmesh.sdk.explicit_batch import explicit_batch
 from mqmesh.sdk.send_buffer import SendBuffer
+from mqmesh.sdk.sender import BatchCodec
 from mqmesh.testing.clock import ManualClock
 
 MANY = 10**9
@@ -84,3 +88,16 @@ def test_a_batch_that_has_an_outcome_keeps_it_and_nobody_is_told_again():
     assert isinstance(future.exception(), ClientClosed)
     assert told == [future]
     assert buffer.pending_bytes == 0
+
+
+def test_a_list_that_another_thread_changes_makes_no_batch_of_this_and_that(monkeypatch):
+    message = Message("t", b"x", "a")
+    sent = [message] * 8
+
+    def meddle(messages, *rest, **options):
+        sent.append(Message("t", b"y", "b"))
+        return encode_plain(messages, *rest, **options)
+
+    monkeypatch.setattr(sender_module, "encode_plain", meddle)
+    payload = explicit_batch(sent, BatchCodec(1, None), 1_000).payload
+    assert payload == encode_payload([message] * 8)
