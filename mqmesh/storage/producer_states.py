@@ -1,7 +1,7 @@
 """Which batches were stored lately: what makes a repeated send harmless.
 
 For every producer and queue the last few batches are remembered with the
-offsets they got. A producer has at most one batch in flight per queue, so what
+offsets they got. A producer has at most four batches in flight per queue, so what
 it repeats is always among them. Pure: the store tells what it stored, and asks.
 """
 
