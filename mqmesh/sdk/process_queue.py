@@ -3,7 +3,8 @@
 Messages are handed out in any order to several workers, and the smallest one that is not
 done bounds the commit: a crash repeats, but never skips. Each message has one byte, its
 state, in the ``bytearray`` of its span; workers write it by themselves, which under
-Python is one indivisible step, and everything else happens in the client's own thread.
+Python is one indivisible step, and everything else but ``may_have_room`` happens in the
+client's own thread.
 """
 
 from collections.abc import Sequence
@@ -157,12 +158,18 @@ class ProcessQueue:
     def has_room(self) -> bool:
         """True when more may be pulled."""
         limits = self._limits
+        if not self.may_have_room():
+            return False
         count, size = self.held()
-        return (
-            count < limits.messages
-            and size < limits.size_bytes
-            and self.next_offset - self._first_open() < limits.span
-        )
+        return count < limits.messages and size < limits.size_bytes
+
+    def may_have_room(self) -> bool:
+        """False only if ``has_room`` is; from any thread.
+
+        It looks for the first message that is not handled, which takes a hundredth of the time
+        of counting them, so a worker may ask after each portion.
+        """
+        return self.next_offset - self._first_open() < self._limits.span
 
     def held(self) -> tuple[int, int]:
         """Messages that are not done, and about how many bytes they have."""

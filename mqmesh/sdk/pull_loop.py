@@ -185,9 +185,11 @@ class PullLoop:
         """Pulls, unless a pull is under way or the loop may not; call as often as you like."""
         if self.dropped or self._busy or self.paused:
             return
-        self.waiting_for_room = not self._sink.has_room()
-        if self.waiting_for_room:
+        # First the flag: a worker that makes room meanwhile must find it, or nobody calls again.
+        self.waiting_for_room = True
+        if not self._sink.has_room():
             return
+        self.waiting_for_room = False
         self._busy = True
         turn = self._turn
         settings = self._settings

@@ -79,6 +79,10 @@ class PushSink(QueueSink):
         """True when more may be pulled."""
         return self._process.has_room()
 
+    def may_have_room(self) -> bool:
+        """False only if ``has_room`` is, and quicker; from any thread."""
+        return self._process.may_have_room()
+
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
         """Takes what was pulled and has it consumed."""
         span = self._process.add(batches, next_offset, size_bytes)
@@ -414,7 +418,9 @@ class PushConsumer:
 
         def progress() -> None:
             one = self._engine.assigned.get(queue)
-            if one is not None and one.loop is not None and one.loop.waiting_for_room:
+            if one is None or one.loop is None or not one.loop.waiting_for_room:
+                return
+            if one.sink is None or one.sink.may_have_room():
                 self._call_soon(one.loop.resume)
 
         def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:

@@ -124,6 +124,27 @@ def test_each_limit_stops_the_pulling():
     assert not filled(10, limits=FlowLimits(span=10))[0].has_room()
 
 
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(0, 319), st.sampled_from([DONE, DONE, PARKED, OPEN]))),
+    st.integers(1, 100),
+)
+def test_the_quick_look_never_misses_room(counts, steps, most):
+    queue, spans = filled(*counts, limits=FlowLimits(messages=most, span=most))
+    for offset, state in steps:
+        for span in spans:
+            if span.base <= offset < span.end:
+                span.mark(offset, offset, state)
+        assert queue.may_have_room() or not queue.has_room()
+
+
+def test_the_quick_look_tells_when_the_first_message_holds_up_the_rest():
+    queue, (span,) = filled(1_500, limits=FlowLimits(span=1_000))
+    assert not queue.may_have_room()
+    span.mark(0, 500, DONE)
+    assert queue.may_have_room()
+
+
 def test_room_comes_back_as_messages_are_done():
     queue, (span,) = filled(1_500)
     assert not queue.has_room()

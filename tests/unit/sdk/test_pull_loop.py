@@ -245,6 +245,19 @@ def test_without_room_nothing_is_pulled_until_there_is_some():
     assert not case.loop.waiting_for_room
 
 
+def test_a_worker_that_makes_room_while_it_is_looked_for_is_not_missed():
+    case = Case()
+    seen = []
+
+    def has_room():
+        seen.append(case.loop.waiting_for_room)  # what a worker would find now
+        return False
+
+    case.sink.has_room = has_room
+    case.network.answer(PullStatus.FOUND, stored_batch(0, 3))
+    assert seen == [True]
+
+
 def test_a_paused_queue_is_not_pulled():
     case = Case()
     case.loop.paused = True
