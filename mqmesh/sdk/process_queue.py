@@ -62,6 +62,14 @@ class Span:
         """Queue offset behind the last one."""
         return self.base + len(self.states)
 
+    def first_not_done(self) -> int:
+        """Position of the first message that is open or parked; -1 when all are done."""
+        # Finding a byte is a hundred times quicker than counting one.
+        states = self.states
+        # In this order: workers turn open into parked, but never the other way round.
+        opened, parked = states.find(OPEN), states.find(PARKED)
+        return parked if opened < 0 else opened if parked < 0 else min(opened, parked)
+
     def mark(self, first: int, last: int, state: int) -> None:
         """Sets the state of messages; from any thread.
 
@@ -132,11 +140,9 @@ class ProcessQueue:
         """Queue offset of the first message not done: all before it need not come again."""
         self._tidy()
         for span in self._unfinished:
-            # In this order: workers turn open into parked, but never the other way round.
-            found = (span.states.find(OPEN), span.states.find(PARKED))
-            places = [place for place in found if place >= 0]
-            if places:
-                return span.base + min(places)
+            at = span.first_not_done()
+            if at >= 0:
+                return span.base + at
         return self.next_offset
 
     def open_before(self, offset: int, waiting: frozenset[int]) -> list[tuple[int, Span]]:
@@ -177,7 +183,8 @@ class ProcessQueue:
         count, size = 0, 0
         for span in self._unfinished:
             length = len(span.states)
-            not_done = length - span.states.count(DONE)
+            at = max(span.first_not_done(), 0)
+            not_done = length - at - span.states.count(DONE, at)
             count += not_done
             size += span.size_bytes * not_done // length
         return count, size
@@ -192,7 +199,5 @@ class ProcessQueue:
     def _tidy(self) -> None:
         # Only what is not done bounds anything, so finished spans can go, wherever they stand:
         # a message that fails for hours does not keep all that came after it in memory.
-        if any(span.states.count(DONE) == len(span.states) for span in self._unfinished):
-            self._unfinished = [
-                span for span in self._unfinished if span.states.count(DONE) < len(span.states)
-            ]
+        if any(span.first_not_done() < 0 for span in self._unfinished):
+            self._unfinished = [span for span in self._unfinished if span.first_not_done() >= 0]

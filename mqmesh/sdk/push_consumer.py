@@ -378,6 +378,7 @@ class PushConsumer:
             self.options.consume_thread_count,
             self._call_later,
             self._retry.on_failed,
+            self._engine.client.loop,
         )
 
     def _make_retry(self) -> Retry:

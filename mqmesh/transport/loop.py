@@ -17,6 +17,8 @@ from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
+PATIENCE_S: Final = 0.01
+"""A thread that borrowed the turns and takes none for so long, or twice as long, loses them."""
 MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
 """After so many turns all sockets are asked, as a safety net."""
@@ -71,9 +73,14 @@ class EventLoop:
     tell of changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)
 
-    Only ``call_soon_threadsafe``, ``wake``, ``has_news`` and ``stop`` may be used from other
-    threads or signal handlers. An exception in a callback is a bug: it is logged and counted,
-    and the loop goes on, because one bad frame must not take a broker down.
+    Only ``call_soon_threadsafe``, ``wake``, ``has_news``, ``stop`` and what has to do with
+    borrowing may be used from other threads, and the first four from signal handlers. An exception
+    in a callback is a bug: it is logged and counted, and the loop goes on, because one bad frame
+    must not take a broker down.
+
+    A thread may borrow the turns (leader and followers, POSA2): where it is busy with what the
+    loop receives, and has to share an interpreter with the loop's thread, both are slower than one
+    that does the one and the other in turn. Turns never overlap, whoever takes them.
 
     Attributes:
         clock: Of the timers.
@@ -98,6 +105,11 @@ class EventLoop:
         self._stopping = False
         self._woken = False
         self._thread: int | None = None
+        self._turn = threading.Lock()
+        self._loan = threading.Lock()
+        self._borrower: int | None = None
+        self._borrowed_turns = 0
+        self._returned = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -167,7 +179,8 @@ class EventLoop:
         if len(self._calls) >= MAX_CALLS_WAITING:
             raise BufferError(f"more than {MAX_CALLS_WAITING} calls wait for the event loop")
         self._calls.append(callback)
-        self.wake()
+        if self._borrower != threading.get_ident():
+            self.wake()  # a borrower is between two turns: it looks before it waits
 
     def wake(self) -> None:
         """Ends the loop's wait; from any thread or signal handler."""
@@ -183,9 +196,9 @@ class EventLoop:
                 raise
 
     def has_news(self) -> bool:
-        """True when a descriptor can be read that the loop has not served yet; from any thread."""
+        """True when a turn would find a call or a readable descriptor; from any thread."""
         try:
-            return bool(self._poll.poll(0))
+            return bool(self._calls) or bool(self._poll.poll(0))
         except (ValueError, OSError):
             return False  # the loop was closed, or is being closed by another thread
 
@@ -201,17 +214,69 @@ class EventLoop:
 
     @property
     def in_loop_thread(self) -> bool:
-        """True in the thread that is inside ``run``."""
+        """True inside a turn: in callbacks, and in whatever they call."""
         return self._thread == threading.get_ident()
 
     def run(self) -> None:
         """Serves until ``stop``; runs in the thread that owns the sockets."""
-        self._thread = threading.get_ident()
         try:
             while not self._stopping:
-                self.tick(self._wait_ms())
+                if self._borrower is not None:
+                    self._wait_for_return()
+                    continue
+                with self._turn:
+                    self._take_turn(MAX_WAIT_MS)
         finally:
-            self._thread = None
+            self._stopping = True
+            with self._turn:
+                self._borrower = None  # and nobody borrows from a loop that stops
+
+    def borrow(self) -> bool:
+        """Has the calling thread take the turns, until it gives them back or loses them.
+
+        Returns:
+            True if they are the calling thread's; False if another one has borrowed them.
+        """
+        me = threading.get_ident()
+        if self._borrower is None and not self._stopping:
+            with self._loan:
+                if self._borrower is None:
+                    self._returned.clear()
+                    self._borrower = me
+                    self.wake()
+        return self._borrower == me
+
+    def borrowed_turn(self, wait_ms: int) -> bool:
+        """Takes a turn, if the calling thread has borrowed them.
+
+        Args:
+            wait_ms: How long to wait at most for something to do.
+
+        Returns:
+            False when it has not, or they were taken away from it.
+        """
+        me = threading.get_ident()
+        if self._borrower != me:
+            return False
+        with self._turn:
+            if self._borrower != me or self._stopping:
+                return False
+            self._borrowed_turns += 1
+            try:
+                self._take_turn(wait_ms)
+            except Exception:
+                # If it was no chance, the loop's own thread meets it, too, and ends.
+                _log.exception("a borrowed turn of the event loop failed")
+                self.give_back()
+                return False
+        return True
+
+    def give_back(self) -> None:
+        """Ends what ``borrow`` began, if it has not ended."""
+        with self._loan:
+            if self._borrower == threading.get_ident():
+                self._borrower = None
+                self._returned.set()
 
     def tick(self, wait_ms: int) -> None:
         """One turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
@@ -255,6 +320,23 @@ class EventLoop:
                 return False
             self._look_due_ms = now_ms + LOOK_ROUND_MS
         return in_vain or self._ticks % TICKS_PER_LOOK_ROUND == 0
+
+    def _take_turn(self, wait_ms: int) -> None:
+        self._thread = threading.get_ident()
+        try:
+            self.tick(min(wait_ms, self._wait_ms()))
+        finally:
+            self._thread = None
+
+    def _wait_for_return(self) -> None:
+        seen = self._borrowed_turns
+        while not self._returned.wait(PATIENCE_S) and not self._stopping:
+            with self._loan:
+                # Whoever waits for something to do is inside a turn.
+                if self._borrowed_turns == seen and not self._turn.locked():
+                    self._borrower = None
+                    return
+            seen = self._borrowed_turns
 
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""
