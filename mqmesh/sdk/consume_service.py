@@ -11,7 +11,7 @@ woken as are at work: 20 are reached in 10 ms.
 
 For the same reason a quick worker that has more to do borrows the turns of the client's event
 loop and takes them between its portions: bytes stay in the thread that received them, and two
-threads no longer wait for each other. One whose listener becomes slow loses them within 20 ms.
+threads no longer wait for each other. One whose listener becomes slow loses them after 10 ms.
 """
 
 import logging

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +19,7 @@ from mqmesh.transport.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
 PATIENCE_S: Final = 0.01
-"""A thread that borrowed the turns and takes none for so long, or twice as long, loses them."""
+"""A thread that borrowed the turns and takes none for so long loses them."""
 MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
 """After so many turns all sockets are asked, as a safety net."""
@@ -108,7 +109,7 @@ class EventLoop:
         self._turn = threading.Lock()
         self._loan = threading.Lock()
         self._borrower: int | None = None
-        self._borrowed_turns = 0
+        self._turn_ended_s = 0.0
         self._returned = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -242,6 +243,7 @@ class EventLoop:
             with self._loan:
                 if self._borrower is None:
                     self._returned.clear()
+                    self._turn_ended_s = time.monotonic()
                     self._borrower = me
                     self.wake()
         return self._borrower == me
@@ -261,7 +263,6 @@ class EventLoop:
         with self._turn:
             if self._borrower != me or self._stopping:
                 return False
-            self._borrowed_turns += 1
             try:
                 self._take_turn(wait_ms)
             except Exception:
@@ -269,6 +270,8 @@ class EventLoop:
                 _log.exception("a borrowed turn of the event loop failed")
                 self.give_back()
                 return False
+            finally:
+                self._turn_ended_s = time.monotonic()
         return True
 
     def give_back(self) -> None:
@@ -329,14 +332,16 @@ class EventLoop:
             self._thread = None
 
     def _wait_for_return(self) -> None:
-        seen = self._borrowed_turns
-        while not self._returned.wait(PATIENCE_S) and not self._stopping:
+        wait_s = PATIENCE_S
+        while not self._returned.wait(wait_s) and not self._stopping:
             with self._loan:
                 # Whoever waits for something to do is inside a turn.
-                if self._borrowed_turns == seen and not self._turn.locked():
+                wait_s = self._turn_ended_s + PATIENCE_S - time.monotonic()
+                if self._turn.locked():
+                    wait_s = PATIENCE_S
+                elif wait_s <= 0:
                     self._borrower = None
                     return
-            seen = self._borrowed_turns
 
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""
