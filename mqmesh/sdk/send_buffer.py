@@ -438,10 +438,13 @@ class SendBuffer:
 
     def end_stored(
         self, items: Sequence[tuple[Lane, PendingBatch]], outcomes: Sequence[BatchOutcome]
-    ) -> None:
+    ) -> list[PendingBatch]:
         """Ends the flights of batches that are stored: ``release``, ``settle`` and ``finish``.
 
         All at once, since the lock is dear while many threads send.
+
+        Returns:
+            Batches that the caller has to ``tell``.
         """
         first = []
         with self.lock:
@@ -451,8 +454,7 @@ class SendBuffer:
                 if batch.conclude(outcome, None):
                     first.append(batch)
             self._room.notify_all()
-        for batch in first:
-            batch.tell()
+        return first
 
     def settle(self, batch: PendingBatch) -> None:
         """Gives back the room of a batch that has its outcome."""

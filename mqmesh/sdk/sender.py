@@ -409,6 +409,7 @@ class Sender:
         answer: Command | MQMeshError,
     ) -> None:
         self._in_flight[broker_name] -= 1
+        stored: list[PendingBatch] = []
         latency_ms = self._engine.loop.clock.monotonic_ms() - sent_ms
         try:
             if isinstance(answer, MQMeshError):
@@ -426,8 +427,13 @@ class Sender:
             else:
                 for _, batch in items:
                     del self._held[batch]
-                self._buffer.end_stored(items, outcomes)
-        self.pump()
+                stored = self._buffer.end_stored(items, outcomes)
+        try:
+            self.pump()
+        finally:
+            # Once the next request has left: whoever is woken by this wants the interpreter.
+            for batch in stored:
+                batch.tell()
 
     def _take_outcome(self, lane: Lane, batch: PendingBatch, outcome: BatchOutcome) -> None:
         if outcome.code != _OK:

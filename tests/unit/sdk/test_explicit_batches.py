@@ -70,7 +70,8 @@ def test_what_is_stored_together_ends_together():
     later = buffer.put_batch(0, "later")
     flight = [item for item in buffer.take_all() if item[1] is not later.batch]
     outcomes = [BatchOutcome(0, 0, 0, 5, 6, 7), BatchOutcome(0, 0, 0, 8, 9, 10)]
-    buffer.end_stored(flight, outcomes)
+    for batch in buffer.end_stored(flight, outcomes):
+        batch.tell()
     assert told == futures
     assert [future.result().queue_offset for future in futures] == [5, 8]
     assert all(future.batch.payload is None for future in futures), "nothing stays with a future"
@@ -84,7 +85,7 @@ def test_a_batch_that_has_an_outcome_keeps_it_and_nobody_is_told_again():
     future = buffer.put_batch(0, "x", on_done=told.append)
     flight = buffer.take_all()
     future.batch.finish(None, ClientClosed("closed meanwhile"))
-    buffer.end_stored(flight, [BatchOutcome(0, 0, 0, 5, 6, 7)])
+    assert buffer.end_stored(flight, [BatchOutcome(0, 0, 0, 5, 6, 7)]) == []
     assert isinstance(future.exception(), ClientClosed)
     assert told == [future]
     assert buffer.pending_bytes == 0

@@ -126,6 +126,20 @@ def test_a_few_requests_are_in_flight_and_no_more(world) -> None:
     assert all(future.result().queue_offset == 0 for future in futures)
 
 
+def test_the_next_request_leaves_before_anybody_is_told_of_the_last(world) -> None:
+    producer = world.producer(batch_messages=1, max_requests_in_flight=1)
+    in_flight = []
+
+    def on_done(future: object) -> None:
+        in_flight.append(producer._sender._in_flight["a"])
+
+    for n in range(3):
+        queue = MessageQueue("t", "a", n)
+        producer.send_async(Message("t", b"x" * 300_000), on_done, queue=queue)
+    world.run(1_000)
+    assert in_flight == [1, 1, 0]
+
+
 def test_while_nothing_is_sent_nothing_turns(world, monkeypatch) -> None:
     producer = world.producer()
     world.broker.crash()
