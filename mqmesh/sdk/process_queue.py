@@ -3,8 +3,8 @@
 Messages are handed out in any order to several workers, and the smallest one that is not
 done bounds the commit: a crash repeats, but never skips. Each message has one byte, its
 state, in the ``bytearray`` of its span; workers write it by themselves, which under
-Python is one indivisible step, and everything else but ``may_have_room`` happens in the
-client's own thread.
+Python is one indivisible step, and ``has_room`` is looked at by them, too; everything else
+happens in the client's own thread.
 """
 
 from collections.abc import Sequence
@@ -110,6 +110,7 @@ class ProcessQueue:
         Returns:
             Where the messages' states are kept; None when there is no message.
         """
+        self._tidy()
         first, self.next_offset = self.next_offset, next_offset
         if not batches:
             return None
@@ -162,28 +163,25 @@ class ProcessQueue:
         return found
 
     def has_room(self) -> bool:
-        """True when more may be pulled."""
+        """True when more may be pulled; in other threads a hint.
+
+        Nothing is counted as long as the span of what is held is over its limit, for that is
+        quick to see, and workers look after each portion.
+        """
         limits = self._limits
-        if not self.may_have_room():
+        if self.next_offset - self._first_open() >= limits.span:
             return False
         count, size = self.held()
         return count < limits.messages and size < limits.size_bytes
 
-    def may_have_room(self) -> bool:
-        """False only if ``has_room`` is; from any thread.
-
-        It looks for the first message that is not handled, which takes a hundredth of the time
-        of counting them, so a worker may ask after each portion.
-        """
-        return self.next_offset - self._first_open() < self._limits.span
-
     def held(self) -> tuple[int, int]:
         """Messages that are not done, and about how many bytes they have."""
-        self._tidy()
         count, size = 0, 0
         for span in self._unfinished:
+            at = span.first_not_done()
+            if at < 0:
+                continue
             length = len(span.states)
-            at = max(span.first_not_done(), 0)
             not_done = length - at - span.states.count(DONE, at)
             count += not_done
             size += span.size_bytes * not_done // length

@@ -76,12 +76,8 @@ class PushSink(QueueSink):
         return self._process.next_offset
 
     def has_room(self) -> bool:
-        """True when more may be pulled."""
+        """True when more may be pulled; from any thread."""
         return self._process.has_room()
-
-    def may_have_room(self) -> bool:
-        """False only if ``has_room`` is, and quicker; from any thread."""
-        return self._process.may_have_room()
 
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
         """Takes what was pulled and has it consumed."""
@@ -421,7 +417,7 @@ class PushConsumer:
             one = self._engine.assigned.get(queue)
             if one is None or one.loop is None or not one.loop.waiting_for_room:
                 return
-            if one.sink is None or one.sink.may_have_room():
+            if one.sink is None or one.sink.has_room():
                 self._call_soon(one.loop.resume)
 
         def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
