@@ -143,6 +143,7 @@ class ClientEngine:
     def on_fork(self) -> None:
         """This process is a fork: thread and sockets stayed with the parent."""
         self._closed = True
+        self.loop.disown()
 
     def post(self, callback: Callable[[], None]) -> None:
         """Calls back in the engine's thread, soon; from any thread.

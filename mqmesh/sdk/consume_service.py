@@ -9,7 +9,7 @@ best by one of them. Work that finds no other work waiting wakes one thread, unl
 awake that was quick until now. As long as work waits and hardly moves, as many again are
 woken as are at work: 20 are reached in 10 ms.
 
-For the same reason a quick worker that has more to do borrows the turns of the client's event
+For the same reason a quick and busy worker with more to do borrows the turns of the client's event
 loop and takes them between its portions: bytes stay in the thread that received them, and two
 threads no longer wait for each other. One whose listener becomes slow loses them after 10 ms.
 """
@@ -29,6 +29,7 @@ from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult, Listener
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.worker_pace import WorkerPace
 from mqmesh.units import MAX_OFFSET
 
 PORTION_MESSAGES: Final = 256
@@ -448,17 +449,20 @@ class ConsumeService(Workers):
     # ---- In the workers' threads ------------------------------------------------------
 
     def _work(self) -> None:
+        pace = WorkerPace()
         is_needed = True
         while (portion := self._next(rest=not is_needed)) is not None:
-            began_s = time.monotonic()
+            began_s, cpu_s = time.monotonic(), time.thread_time()
             if portion.work.batch_size == 1:
                 self._consume_one_by_one(portion)
             else:
                 self._consume_lists(portion)
-            self._quick = time.monotonic() - began_s < QUICK_PORTION_S
+            took_s = time.monotonic() - began_s
+            pace.note(took_s, time.thread_time() - cpu_s)
+            self._quick = took_s < QUICK_PORTION_S
             portion.work.on_progress()
             self._retire(portion)
-            is_needed = self._take_turns()
+            is_needed = self._take_turns(pace)
         self._turns.give_back()
 
     def _next(self, *, rest: bool) -> Portion | None:
@@ -479,14 +483,14 @@ class ConsumeService(Workers):
             if self._ready and self._ready[0] is used_up:
                 self._calls_retired += self._ready.popleft().call_count
 
-    def _take_turns(self) -> bool:
+    def _take_turns(self, pace: WorkerPace) -> bool:
         """Takes turns of the client's event loop, if this worker is the one to do it.
 
         Returns:
-            False when another one does it, who is quick enough for all.
+            False when another one does it, and this one would only take the interpreter from it.
         """
         turns = self._turns
-        if not self._quick:
+        if pace.waits or not self._quick:
             turns.give_back()
         elif self._ready:
             if not turns.borrow():

@@ -464,5 +464,9 @@ class PushConsumer:
         for queue, sink in sinks.items():
             for offset, span in sink.overdue(now_ms, waiting):
                 self._retry.on_overdue(queue, offset, span, self.options.consume_timeout_ms)
+        for one in list(self._engine.assigned.values()):
+            # Messages may be done without a worker: sent back, for one, while their call hangs.
+            if one.loop is not None and one.loop.waiting_for_room:
+                one.loop.resume()
         self._retry.look(now_ms, {queue: sink.commit_offset() for queue, sink in sinks.items()})
         self._engine.call_later(WATCH_INTERVAL_MS, self._watch)

@@ -110,6 +110,7 @@ class EventLoop:
         self._loan = threading.Lock()
         self._borrower: int | None = None
         self._turn_ended_s = 0.0
+        self._failure: BaseException | None = None
         self._returned = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -208,6 +209,10 @@ class EventLoop:
         self._stopping = True
         self.wake()
 
+    def disown(self) -> None:
+        """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
+        self._stopping = True
+
     @property
     def stopping(self) -> bool:
         """True once ``stop`` was called."""
@@ -222,6 +227,8 @@ class EventLoop:
         """Serves until ``stop``; runs in the thread that owns the sockets."""
         try:
             while not self._stopping:
+                if self._failure is not None:
+                    raise self._failure
                 if self._borrower is not None:
                     self._wait_for_return()
                     continue
@@ -258,20 +265,24 @@ class EventLoop:
             False when it has not, or they were taken away from it.
         """
         me = threading.get_ident()
-        if self._borrower != me:
+        while self._borrower == me:
+            # The loop's own thread may take the turns back meanwhile, and wait for news in one.
+            if self._turn.acquire(timeout=PATIENCE_S / 2):
+                break
+        else:
             return False
-        with self._turn:
+        try:
             if self._borrower != me or self._stopping:
                 return False
-            try:
-                self._take_turn(wait_ms)
-            except Exception:
-                # If it was no chance, the loop's own thread meets it, too, and ends.
-                _log.exception("a borrowed turn of the event loop failed")
-                self.give_back()
-                return False
-            finally:
-                self._turn_ended_s = time.monotonic()
+            self._take_turn(wait_ms)
+            self._turn_ended_s = time.monotonic()
+        except BaseException as error:
+            # It would have ended the loop's own thread, so it does; the borrower has no part in it.
+            self._failure = error
+            self.give_back()
+            return False
+        finally:
+            self._turn.release()
         return True
 
     def give_back(self) -> None:

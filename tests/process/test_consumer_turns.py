@@ -8,6 +8,7 @@ import time
 import pytest
 
 from mqmesh.message import Message
+from mqmesh.sdk import consume_service
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.group_admin import GroupAdmin
 from mqmesh.sdk.producer import Producer
@@ -39,6 +40,20 @@ def cluster(tmp_path_factory):
             for future in futures:
                 future.result()
         yield cluster
+
+
+class Busy:
+    """A pace that does not depend on how busy the machine is."""
+
+    waits = False
+
+    def note(self, took_s, cpu_s):
+        pass
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    monkeypatch.setattr(consume_service, "WorkerPace", Busy)
 
 
 class Group:
@@ -92,7 +107,7 @@ class Group:
             assert self.changed.wait_for(consumed, PATIENCE_S)
 
 
-def test_a_backlog_is_consumed_by_a_worker_that_takes_the_turns(cluster):
+def test_a_backlog_is_consumed_by_a_worker_that_takes_the_turns(cluster, busy):
     group = Group(cluster, "quick", hangs=False)
     with group.consumer:
         group.until_consumed()
@@ -100,7 +115,7 @@ def test_a_backlog_is_consumed_by_a_worker_that_takes_the_turns(cluster):
     assert all(sorted(offsets) == list(range(A_QUEUE)) for offsets in group.offsets.values())
 
 
-def test_a_listener_that_hangs_with_the_turns_holds_up_nothing_but_its_messages(cluster):
+def test_a_listener_that_hangs_with_the_turns_holds_up_nothing_but_its_messages(cluster, busy):
     group = Group(cluster, "hangs", hangs=True)
     with group.consumer:
         assert group.hanging.wait(PATIENCE_S)
@@ -116,7 +131,7 @@ def test_a_listener_that_hangs_with_the_turns_holds_up_nothing_but_its_messages(
     assert all(sorted(offsets) == list(range(A_QUEUE)) for offsets in group.offsets.values())
 
 
-def test_closing_is_quick_while_a_listener_hangs_with_the_turns(cluster):
+def test_closing_is_quick_while_a_listener_hangs_with_the_turns(cluster, busy):
     group = Group(cluster, "closes", hangs=True)
     group.consumer.start()
     assert group.hanging.wait(PATIENCE_S)
@@ -129,7 +144,7 @@ def test_closing_is_quick_while_a_listener_hangs_with_the_turns(cluster):
     group.release.set()
 
 
-def test_a_listener_may_close_its_consumer_while_it_has_the_turns(cluster):
+def test_a_listener_may_close_its_consumer_while_it_has_the_turns(cluster, busy):
     group = Group(cluster, "closes-itself", hangs=True)
     closed = threading.Event()
 

@@ -287,6 +287,25 @@ def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, nam
         release.set()
 
 
+def test_a_queue_that_was_full_because_of_a_call_that_hangs_is_pulled_on(cluster, names):
+    topic, group = names
+    release = threading.Event()
+
+    def fails(message, attempt):
+        if message.body == b"0" and attempt == 1:
+            release.wait(PATIENCE_S)
+        return False
+
+    listener = Listener(fails)
+    options = {"consume_concurrently_max_span": 5, "pull_max_bytes": 1}
+    send(cluster, topic, bodies(30), sharding_key="one queue")
+    # Once it is sent back nothing is left that a worker could be done with.
+    with consumer_of(cluster, topic, group, listener, consume_timeout_ms=1_000, **options):
+        listener.until(lambda one: set(one.done) == set(bodies(30)))
+        assert not release.is_set()
+        release.set()
+
+
 def test_in_order_a_message_is_given_up_after_its_tries_and_what_is_behind_it_waits(cluster, names):
     topic, group = names
     listener = Listener(lambda message, _: message.body == b"3")

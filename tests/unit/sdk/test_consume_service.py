@@ -459,7 +459,25 @@ def test_it_is_known_what_no_worker_has_begun(make_case):
 # ---- Turns of the client's event loop -------------------------------------------------
 
 
-def test_a_quick_worker_with_more_to_do_takes_the_turns_and_gives_them_back(make_case):
+class Busy:
+    waits = False
+
+    def note(self, took_s, cpu_s):
+        assert took_s >= 0
+        assert cpu_s >= 0
+
+
+class Waiting(Busy):
+    waits = True
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """Listeners that compute, whatever they do."""
+    monkeypatch.setattr(consume_service, "WorkerPace", Busy)
+
+
+def test_a_quick_worker_with_more_to_do_takes_the_turns_and_gives_them_back(busy, make_case):
     case = make_case(threads=1)
     begin = threading.Event()
 
@@ -481,7 +499,7 @@ def test_a_quick_worker_with_more_to_do_takes_the_turns_and_gives_them_back(make
     assert all(0 < wait_ms <= LEAD_WAIT_MS for wait_ms in others)
 
 
-def test_what_comes_while_a_worker_waits_in_a_turn_is_consumed_by_it(make_case):
+def test_what_comes_while_a_worker_waits_in_a_turn_is_consumed_by_it(busy, make_case):
     case = make_case(threads=4)
     threads = set()
 
@@ -503,7 +521,7 @@ def test_what_comes_while_a_worker_waits_in_a_turn_is_consumed_by_it(make_case):
     assert len(threads) == 1
 
 
-def test_a_slow_worker_takes_no_turns(make_case, monkeypatch):
+def test_a_slow_worker_takes_no_turns(busy, make_case, monkeypatch):
     monkeypatch.setattr(consume_service, "QUICK_PORTION_S", -1.0)
     case = make_case()
     case.turns.news = True
@@ -513,7 +531,7 @@ def test_a_slow_worker_takes_no_turns(make_case, monkeypatch):
     assert case.turns.waits == []
 
 
-def test_a_worker_rests_when_another_one_takes_the_turns(make_case):
+def test_a_worker_rests_when_another_one_takes_the_turns(busy, make_case):
     case = make_case(threads=1)
     case.turns.borrower = -1  # some other thread
     case.submit(0, 300, 300)
@@ -525,7 +543,18 @@ def test_a_worker_rests_when_another_one_takes_the_turns(make_case):
     case.until_done(600)
 
 
-def test_a_worker_that_ends_gives_the_turns_back(make_case):
+def test_workers_that_wait_neither_take_the_turns_nor_rest(make_case, monkeypatch):
+    monkeypatch.setattr(consume_service, "WorkerPace", Waiting)
+    case = make_case(threads=1)
+    case.turns.borrower = -1  # some other thread
+    case.turns.news = True
+    case.submit(0, 300, 300, 300)
+    case.until(lambda: case.progress == 3)
+    case.until_done(900)
+    assert case.turns.waits == []
+
+
+def test_a_worker_that_ends_gives_the_turns_back(busy, make_case):
     case = make_case(threads=1)
     case.turns.on_turn = lambda wait_ms: setattr(case.service, "_closed", True)
     case.turns.news = True

@@ -152,13 +152,61 @@ def test_a_loop_that_stops_waits_for_the_borrowed_turn_under_way():
     assert not loop.borrow()
 
 
-def test_a_borrowed_turn_that_fails_is_the_last(monkeypatch, caplog):
+def test_who_loses_the_turns_on_the_way_into_one_does_not_wait_for_the_next():
     loop = EventLoop()
     assert loop.borrow()
+    outcome = []
+    in_turn, go_on = threading.Event(), threading.Event()
+    me = threading.get_ident()
+
+    def hold_turn() -> None:
+        with loop._turn:  # as the loop's own thread does, which waits for news
+            in_turn.set()
+            go_on.wait(PATIENCE_S)
+
+    def lose() -> None:
+        with loop._loan:
+            assert loop._borrower == me
+            loop._borrower = None
+
+    holder = threading.Thread(target=hold_turn)
+    holder.start()
+    assert in_turn.wait(PATIENCE_S)
+    loser = threading.Timer(0.02, lose)
+    loser.start()
+    outcome.append(loop.borrowed_turn(0))
+    assert outcome == [False]
+    assert holder.is_alive()
+    go_on.set()
+    holder.join()
+    loser.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError, SystemExit])
+def test_a_borrowed_turn_that_fails_ends_the_loops_own_thread(monkeypatch, failure):
+    loop = EventLoop()
+
+    def fail(wait_ms):
+        raise failure("some bug")
+
+    assert loop.borrow()
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "tick", lambda wait_ms: 1 // 0)
+        patch.setattr(loop, "tick", fail)
         assert not loop.borrowed_turn(0)
-        assert "ZeroDivisionError" in caplog.text
         assert not loop.borrowed_turn(0)
     assert not loop.in_loop_thread
+    with pytest.raises(failure, match="some bug"):
+        loop.run()
+    assert not loop.borrow()
+    loop.close()
+
+
+def test_a_fork_takes_no_turns():
+    loop = EventLoop()
+    assert loop.borrow()
+    loop.disown()
+    assert not loop.borrowed_turn(0)
+    loop.give_back()
+    assert not loop.borrow()
     loop.close()
