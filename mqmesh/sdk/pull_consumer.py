@@ -264,6 +264,7 @@ class PullConsumer:
             raise InvalidArgument(f"max_messages must be at least 1, not {most}")
         deadline = time.monotonic() + timeout_ms / 1_000
         with self._changed:
+            self._check_running()  # whoever closes before this wakes nobody
             if self.options.auto_commit:
                 self._ack()
             found = self._order.poll(self._buffers, most)

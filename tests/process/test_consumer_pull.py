@@ -256,6 +256,29 @@ def test_closing_wakes_a_poll(cluster, topic):
     assert isinstance(outcome[0], ClientClosed)
 
 
+def test_closing_just_before_a_poll_waits_is_not_missed(cluster, topic):
+    consumer = consumer_of(cluster, topic, consume_from_where="LAST_OFFSET")
+    consumer.start()
+    changed = consumer._changed
+
+    class ClosedMeanwhile:
+        """The condition, which is got hold of only after the consumer was closed."""
+
+        def __enter__(self):
+            consumer._changed = changed
+            consumer.close()
+            return changed.__enter__()
+
+        def __exit__(self, *error):
+            return changed.__exit__(*error)
+
+    consumer._changed = ClosedMeanwhile()
+    began = time.monotonic()
+    with pytest.raises(ClientClosed):
+        consumer.poll(30_000)
+    assert time.monotonic() - began < 10
+
+
 # ---- asyncio --------------------------------------------------------------------------
 
 
