@@ -212,6 +212,7 @@ class EventLoop:
     def disown(self) -> None:
         """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
         self._stopping = True
+        self._loan = threading.Lock()  # a thread that stayed with the parent may have held it
 
     @property
     def stopping(self) -> bool:
@@ -265,7 +266,7 @@ class EventLoop:
             False when it has not, or they were taken away from it.
         """
         me = threading.get_ident()
-        while self._borrower == me:
+        while self._borrower == me and not self._stopping:
             # The loop's own thread may take the turns back meanwhile, and wait for news in one.
             if self._turn.acquire(timeout=PATIENCE_S / 2):
                 break
