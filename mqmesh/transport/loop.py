@@ -212,7 +212,9 @@ class EventLoop:
     def disown(self) -> None:
         """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
         self._stopping = True
-        self._loan = threading.Lock()  # a thread that stayed with the parent may have held it
+        # Locks may have been held by threads that stayed with the parent, so none is asked for.
+        self._borrower = None
+        self._loan = threading.Lock()
 
     @property
     def stopping(self) -> bool:

@@ -205,6 +205,9 @@ def test_a_borrowed_turn_that_fails_ends_the_loops_own_thread(monkeypatch, failu
 def test_a_fork_takes_no_turns():
     loop = EventLoop()
     assert loop.borrow()
+    loop._turn.acquire()  # by threads that the fork does not have
+    loop._loan.acquire()
+    loop._returned._cond.acquire()
     loop.disown()
     assert not loop.borrowed_turn(0)
     loop.give_back()
