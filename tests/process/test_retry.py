@@ -94,6 +94,17 @@ class Listener:
             assert self.changed.wait_for(lambda: condition(self), PATIENCE_S), "waited in vain"
 
 
+def hangs_at(body, release):
+    """For a ``Listener``: the first try of a message waits, and no try fails."""
+
+    def fails(message, attempt):
+        if message.body == body and attempt == 1:
+            release.wait(PATIENCE_S)
+        return False
+
+    return fails
+
+
 def until(condition):
     began, pause = time.monotonic(), threading.Event()
     while not (found := condition()):
@@ -271,13 +282,7 @@ def test_of_a_call_with_many_messages_only_the_bad_one_fails_again(cluster, name
 def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, names):
     topic, group = names
     release = threading.Event()
-
-    def fails(message, attempt):
-        if message.body == b"4" and attempt == 1:
-            release.wait(PATIENCE_S)
-        return False
-
-    listener = Listener(fails)
+    listener = Listener(hangs_at(b"4", release))
     with consumer_of(cluster, topic, group, listener, consume_timeout_ms=1_000) as consumer:
         send(cluster, topic, bodies(10))
         listener.until(lambda one: set(one.done) == set(bodies(10)))
@@ -290,13 +295,7 @@ def test_what_a_listener_does_not_finish_in_time_is_tried_elsewhere(cluster, nam
 def test_a_queue_that_was_full_because_of_a_call_that_hangs_is_pulled_on(cluster, names):
     topic, group = names
     release = threading.Event()
-
-    def fails(message, attempt):
-        if message.body == b"0" and attempt == 1:
-            release.wait(PATIENCE_S)
-        return False
-
-    listener = Listener(fails)
+    listener = Listener(hangs_at(b"0", release))
     options = {"consume_concurrently_max_span": 5, "pull_max_bytes": 1}
     send(cluster, topic, bodies(30), sharding_key="one queue")
     # Once it is sent back nothing is left that a worker could be done with.
