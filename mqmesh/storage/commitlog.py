@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, StorageError
@@ -21,16 +20,11 @@ from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment, Segments
-from mqmesh.units import MIB
 
 log = logging.getLogger(__name__)
 
 MOST_PIECES: Final = 1024
 """Linux takes no more buffers in one call."""
-WARM_AHEAD_BYTES: Final = 32 * MIB
-"""So much of the page cache is kept ready for what is written next."""
-WARM_STEP_BYTES: Final = 8 * MIB
-"""So much is made ready at once; other chores come in between."""
 JOIN_BELOW_BYTES: Final = 1024
 """Smaller pieces are copied together first: that costs less than handing them over."""
 
@@ -67,8 +61,6 @@ class CommitLog:
         self._void_needed = False
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
-        self._warming: Future[None] | None = None
-        self._warm_end = 0
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
 
     @property
@@ -144,25 +136,6 @@ class CommitLog:
         current = self._current
         if (self.end - current.start) * 2 > current.size:
             self._segments.prepare(current.end)
-
-    def warm_ahead(self) -> None:
-        """Has the pages that are written next brought into memory, a step at a time.
-
-        A write into a page that is not there waits for one, zeroed; where a virtual machine
-        must first get it from its host that takes ten times as long as the write itself.
-        """
-        if self._warming is not None:
-            if not self._warming.done():
-                return
-            if (error := self._warming.exception()) is not None:
-                log.warning("could not read ahead of the log's end: %s", error)
-            self._warming = None
-        current = self._current
-        begin = max(self._warm_end, self.end)
-        end = min(self.end + WARM_AHEAD_BYTES, begin + WARM_STEP_BYTES, current.end)
-        if current.start <= begin < end and (end == current.end or end - begin >= MIB):
-            self._warm_end = end
-            self._warming = self._segments.warm(current, begin, end)
 
     def next_segment(self, segment: Segment) -> Segment:
         """The one behind, ready to be written.

@@ -22,9 +22,6 @@ from mqmesh.storage.disk_space import SpaceOf, system_space
 
 _NAME: Final = re.compile(r"\d{20}")
 
-WARM_PIECE_BYTES: Final = 1024 * 1024
-"""Read at once when a stretch is brought into the page cache."""
-
 
 class Segment:
     """One file of the log.
@@ -132,19 +129,6 @@ class Segments:
         if self._preparing is None and self.find(start) is None:
             self._preparing = self._chores.submit(lambda: self._make(start))
 
-    def warm(self, segment: Segment, begin: int, end: int) -> "Future[None]":
-        """Has a helper thread bring a stretch of a segment into the page cache.
-
-        Args:
-            segment: Allocated, so that there is something to bring.
-            begin, end: Commit-log offsets inside of it.
-
-        Returns:
-            Done when it has happened.
-        """
-        path, position, size = segment.path, begin - segment.start, end - begin
-        return self._chores.submit(lambda: _read_through(path, position, size))
-
     def get_or_make(self, start: int) -> Segment:
         """The segment that begins at an offset, made if there is none.
 
@@ -228,13 +212,3 @@ class Segments:
                 error, f"no room for a log segment of {self._segment_size} bytes"
             ) from error
         return Segment(start, self._segment_size, str(path))
-
-
-def _read_through(path: str, position: int, size: int) -> None:
-    buffer = bytearray(min(size, WARM_PIECE_BYTES))
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        for place in range(position, position + size, WARM_PIECE_BYTES):
-            os.preadv(fd, [buffer], place)
-    finally:
-        os.close(fd)

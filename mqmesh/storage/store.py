@@ -362,7 +362,6 @@ class CommitLogStore(MessageStore):
         self._check_writable()
         self._see()
         self._log.prepare_ahead()
-        self._log.warm_ahead()
         more = self._write_tails()
         more = self._repairs.step() or more
         more = self._cleaner.tick(now_ms) or more

@@ -1,16 +1,13 @@
 """The files of the log."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from mqmesh.errors import DiskFull
 from mqmesh.storage.chores import Chores
-from mqmesh.storage.commitlog import WARM_STEP_BYTES, CommitLog
-from mqmesh.storage.open_files import OpenFiles
-from mqmesh.storage.segments import WARM_PIECE_BYTES, Segments
+from mqmesh.storage.segments import Segments
 
 SIZE = 65_536
 
@@ -107,36 +104,3 @@ def test_segments_of_a_cut_tail_are_removed(tmp_path: Path, chores: Chores) -> N
     assert segments.remove_after(list(segments)[1]) == 2
     assert len(segments) == len(list(tmp_path.iterdir())) == 2
     assert segments.find(2 * SIZE) is None
-
-
-def test_a_stretch_is_read_through_and_nothing_is_changed(tmp_path: Path, chores: Chores) -> None:
-    size = 3 * WARM_PIECE_BYTES
-    segments = listed(tmp_path, chores, size)
-    segments.get_or_make(0)
-    segment = segments.get_or_make(size)
-    before = Path(segment.path).stat()
-    segments.warm(segment, size + 100, size + size).result()
-    after = Path(segment.path).stat()
-    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    Path(segment.path).unlink()
-    with pytest.raises(FileNotFoundError):
-        segments.warm(segment, size, 2 * size).result()
-
-
-def test_the_log_is_warmed_ahead_of_its_end_and_no_further(tmp_path: Path, chores: Chores) -> None:
-    size = 2 * WARM_STEP_BYTES
-    segments = listed(tmp_path, chores, size)
-    segments.get_or_make(0)
-    warmed: list[tuple[int, int]] = []
-
-    def warm(_segment: object, begin: int, end: int) -> Future[None]:
-        warmed.append((begin, end))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    segments.warm = warm  # type: ignore[method-assign]
-    log = CommitLog(segments, OpenFiles(4), end=1_000, epoch=1, store_id=1)
-    for _ in range(5):
-        log.warm_ahead()
-    assert warmed == [(1_000, 1_000 + WARM_STEP_BYTES), (1_000 + WARM_STEP_BYTES, size)]
