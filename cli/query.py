@@ -3,7 +3,6 @@
 import json
 import string
 import sys
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.logs import one_line
@@ -233,7 +233,7 @@ def full_dict(message: StoredMessage) -> dict[str, Any]:
         "delay_level": message.delay_level,
         "deliver_at_ms": message.deliver_at_ms,
         "body_size": len(message.body),
-        "body_crc32": zlib.crc32(message.body),
+        "body_crc32": crc32(message.body),
     }
 
 
@@ -258,7 +258,7 @@ def fields_of(message: StoredMessage) -> list[tuple[str, str]]:
         ("stored", f"{timestamp(message.store_timestamp)} at {message.store_host or '-'}"),
         ("log", f"offset {message.commitlog_offset}, number {message.ordinal} of its batch"),
         ("batch size", f"{message.store_size:,} bytes"),
-        ("body size", f"{len(message.body):,} bytes, CRC-32 {zlib.crc32(message.body):08x}"),
+        ("body size", f"{len(message.body):,} bytes, CRC-32 {crc32(message.body):08x}"),
     ]
     return [(name, str(value)) for name, value in fields if value != ""]
 

@@ -44,13 +44,13 @@ and never change; a new layout gets a new version, and this reader stays.
 import enum
 import operator
 import struct
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
 from mqmesh.fast_decode import decode_plain
 from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic
@@ -302,7 +302,7 @@ def batch_parts(
         first_sequence,
         born_timestamp,
     )
-    crc = zlib.crc32(payload.data, zlib.crc32(meta_data, zlib.crc32(fields)))
+    crc = crc32(payload.data, crc32(meta_data, crc32(fields)))
     return (_NO_BROKER_PART, _U32.pack(crc), fields, meta_data, payload.data)
 
 
@@ -375,7 +375,7 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptBatch(
             f"batch of {header.total_size} bytes is cut off after {len(buffer) - position}"
         )
-    crc = zlib.crc32(memoryview(buffer)[position + BROKER_PART_SIZE + 4 : end])
+    crc = crc32(memoryview(buffer)[position + BROKER_PART_SIZE + 4 : end])
     if crc != header.producer_crc:
         raise CorruptBatch(f"producer checksum is {crc:#010x}, not {header.producer_crc:#010x}")
     return header
@@ -388,7 +388,7 @@ def check_stored(buffer: Buffer, position: int = 0) -> BatchHeader:
         CorruptBatch: As ``check_batch``, or the broker's part fails its checksum.
     """
     header = check_batch(buffer, position)
-    crc = zlib.crc32(memoryview(buffer)[position + 8 : position + BROKER_PART_SIZE + 4])
+    crc = crc32(memoryview(buffer)[position + 8 : position + BROKER_PART_SIZE + 4])
     if crc != header.header_crc:
         raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
     return header
@@ -418,7 +418,7 @@ def stamp(
         _RESERVED,
         header.producer_crc,
     )
-    return b"".join((MAGIC, _U32.pack(zlib.crc32(part)), part[:-4]))
+    return b"".join((MAGIC, _U32.pack(crc32(part)), part[:-4]))
 
 
 def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMeta:

@@ -1,9 +1,9 @@
 """Which queue a message goes to. Pure."""
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mqmesh.checksum import crc32
 from mqmesh.message import Message, MessageQueue
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
@@ -20,4 +20,4 @@ def queue_index(sharding_key: str, queue_count: int) -> int:
     Returns:
         The same index for the same key and count, in every process and version.
     """
-    return zlib.crc32(sharding_key.encode()) % queue_count
+    return crc32(sharding_key.encode()) % queue_count

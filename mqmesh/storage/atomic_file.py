@@ -18,10 +18,10 @@ import errno
 import logging
 import os
 import re
-import zlib
 from pathlib import Path
 from typing import Final
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def save_document(path: Path, document: bytes) -> None:
         DiskFull: No room; the old document is still there.
         StorageError: It could not be written; the old document is still there.
     """
-    header = f"mqmesh-document 1 crc32={zlib.crc32(document):08x} size={len(document)}\n"
+    header = f"mqmesh-document 1 crc32={crc32(document):08x} size={len(document)}\n"
     new = path.with_name(path.name + ".new")
     try:
         with open(new, "wb", buffering=0) as file:
@@ -167,7 +167,7 @@ def _parse(content: bytes) -> bytes | None:
     if match is None:
         return None
     document = content[match.end() :]
-    if len(document) != int(match[2]) or zlib.crc32(document) != int(match[1], 16):
+    if len(document) != int(match[2]) or crc32(document) != int(match[1], 16):
         return None
     return document
 

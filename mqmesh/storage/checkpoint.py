@@ -26,12 +26,12 @@ position bytes type   meaning
 import os
 import struct
 import uuid
-import zlib
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.flush import Sync
 
@@ -164,7 +164,7 @@ def _encode(checkpoint: Checkpoint, sequence: int) -> bytes:
         bytes(4),
         checkpoint.boot_id,
     )
-    return _MAGIC + zlib.crc32(fields[8:]).to_bytes(4, "little") + fields[8:]
+    return _MAGIC + crc32(fields[8:]).to_bytes(4, "little") + fields[8:]
 
 
 def _decode(data: bytes) -> tuple[int, Checkpoint] | None:
@@ -173,7 +173,7 @@ def _decode(data: bytes) -> tuple[int, Checkpoint] | None:
     magic, crc, sequence, store_id, epoch, synced, dispatched, queues, flags, _, boot_id = (
         _SLOT.unpack(data)
     )
-    if magic != _MAGIC or zlib.crc32(data[8:]) != crc:
+    if magic != _MAGIC or crc32(data[8:]) != crc:
         return None
     return sequence, Checkpoint(
         store_id=store_id,

@@ -23,10 +23,10 @@ is synced before anybody is answered.
 import errno
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Final
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.payload import Buffer
 from mqmesh.storage.atomic_file import storage_error
@@ -104,7 +104,7 @@ def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
         15 bits; damage goes unseen once in 32,749 times.
     """
     start = (commitlog_offset ^ commitlog_offset >> 32 ^ size) & 0xFFFF_FFFF
-    return zlib.crc32(hashes, start) % _LARGEST_PRIME_OF_15_BITS
+    return crc32(hashes, start) % _LARGEST_PRIME_OF_15_BITS
 
 
 def hashes_of(entries: bytes) -> memoryview:

@@ -8,13 +8,13 @@ was cut.
 import logging
 import os
 import re
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
 from mqmesh.half_batch import is_half
 from mqmesh.record_batch import (
@@ -411,7 +411,7 @@ def _check_head(head: bytes) -> BatchHeader:
         CorruptBatch: It is none, or damaged.
     """
     header = read_header(head)
-    crc = zlib.crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
+    crc = crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
     if crc != header.header_crc:
         raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
     return header

@@ -18,9 +18,10 @@ disk. A file that is missing or damaged says nothing: then nobody knows, as in s
 import contextlib
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Final
+
+from mqmesh.checksum import crc32
 
 MAGIC: Final = b"MQL1"
 NAME: Final = "log-beginning"
@@ -43,7 +44,7 @@ def read_log_beginning(path: Path) -> int | None:
     if len(data) != _LAYOUT.size:
         return None
     magic, crc, log_start = _LAYOUT.unpack(data)
-    if magic != MAGIC or crc != zlib.crc32(data[8:]):
+    if magic != MAGIC or crc != crc32(data[8:]):
         return None
     return int(log_start)
 
@@ -62,7 +63,7 @@ def write_log_beginning(path: Path, log_start: int) -> None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            os.pwrite(fd, MAGIC + zlib.crc32(number).to_bytes(4, "little") + number, 0)
+            os.pwrite(fd, MAGIC + crc32(number).to_bytes(4, "little") + number, 0)
             os.fdatasync(fd)
         finally:
             os.close(fd)

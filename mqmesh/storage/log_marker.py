@@ -20,11 +20,11 @@ position bytes type   meaning
 
 import enum
 import struct
-import zlib
 from typing import Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.payload import Buffer
 
@@ -90,7 +90,7 @@ def encode_marker(
         store_timestamp,
     )
     checked = fields[_CRC_START:] + data
-    return MARKER_MAGIC + zlib.crc32(checked).to_bytes(4, "little") + checked
+    return MARKER_MAGIC + crc32(checked).to_bytes(4, "little") + checked
 
 
 def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
@@ -110,8 +110,8 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
     if not MARKER_SIZE <= size <= min(MARKER_SIZE + MAX_MARKER_DATA, len(buffer) - position):
         raise CorruptRecord(f"marker of impossible size {size}")
     checked = bytes(memoryview(buffer)[position + _CRC_START : position + size])
-    if zlib.crc32(checked) != crc:
-        raise CorruptRecord(f"marker checksum is {zlib.crc32(checked):#010x}, not {crc:#010x}")
+    if crc32(checked) != crc:
+        raise CorruptRecord(f"marker checksum is {crc32(checked):#010x}, not {crc:#010x}")
     try:
         known = MarkerKind(kind)
     except ValueError:

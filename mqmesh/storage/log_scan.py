@@ -9,12 +9,12 @@ left behind, nor a batch inside of a message's body is ever taken for a record.
 import errno
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.record_batch import (
     HEADER_SIZE,
@@ -160,7 +160,7 @@ class LogScanner:
         if not HEADER_SIZE <= size <= MAX_BATCH_BYTES:
             return
         view = self._view(segment, start, size)
-        if len(view) == size and zlib.crc32(view[_CRC_POSITION + 4 :]) == crc:
+        if len(view) == size and crc32(view[_CRC_POSITION + 4 :]) == crc:
             raise StorageError(
                 f"the record at {start} is of version {version}; this program knows version "
                 f"{VERSION} and leaves the store alone"

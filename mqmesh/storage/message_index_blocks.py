@@ -23,10 +23,10 @@ and high of exactly one of them. So a block that is damaged, missing or led to
 by a wrong way of LMDB's own is always noticed, also by who finds nothing.
 """
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.lmdb_env import LmdbEnv, Pair
 from mqmesh.storage.message_index_entries import ENTRY_SIZE, HASH_SIZE
@@ -70,7 +70,7 @@ def encode_run(
     for index, piece in enumerate(pieces):
         key = run_key(run, lows[index])
         content = lows[index + 1] + piece
-        crc = zlib.crc32(content, zlib.crc32(key))
+        crc = crc32(content, crc32(key))
         pairs.append((key, crc.to_bytes(4, "little") + content))
     return pairs
 
@@ -85,7 +85,7 @@ def block_entries(pair: Pair) -> bytes:
     if (
         len(key) != _RUN_SIZE + ENTRY_SIZE
         or len(value) < _FIRST_ENTRY
-        or zlib.crc32(memoryview(value)[4:], zlib.crc32(key)) != int.from_bytes(value[:4], "little")
+        or crc32(memoryview(value)[4:], crc32(key)) != int.from_bytes(value[:4], "little")
     ):
         raise CorruptRecord(f"index block {key.hex()} of {len(value)} bytes fails its checks")
     return value[_FIRST_ENTRY:]

@@ -6,7 +6,6 @@ come as a run of their own; eight small runs of one level become one of the next
 so a segment that fills slowly has few runs, too.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.lmdb_env import LmdbEnv, Pair
 from mqmesh.storage.message_index_blocks import (
@@ -190,7 +190,7 @@ _decoder = msgspec.msgpack.Decoder(Head)
 def encode_head(head: Head) -> bytes:
     """The value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
     data = _encoder.encode(head)
-    return zlib.crc32(data).to_bytes(4, "little") + data
+    return crc32(data).to_bytes(4, "little") + data
 
 
 def decode_head(value: bytes | None) -> Head:
@@ -201,7 +201,7 @@ def decode_head(value: bytes | None) -> Head:
     """
     if value is None:
         raise CorruptRecord("the index has no head")
-    if zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+    if crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
         raise CorruptRecord("the head of the index fails its checksum")
     try:
         head = _decoder.decode(memoryview(value)[4:])

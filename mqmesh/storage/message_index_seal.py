@@ -9,13 +9,13 @@ damaged file is told from a good one without LMDB looking into it.
 """
 
 import os
-import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.atomic_file import load_document, save_document, storage_error, sync_directory
 from mqmesh.storage.lmdb_env import DATA_FILE
@@ -118,7 +118,7 @@ def _measure(path: Path) -> Generator[None, None, Seal]:
         try:
             while data := os.pread(fd, CHECK_BYTES, size):
                 size += len(data)
-                crc = zlib.crc32(data, crc)
+                crc = crc32(data, crc)
                 yield
         finally:
             os.close(fd)

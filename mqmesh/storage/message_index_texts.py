@@ -22,12 +22,12 @@ between the head and all blocks, whose runs count from 1.
 """
 
 import logging
-import zlib
 from bisect import bisect_right
 from typing import Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.storage.lmdb_env import Pair
 from mqmesh.storage.message_index_entries import distinct_of_raw, key_entries
@@ -90,7 +90,7 @@ class TextMaker:
         texts = _Texts(list(self._topics), self._batches, b"".join(self._pieces))
         data = _encoder.encode(texts)
         key = text_key(number)
-        return key, zlib.crc32(data, zlib.crc32(key)).to_bytes(4, "little") + data
+        return key, crc32(data, crc32(key)).to_bytes(4, "little") + data
 
 
 class KeyText:
@@ -108,7 +108,7 @@ class KeyText:
         """
         if value is None:
             raise CorruptRecord(f"text {number} of the index is missing")
-        crc = zlib.crc32(memoryview(value)[4:], zlib.crc32(text_key(number)))
+        crc = crc32(memoryview(value)[4:], crc32(text_key(number)))
         if crc != int.from_bytes(value[:4], "little"):
             raise CorruptRecord(f"text {number} of the index fails its checksum")
         try:

@@ -11,13 +11,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import zlib
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.sdk.transaction_producer import TransactionProducer
@@ -109,7 +109,7 @@ class Bookkeeper(TransactionListener):
     def execute_local_transaction(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
         self.reached("half stored")
         key = message.keys[0]
-        kind = zlib.crc32(key.encode()) % 20
+        kind = crc32(key.encode()) % 20
         if kind == 0:
             raise RuntimeError("planned: nothing was done, and nobody was told")
         state = self._books.enter(key, REFUSED if kind < 4 else DONE)
