@@ -344,8 +344,8 @@ def _memory_rows() -> list[Row]:
 ROWS: Final = {
     row.name: row
     for row in [
-        *_throughput_rows(128, 2_000_000),
-        *_throughput_rows(1024, 400_000),
+        *_throughput_rows(128, 4_000_000),
+        *_throughput_rows(1024, 800_000),
         *_latency_rows(),
         *_other_rows(),
         *_store_rows(),
