@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import (
+from mqmesh.sdk.consume_work import (
     OnFailed,
     Portion,
     QueueWork,

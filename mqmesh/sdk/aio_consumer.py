@@ -12,7 +12,7 @@ from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
 from mqmesh.sdk.aio_orderly_service import AioOrderlyService
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork, Workers
+from mqmesh.sdk.consume_work import QueueWork, Workers
 from mqmesh.sdk.message_selector import Wanted
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
 from mqmesh.sdk.orderly_retry import to_dead_letters

@@ -8,7 +8,7 @@ from typing import Any
 
 from mqmesh.sdk.aio_consume_service import AsyncListener, is_ending
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork
+from mqmesh.sdk.consume_work import QueueWork
 from mqmesh.sdk.orderly_queue import Failure, OrderlyQueue, QueueState
 from mqmesh.sdk.orderly_service import CALLS_PER_TURN, OrderlyWorkers, ToDeadLetters
 

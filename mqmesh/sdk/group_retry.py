@@ -13,7 +13,7 @@ from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
 from mqmesh.sdk.back_sender import BackSender, SentBack
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import OnFailed, Portion
+from mqmesh.sdk.consume_work import OnFailed, Portion
 from mqmesh.sdk.local_retry import report_failure
 from mqmesh.sdk.process_queue import DONE, PARKED, Span
 

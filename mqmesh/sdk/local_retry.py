@@ -10,7 +10,7 @@ from typing import Final
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.consume_work import Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, Span
 
 RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)

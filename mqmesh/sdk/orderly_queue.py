@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult, Listener
-from mqmesh.sdk.consume_service import OnBroken, Portion, QueueWork
+from mqmesh.sdk.consume_work import OnBroken, Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
 

@@ -14,7 +14,7 @@ from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.back_sender import BackSender, SentBack
-from mqmesh.sdk.consume_service import Portion
+from mqmesh.sdk.consume_work import Portion
 from mqmesh.sdk.group_retry import Retry, consecutive, reason_of
 from mqmesh.sdk.orderly_service import ToDeadLetters
 from mqmesh.sdk.process_queue import Span

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork, Workers, make_portions
+from mqmesh.sdk.consume_work import QueueWork, Workers, make_portions
 from mqmesh.sdk.orderly_queue import BUSY, Failure, OrderlyQueue, QueueState
 from mqmesh.sdk.process_queue import Span
 from mqmesh.sdk.pulled_batch import PulledBatch

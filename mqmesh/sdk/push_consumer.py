@@ -21,7 +21,8 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.back_sender import BackSender
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consume_result import Listener
-from mqmesh.sdk.consume_service import ConsumeService, QueueWork, Waiting, Workers
+from mqmesh.sdk.consume_service import ConsumeService
+from mqmesh.sdk.consume_work import QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group
 from mqmesh.sdk.group_retry import GroupRetry, Retry

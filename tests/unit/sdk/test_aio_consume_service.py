@@ -9,7 +9,7 @@ import pytest
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork
+from mqmesh.sdk.consume_work import QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.units import QueueOffset
 

@@ -11,7 +11,8 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk import consume_service
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import LEAD_WAIT_MS, ConsumeService, QueueWork
+from mqmesh.sdk.consume_service import LEAD_WAIT_MS, ConsumeService
+from mqmesh.sdk.consume_work import QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.units import QueueOffset

@@ -10,7 +10,7 @@ from mqmesh.errors import CorruptBatch, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.consume_work import Portion, QueueWork
 from mqmesh.sdk.group_retry import SEND_AGAIN_MS, GroupRetry, consecutive, reason_of
 from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span

@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import Portion, QueueWork
+from mqmesh.sdk.consume_work import Portion, QueueWork
 from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs

@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import QueueWork, Waiting, Workers
+from mqmesh.sdk.consume_work import QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_options import (
     ConsumerOptions,
     PullConsumerOptions,
