@@ -349,7 +349,7 @@ def _fill(client: Child) -> None:
 def measure_alone(name: str, client: Child, broker: Child, conditions: Conditions) -> Sample:
     """Runs one client; the value is its rate."""
     client.wait_ready()
-    level_memory(conditions.scale)
+    level_memory(conditions.scale, conditions.folder)
     before = broker.usage()
     client.go()
     report = client.wait_report(RUN_TIMEOUT_S)
@@ -359,7 +359,7 @@ def measure_alone(name: str, client: Child, broker: Child, conditions: Condition
 def _measure_both(
     producer: Child, consumer: Child, broker: Child, conditions: Conditions
 ) -> Sample:
-    level_memory(conditions.scale)
+    level_memory(conditions.scale, conditions.folder)
     before = broker.usage()
     consumer.go()
     producer.go()
