@@ -99,7 +99,7 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     wanted = pull_filter(pull.expression, pull.expression_type)
     place = pull.topic, pull.queue_id, queue_offset
     if wanted is None:
-        # A client may ask for it as often as it likes, and checksums take longer than reading.
+        # A client may ask for it as often as it likes, and checksums cost time, too.
         most = min(pull.max_bytes, MAX_VERIFIED_BYTES) if pull.verify else pull.max_bytes
         found = context.store.get(*place, max_bytes=most, verify=pull.verify)
         result = _up_to_hole(found, pull.queue_offset)
