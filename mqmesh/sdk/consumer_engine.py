@@ -265,11 +265,12 @@ class ConsumerEngine(Generic[S]):
         return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
 
     def _report_commit(self, error: MQMeshError | None) -> None:
+        if error is None or self._closing or self.client.closed:
+            return  # who closes commits all of it once more, and gives the queues back
         if isinstance(error, StaleGeneration):
             self.memberships.doubt()
             self.client.heartbeat_now()  # its answer tells what to do
-        if error is not None and not self.client.closed:
-            _log.warning("group %s: offsets were not committed: %s", self.group, error)
+        _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
         reachable = self._reachable()
@@ -516,8 +517,7 @@ class ConsumerEngine(Generic[S]):
             commit(self._report_commit)
             self.call_later(SECOND_COMMIT_MS, forget)
             return
-        # Nothing runs any more, so nothing is to be waited for. Even if we were given it again,
-        # we ask for it anew.
+        # Nothing runs any more. Even if we were given it again, we ask for it anew.
         self.offsets.commit({q: s.commit_offset() for q, s in gone.items()}, self._report_commit)
         for queue in given:
             self.offsets.forget(queue)
@@ -580,7 +580,7 @@ class ConsumerEngine(Generic[S]):
 
         def commit() -> None:
             starts, self._starts = self._starts, []
-            self.commit(starts, self._report_commit)
+            self.commit(() if self._closing else starts, self._report_commit)
 
         self.call_later(START_COMMIT_MS, commit)
 

@@ -14,7 +14,9 @@ import pytest
 from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
 from mqmesh.message import Message
 from mqmesh.sdk import aio_consumer
+from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consumer_engine import START_COMMIT_MS, ConsumerEngine
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.testing.processes import ProcessCluster
@@ -277,6 +279,40 @@ def test_closing_just_before_a_poll_waits_is_not_missed(cluster, topic):
     with pytest.raises(ClientClosed):
         consumer.poll(30_000)
     assert time.monotonic() - began < 10
+
+
+def stale_commits(cluster):
+    with AdminClient(cluster.namesrv_addr) as admin:
+        (figures,) = admin.runtime_info().values()
+    return figures.get("refused_stale_generation_total", "0")
+
+
+def test_where_reading_began_is_not_committed_behind_the_last_commit(cluster, topic, monkeypatch):
+    """It comes some ms after the start; queues were given back by then if all ends at once."""
+    late = []
+    call_later, commit_last = ConsumerEngine.call_later, ConsumerEngine._commit_last
+
+    def keep(engine, delay_ms, callback):
+        if delay_ms == START_COMMIT_MS:
+            late.append(callback)
+        else:
+            call_later(engine, delay_ms, callback)
+
+    def close(engine, on_done):
+        commit_last(engine, on_done)
+        for callback in late:
+            callback()
+
+    monkeypatch.setattr(ConsumerEngine, "call_later", keep)
+    monkeypatch.setattr(ConsumerEngine, "_commit_last", close)
+    before = stale_commits(cluster)
+    for group in ("first", "second"):  # by when this one has started, the first was answered
+        consumer = consumer_of(cluster, f"{group}-{topic}")
+        consumer.subscribe(topic)
+        with consumer:
+            assert late
+        late.clear()
+    assert stale_commits(cluster) == before
 
 
 # ---- asyncio --------------------------------------------------------------------------
