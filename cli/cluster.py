@@ -34,7 +34,7 @@ DOWN_TIMEOUT_MS: Final = 10_000
 
 _data_dir_option = click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="Data folder of the cluster. [default: what the configuration says, or ./mqmesh-data]",
 )
 
@@ -44,7 +44,7 @@ _data_dir_option = click.option(
 @_data_dir_option
 @json_option
 def up(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
 
@@ -85,7 +85,7 @@ def up(
 @_data_dir_option
 @json_option
 def status(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
 ) -> int:
     """Show the processes of a running cluster, asking each how it is.
 
@@ -142,7 +142,7 @@ def status(
 @_data_dir_option
 @json_option
 def down(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: Path | None, as_json: bool
+    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
 ) -> int:
     """Stop a running cluster, and wait until it has stopped.
 
@@ -166,7 +166,7 @@ def down(
     return ExitCode.OK
 
 
-def _with_data_dir(overrides: tuple[str, ...], data_dir: Path | None) -> list[str]:
+def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str]:
     return [*overrides, *([f"data_dir={data_dir}"] if data_dir is not None else [])]
 
 

@@ -180,7 +180,7 @@ def _warn_if_missing(topic: str, namesrv: str) -> None:
         try:
             admin.route(topic)
         except TopicNotFound:
-            click.echo(f"topic {topic} does not exist yet; waiting for it", err=True)
+            click.echo(f"no broker serves topic {topic} now; waiting for one", err=True)
 
 
 def _start_position(where: str, now_ms: int) -> dict[str, Any]:

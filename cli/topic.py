@@ -23,6 +23,7 @@ PERMS: Final = {
 _NAME_OF_PERM: Final = {int(perm): name for name, perm in PERMS.items()}
 
 _queues = click.IntRange(0, MAX_QUEUES_PER_TOPIC)
+_some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
 
 
 @click.group()
@@ -74,9 +75,9 @@ def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
 @topic.command()
 @click.argument("name")
 @click.option(
-    "-q", "--queues", type=_queues, help="Read and write queues on each broker. [default: 4]"
+    "-q", "--queues", type=_some_queues, help="Read and write queues on each broker. [default: 4]"
 )
-@click.option("--read-queues", type=_queues, help="Queues that consumers are given.")
+@click.option("--read-queues", type=_some_queues, help="Queues that consumers are given.")
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option(
     "--perm", type=click.Choice(list(PERMS)), default="rw", show_default=True, help="Who may what."

@@ -26,7 +26,7 @@ from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreLocked
 from mqmesh.logs import one_line
 
 PARENT_PIPE: Final = 0
-"""Descriptor whose end of file says that the supervisor is gone: standard input."""
+"""Descriptor whose end of file says that whoever started this process is gone: standard input."""
 
 _READY = re.compile(r"READY role=(\S+) name=(\S+) endpoint=(\S+) pid=(\d+)\Z")
 _WRONG_SETTING: Final = frozenset(
@@ -204,7 +204,7 @@ def _stop_with_parent(loop: Loop) -> None:
         if os.read(PARENT_PIPE, 4_096):
             return  # nobody writes there, and it would mean nothing
         loop.remove(PARENT_PIPE)
-        _log.warning("the supervisor is gone; stopping")
+        _log.warning("who started this process is gone; stopping")
         loop.stop()
 
     try:

@@ -189,7 +189,7 @@ def test_a_stopped_broker_stops_its_index_process(cluster, query):
     broker = cluster.brokers["broker-a"]
     assert broker.stop() == 0
     assert not Path(f"/proc/{pid}").exists()
-    assert "supervisor is gone" not in (cluster.folder / "broker-a.log").read_text()
+    assert "is gone; stopping" not in (cluster.folder / "broker-a.log").read_text()
 
 
 def test_an_index_that_was_removed_is_made_again(cluster, producer, query):
