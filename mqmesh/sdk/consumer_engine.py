@@ -265,9 +265,10 @@ class ConsumerEngine(Generic[S]):
         return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
 
     def _report_commit(self, error: MQMeshError | None) -> None:
-        if error is None or self._closing or self.client.closed:
-            return  # who closes commits all of it once more, and gives the queues back
-        if isinstance(error, StaleGeneration):
+        stale = isinstance(error, StaleGeneration)
+        if error is None or self.client.closed or (stale and self._closing):
+            return  # queues that were given back; the last commit reports for itself
+        if stale:
             self.memberships.doubt()
             self.client.heartbeat_now()  # its answer tells what to do
         _log.warning("group %s: offsets were not committed: %s", self.group, error)
@@ -275,9 +276,9 @@ class ConsumerEngine(Generic[S]):
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
         reachable = self._reachable()
         self.commit(reachable, lambda error: on_done(True if error is None else error))
-        sinks = {queue: self.assigned[queue].sink for queue in reachable}
         # A queue whose listener still runs stays locked until the lock's time is over.
-        self.offsets.release([q for q, s in sinks.items() if s is None or s.is_idle()])
+        busy = {queue for queue, sink in self.sinks().items() if not sink.is_idle()}
+        self.offsets.release([queue for queue in reachable if queue not in busy])
 
     def _stop_pulling(self) -> None:
         self._closing = True
@@ -544,10 +545,9 @@ class ConsumerEngine(Generic[S]):
     def _begin_queue(self, state: Assigned[S], position: Position) -> None:
         queue = state.queue
         state.sink = self._make_sink(queue, position.queue_offset)
-        subscription = self._subscriptions[queue.topic]
-        selector = MessageSelector(
-            expression=subscription.expression, expression_type=subscription.expression_type
-        )
+        wanted = self._subscriptions[queue.topic]
+        text, kind = wanted.expression, wanted.expression_type
+        selector = MessageSelector(expression=text, expression_type=kind)
         address = self.client.routes.address(queue.broker_name)
         state.loop = PullLoop(
             queue,
