@@ -561,13 +561,17 @@ def decode_messages(
         found, payload = find_messages(payload, containing)
         places = [places[number] for number in found]
     messages = decode_payload(payload)
-    topic = meta.topic
+    _give_places(messages, places, info)
+    return messages
+
+
+def _give_places(messages: list[StoredMessage], places: Sequence[int], info: BatchInfo) -> None:
+    topic = info.topic
     for queue_offset, message in zip(places, messages, strict=False):
         if message.topic != topic:  # a retried message keeps the topic it was sent to
             _check_foreign_topic(message.topic)
         message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop
         message.batch = info
-    return messages
 
 
 @lru_cache(maxsize=1024)
