@@ -32,9 +32,17 @@ PINGS_AT_ONCE: Final = 16
 REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
 
+
+def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("it is empty")  # as of a shell variable that is not set
+    return value
+
+
 _data_dir_option = click.option(
     "--data-dir",
     type=click.Path(),
+    callback=_not_empty,
     help="Data folder of the cluster. [default: what the configuration says, or ./mqmesh-data]",
 )
 
