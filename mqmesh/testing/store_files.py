@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from mqmesh.clock import Clock
 from mqmesh.record_batch import decode_messages, read_header
+from mqmesh.storage.disk_space import SpaceOf, system_space
 from mqmesh.storage.interface import (
     GetStatus,
     MessageStore,
@@ -41,14 +43,22 @@ class StoreFiles:
         self._copies = 0
         self._stores: list[CommitLogStore] = []
 
-    def open(self) -> CommitLogStore:
-        """The store, recovered."""
+    def open(
+        self, *, clock: Clock | None = None, space_of: SpaceOf = system_space
+    ) -> CommitLogStore:
+        """The store, recovered.
+
+        Args:
+            clock: Source of time; one that stands still by default.
+            space_of: Looks at the disk.
+        """
         store = CommitLogStore.open(
             self.directory,
             self.config,
-            clock=ManualClock(),
+            clock=clock or ManualClock(),
             wake=lambda: None,
             on_progress=self.progress.append,
+            space_of=space_of,
         )
         self._stores.append(store)
         return store
@@ -62,7 +72,8 @@ class StoreFiles:
         """The files as they are now: what is there after the death of the process.
 
         Args:
-            at_rest: Wait until helper threads change nothing; else the caller stops them.
+            at_rest: Wait until the helper threads of the stores that were opened here change
+                nothing; else the caller stops them.
         """
         if at_rest:
             for store in self._stores:

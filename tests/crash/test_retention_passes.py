@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,20 +38,11 @@ class Kept:
         self.clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
         self.space = ROOMY
         self.sequence = 0
-        self.stores: list[CommitLogStore] = []
         self.store = self.open()
 
-    def open(self, directory: Path | None = None) -> CommitLogStore:
-        store = CommitLogStore.open(
-            directory or self.files.directory,
-            self.files.config,
-            clock=self.clock,
-            wake=lambda: None,
-            on_progress=lambda progress: None,
-            space_of=lambda path: self.space,
-        )
-        self.stores.append(store)
-        return store
+    def open(self, files: StoreFiles | None = None) -> CommitLogStore:
+        # By its files, which know of its threads then: a copy waits for them.
+        return (files or self.files).open(clock=self.clock, space_of=lambda path: self.space)
 
     def reopen(self, **settings: Any) -> None:
         """Opens the store again, with other settings."""
@@ -96,8 +86,7 @@ class Kept:
 def kept(files: StoreFiles) -> Iterator[Kept]:
     kept = Kept(files)
     yield kept
-    for store in kept.stores:
-        store.close()
+    kept.store.close()
 
 
 def numbers(store: CommitLogStore, queue_id: int = 0) -> list[int]:
@@ -241,7 +230,7 @@ def test_opening_on_a_full_disk_removes_nothing(kept: Kept) -> None:
     before = kept.segments()
     kept.space = Space(99 * TIB, 1 * TIB)
     copy = kept.files.copy()
-    kept.store = kept.open(copy.directory)
+    kept.store = kept.open(copy)
     assert kept.store.stats().disk_full
     kept.run(9_000)
     kept.files = copy
@@ -259,6 +248,8 @@ def test_a_kill_at_every_step_leaves_a_store_that_begins_where_its_log_does(kept
     while len(kept.files.queue_files()) == 2 and len(kept.segments()) > 1:
         assert time.monotonic() < deadline
         kept.tick()
+        # One step each: the names and the files of a copy are those of the same moment.
+        kept.store.wait_for_chores()
         names = (*kept.segments(), *kept.files.queue_files())
         if names not in images:
             images[names] = kept.files.copy()
@@ -274,7 +265,7 @@ def check_killed(kept: Kept, image: StoreFiles, another_boot: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if another_boot:
             patch.setattr("mqmesh.storage.opening.read_boot_id", lambda: os.urandom(16))
-        store = kept.open(copy.directory)
+        store = kept.open(copy)
     stats = store.stats()
     oldest = min(path.name for path in (copy.directory / "commitlog").iterdir())
     assert stats.min_commitlog_offset == int(oldest)
