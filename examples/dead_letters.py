@@ -14,7 +14,6 @@ import time
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     DeadLetterClient,
     Message,
     Producer,
@@ -39,7 +38,7 @@ class Bank:
         with self._changed:
             self._balances[name] = 0
 
-    def book(self, messages: list[StoredMessage]) -> ConsumeResult:
+    def book(self, messages: list[StoredMessage]) -> None:
         """Listener of the payments; an account that is missing makes it fail."""
         for message in messages:
             name = message.keys[0]
@@ -47,7 +46,6 @@ class Bank:
                 self._balances[name] += int(message.body)  # raises KeyError
                 self.booked.append(name)
                 self._changed.notify_all()
-        return ConsumeResult.SUCCESS
 
     def wait_for(self, name: str) -> None:
         """Waits until a payment to a name was booked."""

@@ -16,7 +16,6 @@ from flights import rows, to_message
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     MessageSelector,
     Producer,
     PushConsumer,
@@ -51,13 +50,12 @@ def consume(
     done, lock = threading.Event(), threading.Lock()
     begin_s: list[float] = []
 
-    def listen(messages: Sequence[StoredMessage]) -> ConsumeResult:
+    def listen(messages: Sequence[StoredMessage]) -> None:
         with lock:
             begin_s.append(time.monotonic())
             got.update(message.body for message in messages)
             if got.total() >= count:
                 done.set()
-        return ConsumeResult.SUCCESS
 
     consumer = PushConsumer(
         f"{topic}-{selector.expression_type}-{len(selector.expression)}",

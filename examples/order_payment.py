@@ -25,7 +25,6 @@ from typing import Any
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     LocalTransactionState,
     Message,
     PushConsumer,
@@ -139,7 +138,7 @@ def ship(path: str, namesrv: str, idle_s: float) -> None:
     """Ships what was paid, until nothing has come for a while."""
     came = threading.Event()
 
-    def listen(messages: list[StoredMessage]) -> ConsumeResult:
+    def listen(messages: list[StoredMessage]) -> None:
         with database(path) as db:
             for message in messages:
                 db.execute(
@@ -148,7 +147,6 @@ def ship(path: str, namesrv: str, idle_s: float) -> None:
                     (message.keys[0], message.message_id),
                 )
         came.set()
-        return ConsumeResult.SUCCESS
 
     consumer = PushConsumer(
         "shipping", namesrv_addr=namesrv, consume_from_where=ConsumeFromWhere.FIRST_OFFSET

@@ -19,7 +19,6 @@ import time
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     Message,
     Producer,
     PushConsumer,
@@ -88,7 +87,6 @@ def main() -> int:
                 )
             if all(shop.states.get(order) == "given up" for order in unpaid):
                 done.set()
-            return ConsumeResult.SUCCESS
 
         consumer = PushConsumer(
             "shop-timeouts",

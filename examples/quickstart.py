@@ -32,7 +32,6 @@ from rich.table import Table
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     MQMeshError,
     Producer,
     PushConsumer,
@@ -90,14 +89,13 @@ def consume(namesrv: str, group: str) -> None:
     carriers: Counter[str] = Counter()
     times: list[float] = []
 
-    def count(messages: list[StoredMessage]) -> ConsumeResult:
+    def count(messages: list[StoredMessage]) -> None:
         tags = Counter([message.tag or "" for message in messages])
         with lock:
             carriers.update(tags)
             times[1:] = [time.time()]
             if len(times) == 1:
                 times.append(times[0])
-        return ConsumeResult.SUCCESS
 
     consumer = PushConsumer(
         group,

@@ -2,7 +2,6 @@
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     Message,
     Producer,
     PushConsumer,
@@ -18,12 +17,11 @@ def main() -> None:
     """Asks for three prices, each a round trip of milliseconds."""
     with Producer("price-asker") as asker, Producer("price-teller") as teller:
 
-        def listen(messages: list[StoredMessage]) -> ConsumeResult:
+        def listen(messages: list[StoredMessage]) -> None:
             for message in messages:
                 if is_request(message):
                     # False: whoever asked waits no more. It is not asked again.
                     teller.reply(message, PRICES.get(message.body, b"unknown"))
-            return ConsumeResult.SUCCESS
 
         service = PushConsumer("price-service", consume_from_where=ConsumeFromWhere.LAST_OFFSET)
         service.subscribe(TOPIC, listener=listen)

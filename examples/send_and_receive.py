@@ -4,7 +4,6 @@ import threading
 
 from mqmesh import (
     ConsumeFromWhere,
-    ConsumeResult,
     Message,
     Producer,
     PushConsumer,
@@ -18,11 +17,10 @@ def main() -> None:
     """Sends, receives, and ends."""
     arrived = threading.Semaphore(0)
 
-    def listen(messages: list[StoredMessage]) -> ConsumeResult:
+    def listen(messages: list[StoredMessage]) -> None:
         for message in messages:
             print(f"received {message.body!r} tag={message.tag} id={message.message_id}")
             arrived.release()
-        return ConsumeResult.SUCCESS
 
     with Producer("hello-producer") as producer:
         result = producer.send(Message(TOPIC, b"one, and I waited for it", tag="sync"))

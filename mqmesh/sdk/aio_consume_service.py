@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consume_work import (
     OnFailed,
     Portion,
@@ -25,7 +25,7 @@ from mqmesh.sdk.pulled_batch import PulledBatch
 CALLS_PER_TURN: Final = 64
 """A task whose listener never really waits lets others run after so many calls."""
 
-AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult]]
+AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult | None]]
 
 _SUCCESS: Final = ConsumeResult.SUCCESS
 _log = logging.getLogger(__name__)
@@ -161,16 +161,14 @@ class AioConsumeService(Workers):
                 if is_ending(error):
                     raise
                 result = error
-            if result is _SUCCESS:
+            if result is None or result is _SUCCESS or (cause := why_again(result)) is None:
                 portion.span.mark(first, last, DONE)
             else:
-                self._fail(portion, messages, result)
+                self._fail(portion, messages, cause)
             if calls % CALLS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _fail(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def _fail(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         messages = park(portion.span, messages)
         if messages and not portion.work.revoked:
             self._on_failed(portion, messages, cause)

@@ -11,7 +11,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
 from mqmesh.sdk.aio_orderly_service import AioOrderlyService
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import ConsumeResult, is_coroutine_function
 from mqmesh.sdk.consume_work import QueueWork, Workers
 from mqmesh.sdk.message_selector import Wanted
 from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
@@ -279,7 +279,7 @@ class _InnerPushConsumer(BlockingPushConsumer):
         )
 
     def _make_retry_listener(self) -> "_Bridge":
-        async def listen(messages: list[StoredMessage]) -> ConsumeResult:
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
             bridge = self._listener_of(messages[0].topic)
             assert isinstance(bridge, _Bridge)
             return await bridge.listener(messages)
@@ -293,7 +293,7 @@ class _Bridge:
     def __init__(self, listener: AsyncListener) -> None:
         self.listener = listener
 
-    def __call__(self, messages: list[StoredMessage]) -> ConsumeResult:
+    def __call__(self, messages: list[StoredMessage]) -> ConsumeResult | None:
         raise AssertionError("only the asyncio service calls it, and it calls the coroutine")
 
 
@@ -359,7 +359,7 @@ class PushConsumer:
         Raises:
             InvalidArgument: As there, or the listener is not a coroutine function.
         """
-        if not asyncio.iscoroutinefunction(listener):
+        if not is_coroutine_function(listener):
             raise InvalidArgument("listener must be a coroutine function (async def)")
         self._inner.subscribe(topic, expression, listener=_Bridge(listener))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqmesh.sdk.aio_consume_service import AsyncListener, is_ending
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, why_again
 from mqmesh.sdk.consume_work import QueueWork
 from mqmesh.sdk.orderly_queue import Failure, OrderlyQueue, QueueState
 from mqmesh.sdk.orderly_service import CALLS_PER_TURN, OrderlyWorkers, ToDeadLetters
@@ -110,7 +110,8 @@ class AioOrderlyService(OrderlyWorkers):
 
     async def _consume(self, work: OrderlyQueue) -> None:
         failure: Failure | None = None
-        result: BaseException | object = None
+        cause: Cause | None = None
+        result: object
         listener = self._listener_of(work)
         try:
             for calls in range(1, CALLS_PER_TURN + 1):
@@ -123,12 +124,12 @@ class AioOrderlyService(OrderlyWorkers):
                     if is_ending(error):
                         raise
                     result = error
-                if result is not ConsumeResult.SUCCESS:
+                if (cause := why_again(result)) is not None:
                     self.failures += 1
-                    failure = work.fail(result)
+                    failure = work.fail(cause)
                     break
                 work.succeed()
                 if calls % CALLS_BETWEEN_PAUSES == 0:
                     await asyncio.sleep(0)
         finally:
-            self._settle(work, failure, result)
+            self._settle(work, failure, cause)

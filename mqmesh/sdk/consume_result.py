@@ -1,7 +1,9 @@
 """What a listener answers."""
 
 import enum
+import inspect
 from collections.abc import Callable
+from typing import Final
 
 from mqmesh.message import StoredMessage
 
@@ -10,12 +12,47 @@ class ConsumeResult(enum.Enum):
     """What became of messages that a listener was given."""
 
     SUCCESS = "SUCCESS"
-    """They are done and need not come again."""
+    """They are done and need not come again. Returning nothing means the same."""
     RECONSUME_LATER = "RECONSUME_LATER"
     """They shall come again after a while. Raising an exception means the same."""
     SUSPEND_CURRENT_QUEUE_A_MOMENT = RECONSUME_LATER
     """The same, by the name that RocketMQ has for it in ordered consumption."""
 
 
-Listener = Callable[[list[StoredMessage]], ConsumeResult]
+Listener = Callable[[list[StoredMessage]], ConsumeResult | None]
 """Consumes messages of one queue, in order; called from several threads at once."""
+
+_SUCCESS: Final = ConsumeResult.SUCCESS
+
+Cause = BaseException | ConsumeResult
+"""Why messages come again: what the listener raised, or ``RECONSUME_LATER``."""
+
+
+def why_again(answer: object) -> Cause | None:
+    """Why messages come again after a call of their listener; None when they are done.
+
+    Args:
+        answer: What the listener returned, or raised.
+
+    Returns:
+        An exception, or ``RECONSUME_LATER``. Whatever else was returned means success, but for a
+        coroutine: nobody awaits it, so nothing of the work was done.
+    """
+    if answer is None or answer is _SUCCESS:
+        return None
+    if answer is ConsumeResult.RECONSUME_LATER or isinstance(answer, BaseException):
+        return answer
+    if not inspect.isawaitable(answer):
+        return None
+    if inspect.iscoroutine(answer):
+        answer.close()
+    return TypeError(
+        f"the listener returned {type(answer).__name__}, which nobody awaits; coroutine functions "
+        "are for PushConsumer of mqmesh.aio"
+    )
+
+
+def is_coroutine_function(listener: object) -> bool:
+    """True for what returns a coroutine when it is called: functions, methods, and objects."""
+    call = getattr(type(listener), "__call__", None)  # noqa: B004 - which one, not whether
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consume_work import (
     OnFailed,
     Portion,
@@ -261,10 +261,10 @@ class ConsumeService(Workers):
                 result = listener([message])  # type: ignore[list-item]
             except BaseException as error:
                 result = error
-            if result is _SUCCESS:
+            if result is None or result is _SUCCESS or (cause := why_again(result)) is None:
                 states[message.queue_offset - base] = DONE  # type: ignore[union-attr]
             else:
-                self._fail(portion, [message], result)  # type: ignore[list-item]
+                self._fail(portion, [message], cause)  # type: ignore[list-item]
 
     def _consume_lists(self, portion: Portion) -> None:
         listener, span = portion.work.listener, portion.span
@@ -276,14 +276,12 @@ class ConsumeService(Workers):
                 result = listener(messages.copy())  # theirs to change
             except BaseException as error:
                 result = error
-            if result is _SUCCESS:
+            if result is None or result is _SUCCESS or (cause := why_again(result)) is None:
                 span.mark(first, last, DONE)
             else:
-                self._fail(portion, messages, result)
+                self._fail(portion, messages, cause)
 
-    def _fail(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def _fail(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         messages = park(portion.span, messages)
         if not messages or portion.work.revoked:
             return  # somebody else has them

@@ -13,7 +13,7 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consume_result import Listener
+from mqmesh.sdk.consume_result import Cause, Listener
 from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.units import MAX_OFFSET
@@ -217,15 +217,13 @@ def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> It
 class OnFailed(Protocol):
     """What becomes of messages whose listener failed; called by a worker."""
 
-    def __call__(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def __call__(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Sees to it that they come again.
 
         Args:
             portion: Which they were part of; their states are ``PARKED``.
             messages: What the failed call was given.
-            cause: What the listener raised, or answered instead of SUCCESS.
+            cause: What the listener raised, or ``RECONSUME_LATER``.
         """
 
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
 from mqmesh.sdk.back_sender import BackSender, SentBack
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, ConsumeResult
 from mqmesh.sdk.consume_work import OnFailed, Portion
 from mqmesh.sdk.local_retry import report_failure
 from mqmesh.sdk.process_queue import DONE, PARKED, Span
@@ -32,9 +32,7 @@ class Retry(Protocol):
 
     failures: int
 
-    def on_failed(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Takes over a failed call's messages; called by a worker."""
 
     def on_undecodable(
@@ -98,9 +96,7 @@ class GroupRetry:
         self._call_later = call_later
         self._keep = keep
 
-    def on_failed(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Sends a failed call's messages back; called by a worker."""
         self.failures += 1
         report_failure(messages, portion.attempt, cause, "it is sent back for a later try")
@@ -150,7 +146,7 @@ class GroupRetry:
         self,
         portion: Portion,
         messages: list[StoredMessage],
-        cause: BaseException | object,
+        cause: Cause,
         reason: str,
     ) -> None:
         first, last = messages[0], messages[-1]
@@ -194,12 +190,10 @@ class GroupRetry:
         send()
 
 
-def reason_of(cause: BaseException | object) -> str:
+def reason_of(cause: Cause) -> str:
     """Why a call failed, in the words that travel with the messages."""
     if cause is ConsumeResult.RECONSUME_LATER:
         return "the listener answered RECONSUME_LATER"
-    if not isinstance(cause, BaseException):
-        return f"the listener returned {type(cause).__name__}, not a ConsumeResult"
     kind = type(cause)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):

@@ -9,7 +9,7 @@ from typing import Final
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, ConsumeResult
 from mqmesh.sdk.consume_work import Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, OPEN, Span
 
@@ -42,9 +42,7 @@ class LocalRetry:
         self._submit = submit
         self._delays_ms = delays_ms
 
-    def on_failed(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Plans the next try of a failed call's messages; called by a worker."""
         self.failures += 1
         delay_ms = self._delays_ms[min(portion.attempt, len(self._delays_ms) - 1)]
@@ -71,9 +69,7 @@ class NoRetry:
     def __init__(self) -> None:
         self.failures = 0
 
-    def on_failed(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Gives up a failed call's messages; called by a worker."""
         self.failures += 1
         report_failure(
@@ -115,7 +111,7 @@ class NoRetry:
 def report_failure(
     messages: list[StoredMessage],
     attempt: int,
-    cause: BaseException | object,
+    cause: Cause,
     then: str,
     *,
     wanted: bool = True,
@@ -125,7 +121,7 @@ def report_failure(
     Args:
         messages: What its call was given.
         attempt: How often they have failed here before.
-        cause: What it raised, or answered instead of SUCCESS.
+        cause: What it raised, or ``RECONSUME_LATER``.
         then: What comes next.
         wanted: A listener that asks for a later try gets one, so that is no news.
     """
@@ -133,11 +129,7 @@ def report_failure(
     what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
     where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
     told = (
-        "failed with an exception"
-        if isinstance(cause, BaseException)
-        else "is to come again later"
-        if cause is ConsumeResult.RECONSUME_LATER
-        else f"got {cause!r} from its listener, which must return a ConsumeResult"
+        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
     )
     # One trace is enough: the same failure may repeat for hours.
     trace = cause if isinstance(cause, BaseException) and attempt == 0 else None

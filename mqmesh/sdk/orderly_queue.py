@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult, Listener
+from mqmesh.sdk.consume_result import Cause, ConsumeResult, Listener
 from mqmesh.sdk.consume_work import OnBroken, Portion, QueueWork
 from mqmesh.sdk.process_queue import DONE, Span
 from mqmesh.sdk.pulled_batch import PulledBatch
@@ -173,7 +173,7 @@ class OrderlyQueue(QueueWork):
         self.current = None
         self.attempt = 0
 
-    def fail(self, cause: BaseException | object) -> Failure:
+    def fail(self, cause: Cause) -> Failure:
         """What was called failed."""
         assert self.current is not None
         first = self.current[0]
@@ -193,17 +193,11 @@ class OrderlyQueue(QueueWork):
         self.current = None
 
 
-def _report(
-    first: StoredMessage, count: int, attempt: int, cause: BaseException | object, spent: bool
-) -> None:
+def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent: bool) -> None:
     what = f"message {first.message_id}" + (f" and {count - 1} more" if count > 1 else "")
     where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
     told = (
-        "failed with an exception"
-        if isinstance(cause, BaseException)
-        else "is to come again later"
-        if cause is ConsumeResult.RECONSUME_LATER
-        else f"got {cause!r} from its listener, which must return a ConsumeResult"
+        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
     )
     then = "it goes to the dead letters" if spent else "its queue waits, and it is tried again"
     # One trace is enough: the same failure may repeat for hours.

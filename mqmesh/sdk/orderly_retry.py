@@ -14,6 +14,7 @@ from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.back_sender import BackSender, SentBack
+from mqmesh.sdk.consume_result import Cause
 from mqmesh.sdk.consume_work import Portion
 from mqmesh.sdk.group_retry import Retry, consecutive, reason_of
 from mqmesh.sdk.orderly_service import ToDeadLetters
@@ -68,9 +69,7 @@ class OrderlyRetry(Retry):
         self._pass_over = pass_over
         self._unreadable: dict[MessageQueue, Unreadable] = {}
 
-    def on_failed(
-        self, portion: Portion, messages: list[StoredMessage], cause: BaseException | object
-    ) -> None:
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         raise AssertionError("what fails in order is not taken out of it")
 
     def on_undecodable(
@@ -145,7 +144,7 @@ def to_dead_letters(sender: BackSender) -> ToDeadLetters:
 
     def send(
         messages: list[StoredMessage],
-        cause: BaseException | object,
+        cause: Cause,
         on_done: Callable[[bool], None],
     ) -> None:
         groups = list(consecutive(messages))

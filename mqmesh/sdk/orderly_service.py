@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consume_result import Cause, why_again
 from mqmesh.sdk.consume_work import QueueWork, Workers, make_portions
 from mqmesh.sdk.orderly_queue import BUSY, Failure, OrderlyQueue, QueueState
 from mqmesh.sdk.process_queue import Span
@@ -23,8 +23,6 @@ from mqmesh.sdk.pulled_batch import PulledBatch
 CALLS_PER_TURN: Final = 256
 """A queue with many messages lets others have the worker after so many calls."""
 
-_SUCCESS: Final = ConsumeResult.SUCCESS
-
 
 class ToDeadLetters(Protocol):
     """Makes dead letters of messages."""
@@ -32,14 +30,14 @@ class ToDeadLetters(Protocol):
     def __call__(
         self,
         messages: list[StoredMessage],
-        cause: BaseException | object,
+        cause: Cause,
         on_done: Callable[[bool], None],
     ) -> None:
         """From a worker's thread; ``on_done`` is told in the client's, whether they are safe.
 
         Args:
             messages: Of one queue, in order.
-            cause: What the listener raised, or answered instead of SUCCESS.
+            cause: What the listener raised, or ``RECONSUME_LATER``.
             on_done: Told True when they are stored as dead letters.
         """
 
@@ -148,7 +146,7 @@ class OrderlyWorkers(Workers):
             else:
                 self._make_ready(work)
 
-    def _settle(self, work: OrderlyQueue, failure: Failure | None, cause: object) -> None:
+    def _settle(self, work: OrderlyQueue, failure: Failure | None, cause: Cause | None) -> None:
         """A worker has done with a queue for now."""
         dead: list[StoredMessage] | None = None
         with self._changed:
@@ -168,7 +166,7 @@ class OrderlyWorkers(Workers):
             else:
                 work.state = QueueState.HALTED
                 self._halted.add(work)
-        if dead is not None:
+        if dead is not None and cause is not None:
             self._to_dead_letters(dead, cause, lambda safe: self._after_letter(work, safe))
         elif failure is Failure.SUSPEND:
             self._call_later(self._suspend_ms, lambda: self._resume(work, QueueState.SUSPENDED))
@@ -256,7 +254,8 @@ class OrderlyService(OrderlyWorkers):
 
     def _consume(self, work: OrderlyQueue) -> None:
         failure: Failure | None = None
-        result: BaseException | object = None
+        cause: Cause | None = None
+        result: object
         for _ in range(CALLS_PER_TURN):
             messages = work.next_call()
             if messages is None or self._closed:
@@ -265,9 +264,9 @@ class OrderlyService(OrderlyWorkers):
                 result = work.listener(messages.copy())
             except BaseException as error:
                 result = error
-            if result is not _SUCCESS:
+            if (cause := why_again(result)) is not None:
                 self.failures += 1
-                failure = work.fail(result)
+                failure = work.fail(cause)
                 break
             work.succeed()
-        self._settle(work, failure, result)
+        self._settle(work, failure, cause)

@@ -20,7 +20,7 @@ from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.back_sender import BackSender
 from mqmesh.sdk.consume_result import ConsumeResult as ConsumeResult
-from mqmesh.sdk.consume_result import Listener
+from mqmesh.sdk.consume_result import Listener, is_coroutine_function
 from mqmesh.sdk.consume_service import ConsumeService
 from mqmesh.sdk.consume_work import QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
@@ -140,15 +140,14 @@ class PushConsumer:
     """Calls a listener with the messages of its topics, on several threads.
 
     The members of a group share the queues of a topic. A message is done when the listener
-    answers ``ConsumeResult.SUCCESS``. If it answers ``RECONSUME_LATER`` or raises, the message
-    comes again to a member of the group, after 10 s, 30 s, 1 minute and so on; what failed
-    after ``max_reconsume_times`` of these retries is a dead letter in ``%DLQ%<group>``. After a
-    crash some messages come again, so a listener must bear repeats::
+    returns. If it raises, or returns ``ConsumeResult.RECONSUME_LATER``, the message comes again
+    to a member of the group, after 10 s, 30 s, 1 minute and so on; what failed after
+    ``max_reconsume_times`` of these retries is a dead letter in ``%DLQ%<group>``. After a crash
+    some messages come again, so a listener must bear repeats::
 
         def on_messages(messages):
             for message in messages:
                 print(message.body)
-            return ConsumeResult.SUCCESS
 
         with PushConsumer("audit") as consumer:
             consumer.subscribe("orders", listener=on_messages)
@@ -279,17 +278,23 @@ class PushConsumer:
             expression: Tags joined by ``||``, ``*`` for all messages, a
                 ``MessageSelector``, or a ``PythonFilter``.
             listener: Called with 1 to ``consume_message_batch_max_size`` messages of one queue,
-                from several threads at once; must return a ``ConsumeResult``.
+                from several threads at once. They are done when it returns, unless it returns
+                ``ConsumeResult.RECONSUME_LATER``.
 
         Raises:
             InvalidArgument: The topic's name or the expression is illegal, or the listener
-                cannot be called.
+                cannot be called, or is a coroutine function.
             ClientClosed: After ``close``.
         """
         check_topic(topic)
         selector = as_selector(expression)
         if not callable(listener):
             raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
+        if is_coroutine_function(listener):
+            raise InvalidArgument(
+                "listener is a coroutine function, which this consumer would not await; "
+                "PushConsumer of mqmesh.aio does"
+            )
 
         def subscribe() -> None:
             if self._listeners.get(topic, listener) is not listener:
@@ -401,7 +406,7 @@ class PushConsumer:
         return listener
 
     def _make_retry_listener(self) -> Listener:
-        def listen(messages: list[StoredMessage]) -> ConsumeResult:
+        def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
             return self._listener_of(messages[0].topic)(messages)
 
         return listen

@@ -75,6 +75,29 @@ def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_o
     asyncio.run(run())
 
 
+def test_a_listener_that_returns_nothing_has_done_its_messages():
+    async def run():
+        ended, failed = asyncio.Event(), []
+
+        async def listen(messages):
+            await asyncio.sleep(0)
+
+        work = QueueWork(listen, 1, ended.set, lambda error: None)
+        span = Span(0, bytearray(3), 0)
+        service = AioConsumeService(2, lambda work: listen, lambda *arguments: failed.append(1))
+        service.attach(asyncio.get_running_loop())
+        messages = [StoredMessage("t", b"x", queue_offset=at) for at in range(3)]
+        service.submit_again(work, messages, span, 0)
+        async with asyncio.timeout(10):
+            while span.states != bytes([DONE, DONE, DONE]):
+                ended.clear()
+                await ended.wait()
+        assert not failed
+        assert await asyncio.to_thread(service.close, 10)
+
+    asyncio.run(run())
+
+
 def test_a_task_that_is_cancelled_itself_ends():
     async def run():
         begun, failed = asyncio.Event(), []

@@ -269,11 +269,26 @@ def test_a_listener_cannot_end_its_thread(make_case, error):
     assert case.failed == [([0], error)]
 
 
-def test_any_other_answer_is_a_failure(make_case):
-    case = make_case(listener=lambda found: None)
-    case.submit(0, 1)
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("answer", [None, ConsumeResult.SUCCESS, True, "done"])
+def test_whatever_a_listener_returns_but_a_later_try_is_success(make_case, batch_size, answer):
+    case = make_case(batch_size=batch_size, listener=lambda found: answer)
+    case.submit(0, 9)
+    case.until_done(9)
+    assert case.failed == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_coroutine_that_nobody_awaits_is_no_success(make_case, batch_size):
+    async def listen(found):
+        raise AssertionError("nobody awaits it")
+
+    case = make_case(batch_size=batch_size, listener=lambda found: listen(found))
+    case.submit(0, batch_size)
     case.until(lambda: case.failed)
-    assert case.failed == [([0], None)]
+    (failed,) = case.failed
+    assert failed[0] == list(range(batch_size))
+    assert isinstance(failed[1], TypeError)
 
 
 def test_a_listener_may_change_its_list(make_case):

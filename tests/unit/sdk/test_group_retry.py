@@ -145,7 +145,6 @@ class Unspeakable(Exception):
     ("cause", "reason"),
     [
         (ConsumeResult.RECONSUME_LATER, "the listener answered RECONSUME_LATER"),
-        (None, "the listener returned NoneType, not a ConsumeResult"),
         (ValueError("x"), "ValueError: x"),
         (KeyError(), "KeyError"),
         (CorruptBatch("y"), "mqmesh.errors.CorruptBatch: y"),

@@ -78,7 +78,6 @@ def test_what_belongs_to_another_member_is_not_tried_again():
     ("cause", "level", "words"),
     [
         (ValueError("no"), logging.WARNING, "failed with an exception"),
-        (None, logging.WARNING, "got None from its listener, which must return a ConsumeResult"),
         (ConsumeResult.RECONSUME_LATER, logging.DEBUG, "is to come again later"),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_call_gets_several_messages_in_order(case):
 # ---- Failures -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure", [ValueError("no"), ConsumeResult.RECONSUME_LATER, None])
+@pytest.mark.parametrize("failure", [ValueError("no"), ConsumeResult.RECONSUME_LATER])
 def test_a_failed_message_holds_up_its_queue_and_is_tried_again(case, failure):
     case.failing[3] = failure
     case.submit(case.queue(), 0, 6)
@@ -222,6 +222,14 @@ def test_a_failed_message_holds_up_its_queue_and_is_tried_again(case, failure):
     case.until(lambda: case.done() == 6)
     assert case.offsets() == [0, 1, 2, 3, 3, 3, 4, 5]
     assert case.service.failures == 2
+
+
+def test_a_listener_that_returns_nothing_has_done_its_messages(case):
+    case.failing[3] = None
+    case.submit(case.queue(), 0, 6)
+    case.until(lambda: case.done() == 6)
+    assert case.offsets() == [0, 1, 2, 3, 4, 5]
+    assert case.service.failures == 0
 
 
 def test_a_message_knows_how_often_it_failed(case):
@@ -330,7 +338,7 @@ def test_a_queue_at_rest_is_given_up_at_once(case, state):
     if state == "halted":
         permit.given = False
     if state == "suspended":
-        case.failing[0] = None
+        case.failing[0] = ValueError("no")
     if state != "new":
         case.submit(work, 0, 1)
         case.until(lambda: case.timers or work in case.service._halted)
@@ -414,7 +422,7 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
                 seen[name].append(at)
                 if all(len(some) == 100 for some in seen.values()):
                     done.set()
-                return ConsumeResult.SUCCESS
+                return ConsumeResult.SUCCESS if at % 2 else None
 
             queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always())
             queue.name = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from mqmesh.errors import InvalidArgument
@@ -16,7 +18,7 @@ from mqmesh.sdk.consumer_options import (
 from mqmesh.sdk.options import make_options
 from mqmesh.sdk.process_queue import DONE, FlowLimits
 from mqmesh.sdk.pull_loop import PullSettings
-from mqmesh.sdk.push_consumer import PushSink
+from mqmesh.sdk.push_consumer import PushConsumer, PushSink
 from mqmesh.units import MIB
 
 
@@ -152,3 +154,22 @@ def test_options_out_of_bounds_are_refused_by_name(values, words):
 def test_illegal_and_reserved_groups_are_refused(group):
     with pytest.raises(InvalidArgument):
         check_consumer_group(group)
+
+
+class AsyncObject:
+    async def __call__(self, messages):
+        raise AssertionError("nobody awaits it")
+
+
+async def _listen(messages, more=None):
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.parametrize("listener", [_listen, functools.partial(_listen, more=1), AsyncObject()])
+def test_coroutine_functions_are_refused_where_nobody_awaits_them(listener):
+    consumer = PushConsumer("g")
+    try:
+        with pytest.raises(InvalidArgument, match="coroutine function"):
+            consumer.subscribe("t", listener=listener)
+    finally:
+        consumer.close()
