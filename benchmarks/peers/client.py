@@ -1,8 +1,9 @@
 """One measured program: sends or reads messages of one system.
 
-Run as ``python client.py SYSTEM ACTION KIND ADDRESS COUNT``. It says ``ready`` when it is set up, waits for a line, works, and ends with a line of JSON: seconds,
-processor time of its own, and latencies where the action takes them. Each system does what its
-documentation tells a user to do for throughput; the loops around it are the same for all.
+Run as ``python client.py SYSTEM ACTION KIND ADDRESS COUNT``. It says ``ready`` when it is set up,
+waits for a line, works, and ends with a line of JSON: seconds, processor time of its own, and
+latencies where the action takes them. Each system does what its documentation tells a user to do
+for throughput; the loops around it are the same for all.
 """
 
 import json

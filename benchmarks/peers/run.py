@@ -1,8 +1,9 @@
 """Measures mqmesh beside its peers and prints the README's table: ``scripts/bench --peers``.
 
-Every figure is the median of the runs; the systems take turns, each run in fresh processes and a fresh
-folder, so that the moods of a machine fall on all alike. Rates are messages a second; ``sync`` rows
-are microseconds (p50) and, behind the slash, microseconds of processor time of client and servers together.
+Every figure is the median of the runs; the systems take turns, each run in fresh processes and
+a fresh folder, so that the moods of a machine fall on all alike. Rates are messages a second. The
+row of single sends has microseconds (p50) and, behind the slash, microseconds of processor time
+of client and servers together.
 """
 
 import argparse
@@ -94,14 +95,7 @@ def main() -> None:
                     runs[system].append(_measure(row, system, options))
                     progress.advance(bar)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    row: {s: list(map(tuple, runs)) for s, runs in one.items()}
-                    for row, one in figures.items()
-                }
-            )
-        )
+        print(json.dumps(figures))
     else:
         print(_table(figures, systems))
 

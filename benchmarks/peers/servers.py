@@ -1,8 +1,8 @@
 """Starts and stops the servers of the comparison, each in a fresh folder, with its defaults.
 
 Kafka comes as jars from Maven Central (``mvn`` and Java 17 or later are needed), Redis from the
-distribution (``redis-server``), mqmesh from the running environment. What is missing is left out of the
-table, with a line that says so.
+distribution (``redis-server``), mqmesh from the running environment. What is missing is left
+out of the table, with a line that says so.
 """
 
 import os
