@@ -55,7 +55,8 @@ RESERVED_TOPICS: Final = frozenset(
     }
 )
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+_NAME = re.compile(r"(?!\.\.?\Z)[%|a-zA-Z0-9_.-]+\Z")
+"""What names may be. A folder and its parent are none, whoever makes paths of names."""
 NO_KEYS: Final[tuple[str, ...]] = ()
 
 
@@ -77,11 +78,13 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     """One message, as a producer makes it.
 
     Attributes:
-        topic: 1 to 127 characters of ``[%|a-zA-Z0-9_-]``.
-        body: 1 byte to ``max_message_size`` (4 MiB by default).
+        topic: 1 to 127 characters of ``[%|a-zA-Z0-9_.-]``, but not ``.`` nor ``..``.
+        body: 1 byte to ``max_message_size`` (4 MiB by default). A ``bytearray`` or ``memoryview``
+            is taken as well, and copied when the message is sent.
         tag: Second-level type for cheap filtering, up to 255 characters, or None.
         keys: Business keys that the message can be looked up by; up to 64 of 255 characters.
-        properties: Text by text, all together up to 32 KiB as UTF-8, or None.
+        properties: Text by text, all together up to 32 KiB as UTF-8, or None. Names of
+            ``RESERVED_PROPERTIES`` are set by mqmesh only.
         flag: A number of the user's, 0 to 2**31 - 1; mqmesh does not look at it.
         sharding_key: Messages with the same sharding key go to the same queue, in send order.
         delay_level: 0 for none, else 1 to the number of the broker's delay levels.
@@ -99,6 +102,22 @@ class Message(msgspec.Struct, array_like=True, gc=False):
     sharding_key: _Label | None = None
     delay_level: _Number = 0
     deliver_at_ms: _Time = 0
+
+    if TYPE_CHECKING:  # what may be given is more than what is received
+
+        def __init__(
+            self,
+            topic: str,
+            body: bytes | bytearray | memoryview,
+            tag: str | None = None,
+            keys: Sequence[str] = NO_KEYS,
+            properties: dict[str, str] | None = None,
+            flag: int = 0,
+            sharding_key: str | None = None,
+            delay_level: int = 0,
+            deliver_at_ms: int = 0,
+        ) -> None:
+            """See the class."""
 
     def delayed_by(self, delay_ms: int) -> "Message":
         """The same message, to be delivered so long after now.
@@ -248,8 +267,8 @@ class StoredMessage(Message, array_like=True, gc=False):
         return int(text) if text and len(text) < 10 and text.isdecimal() else 0
 
     def to_message(self) -> Message:
-        """A plain message of the same content, ready to be sent."""
-        return as_plain(self)
+        """A plain message of the same content, ready to be sent, without reserved properties."""
+        return without_reserved(as_plain(self))
 
 
 PROPERTY_RECONSUME_TIMES: Final = "RECONSUME_TIMES"
@@ -264,6 +283,22 @@ PROPERTY_LAST_FAILURE: Final = "LAST_FAILURE"
 """Why the message was sent back last: type and text of an exception, or what was answered."""
 PROPERTY_RESENT_FROM_DLQ: Final = "RESENT_FROM_DLQ"
 """Of a dead letter that was resent: its offset message id in the dead-letter queue."""
+RESERVED_PROPERTIES: Final = frozenset(
+    {
+        PROPERTY_RECONSUME_TIMES,
+        PROPERTY_WAIT_STORE_MSG_OK,
+        PROPERTY_CORRELATION_ID,
+        PROPERTY_REPLY_TO_CLIENT,
+        PROPERTY_TTL,
+        PROPERTY_LAST_FAILURE,
+        PROPERTY_RESENT_FROM_DLQ,
+    }
+)
+"""What mqmesh tells of a message; users may read it, and not set it."""
+
+
+class SystemMessage(Message, array_like=True, gc=False):
+    """A message whose reserved properties mqmesh has set; it is sent as a plain one."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -336,7 +371,8 @@ def check_topic(topic: str) -> str:
     """Returns the topic name if it is legal; system names are legal here.
 
     Raises:
-        InvalidArgument: Empty, too long, or a character outside ``[%|a-zA-Z0-9_-]``.
+        InvalidArgument: Empty, too long, ``.``, ``..``, or a character outside
+            ``[%|a-zA-Z0-9_.-]``.
     """
     limit = MAX_TOPIC_LENGTH
     if isinstance(topic, str) and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
@@ -349,7 +385,8 @@ def check_group(group: str) -> str:
     """Returns the group name if it is legal.
 
     Raises:
-        InvalidArgument: Empty, longer than 255, or a character outside ``[%|a-zA-Z0-9_-]``.
+        InvalidArgument: Empty, longer than 255, ``.``, ``..``, or a character outside
+            ``[%|a-zA-Z0-9_.-]``.
     """
     return _check_name("group", group, MAX_GROUP_LENGTH)
 
@@ -384,6 +421,24 @@ def as_plain(message: Message) -> Message:
     )
 
 
+def as_system(message: Message, properties: dict[str, str]) -> SystemMessage:
+    """The same message with the properties that mqmesh gives it."""
+    system = SystemMessage(*msgspec.structs.astuple(as_plain(message)))
+    system.properties = properties
+    return system
+
+
+def without_reserved(message: Message) -> Message:
+    """The same message when it has no reserved properties, else a plain one without them."""
+    properties = message.properties
+    if not properties or RESERVED_PROPERTIES.isdisjoint(properties):
+        return message
+    plain = as_plain(message)
+    own = {name: text for name, text in properties.items() if name not in RESERVED_PROPERTIES}
+    plain.properties = own or None
+    return plain
+
+
 def _check_name(kind: str, name: str, limit: int) -> str:
     if not isinstance(name, str):
         raise InvalidArgument(f"{kind} must be a str, not {describe(name)}")
@@ -395,6 +450,7 @@ def _check_name(kind: str, name: str, limit: int) -> str:
         )
     if _NAME.match(name) is None:
         raise InvalidArgument(
-            f"{kind} name {name!r} has a character outside of letters, digits, '_', '-', '%', '|'"
+            f"{kind} name {name!r} has a character outside of letters, digits, '_', '-', '.', '%', "
+            "'|', or is '.' or '..'"
         )
     return name

@@ -1,7 +1,7 @@
 """What users want to send, checked: what passes can be encoded, stored and decoded."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final
@@ -15,12 +15,16 @@ from mqmesh.message import (
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     NO_KEYS,
+    RESERVED_PROPERTIES,
     Message,
+    StoredMessage,
+    SystemMessage,
     as_plain,
     check_number,
     check_topic,
     describe,
     is_system_topic,
+    without_reserved,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS
 
@@ -50,7 +54,8 @@ def check_messages(
         allow_system: Accept retry, dead-letter and other reserved topics.
 
     Returns:
-        The messages in order, those of a subclass (``StoredMessage``) as plain ``Message``.
+        The messages in order, those of a subclass (``StoredMessage``) as plain ``Message`` without
+        reserved properties, and with a body that cannot change any more.
 
     Raises:
         InvalidArgument: Names the field, its value, its limit, and the setting if there is one.
@@ -144,9 +149,7 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
             f"topic {message.topic[:64]!r} differs from {topic[:64]!r} of the first message; "
             "messages sent together have one topic"
         )
-    body = message.body
-    if type(body) is not bytes:
-        raise InvalidArgument(f"body must be bytes, not {describe(body)}")
+    body = _as_bytes(message.body)
     if not body:
         raise InvalidArgument("body is empty; it must have at least 1 byte")
     if len(body) > max_message_size:
@@ -157,8 +160,13 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
         _check_tag(message.tag)
     if message.keys is not NO_KEYS:
         check_keys(message.keys)
-    if message.properties is not None:
-        _check_properties(message.properties)
+    properties = message.properties
+    if properties is not None:
+        _check_properties(properties)
+        if isinstance(message, StoredMessage):
+            message = without_reserved(message)  # who sends on what came tells nothing of its way
+        elif not isinstance(message, SystemMessage):
+            check_not_reserved(properties)
     if message.sharding_key is not None:
         _check_text("sharding_key", message.sharding_key, MAX_SHARDING_KEY_LENGTH)
     if message.flag is not _ZERO:
@@ -172,7 +180,35 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
             f"delay_level = {message.delay_level} and deliver_at_ms = {message.deliver_at_ms} "
             "exclude each other; set one of them"
         )
-    return message if type(message) is Message else as_plain(message)
+    if type(message) is Message and body is message.body:
+        return message
+    message = as_plain(message)
+    message.body = body
+    return message
+
+
+def check_not_reserved(properties: Mapping[str, str]) -> None:
+    """Checks that properties have no name that only mqmesh sets.
+
+    Raises:
+        InvalidArgument: Names it.
+    """
+    if not RESERVED_PROPERTIES.isdisjoint(properties):
+        name = min(RESERVED_PROPERTIES.intersection(properties))
+        raise InvalidArgument(
+            f"property {name!r} is reserved: mqmesh sets it, users may only read it"
+        )
+
+
+def _as_bytes(body: object) -> bytes:
+    if type(body) is bytes:
+        return body
+    if not isinstance(body, bytearray | memoryview):
+        raise InvalidArgument(f"body must be bytes, bytearray or memoryview, not {describe(body)}")
+    try:
+        return bytes(body)
+    except ValueError as error:
+        raise InvalidArgument(f"body cannot be read: {error}") from error
 
 
 def _check_tag(tag: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.message import Message
+from mqmesh.message import Message, as_plain
 from mqmesh.payload import CODEC_NONE, Buffer, Payload, encode_payload, join_payload, split_payload
 from mqmesh.record_batch import (
     HEADER_SIZE,
@@ -86,7 +86,7 @@ def redeliver(
         payload = _part_payload(header, raws[first : first + count])
     else:
         stored = decode_messages(buffer, header, position=position)[first : first + count]
-        messages = [change(message.to_message()) for message in stored]
+        messages = [change(as_plain(message)) for message in stored]
         payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
     new_meta = None
     if prepared_offset is not None:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import RemoteProtocolError
-from mqmesh.message import BatchInfo, Message, StoredMessage
+from mqmesh.message import BatchInfo, Message, StoredMessage, as_plain
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.protocol.route import Name
 from mqmesh.units import MAX_OFFSET, QueueOffset
@@ -142,7 +142,7 @@ def encode_found(messages: list[StoredMessage]) -> bytes:
         messages: Each with its batch's facts.
     """
     return _encoder.encode(
-        [FoundMessage(one.to_message(), one.queue_offset, one.info) for one in messages]
+        [FoundMessage(as_plain(one), one.queue_offset, one.info) for one in messages]
     )
 
 

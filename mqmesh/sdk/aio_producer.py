@@ -115,7 +115,12 @@ class Producer:
         return await asyncio.wrap_future(future)
 
     async def reply(
-        self, request: Message, body: bytes, *, timeout_ms: int | None = None, **fields: Any
+        self,
+        request: Message,
+        body: bytes | bytearray | memoryview,
+        *,
+        timeout_ms: int | None = None,
+        **fields: Any,
     ) -> bool:
         """Replies to a consumed request; arguments, result and errors as of ``mqmesh``'s."""
         future = self._inner.reply_async(request, body, timeout_ms=timeout_ms, **fields)

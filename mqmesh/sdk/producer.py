@@ -74,7 +74,7 @@ class Producer(ProducerRequests):
     A producer belongs to its process: make it after ``fork``, not before.
 
     Args:
-        group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_-]``.
+        group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
         client: Settings of the connection; its ``namesrv_addr`` is replaced by the argument.
         options: Fields of ``ProducerOptions``, by name.

@@ -131,7 +131,7 @@ class ProducerRequests:
     def reply(
         self,
         request: Message,
-        body: bytes,
+        body: bytes | bytearray | memoryview,
         *,
         tag: str | None = None,
         keys: Sequence[str] = (),
@@ -163,7 +163,12 @@ class ProducerRequests:
         return _wait(future, timeout_ms or self.options.send_msg_timeout_ms)
 
     def reply_async(
-        self, request: Message, body: bytes, *, timeout_ms: int | None = None, **fields: Any
+        self,
+        request: Message,
+        body: bytes | bytearray | memoryview,
+        *,
+        timeout_ms: int | None = None,
+        **fields: Any,
     ) -> ReplyFuture:
         """Replies without waiting; arguments and outcome as of ``reply``.
 

@@ -61,7 +61,7 @@ class PullConsumer:
     With ``auto_commit`` (the default) a poll says that what earlier polls returned is done.
 
     Args:
-        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_-]``.
+        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of ``mqmesh.sdk.rebalance``.

@@ -154,7 +154,7 @@ class PushConsumer:
             ...
 
     Args:
-        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_-]``.
+        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of ``mqmesh.sdk.rebalance``.

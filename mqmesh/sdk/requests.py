@@ -25,8 +25,10 @@ from mqmesh.message import (
     PROPERTY_TTL,
     Message,
     StoredMessage,
+    as_system,
+    without_reserved,
 )
-from mqmesh.message_checks import check_messages
+from mqmesh.message_checks import check_messages, check_not_reserved
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import (
@@ -169,13 +171,13 @@ class Requests:
         properties = message.properties or {}
         if not isinstance(properties, dict):
             raise InvalidArgument("properties must be a dict of str to str")
-        for name in _PROPERTIES:
-            if name in properties:
-                raise InvalidArgument(f"property {name} is set by request(), not by its caller")
+        if isinstance(message, StoredMessage):
+            properties = without_reserved(message).properties or {}
+        check_not_reserved(properties)
         correlation_id = secrets.token_hex(16)
         own = (correlation_id, self._engine.client_id, str(timeout_ms))
         properties = {**properties, **dict(zip(_PROPERTIES, own, strict=True))}
-        return msgspec.structs.replace(message, properties=properties), correlation_id
+        return as_system(message, properties), correlation_id
 
     def _take(self, push: PushReply, reply: Message) -> bool:
         correlation_id = push.correlation_id
@@ -223,7 +225,7 @@ class Requests:
 
 def make_reply(
     request: Message,
-    body: bytes,
+    body: bytes | bytearray | memoryview,
     *,
     max_message_size: int,
     tag: str | None = None,
@@ -238,7 +240,8 @@ def make_reply(
     if not isinstance(request, Message) or not is_request(request):
         raise InvalidArgument("the sender of this message waits for no reply (see is_request)")
     own = {PROPERTY_CORRELATION_ID: request.property(PROPERTY_CORRELATION_ID) or ""}
-    reply = Message(request.topic, body, tag, keys, {**(properties or {}), **own})
+    check_not_reserved(properties or {})
+    reply = as_system(Message(request.topic, body, tag, keys), {**(properties or {}), **own})
     checked = check_messages((reply,), max_message_size=max_message_size, allow_system=True)
     return checked[0]
 

@@ -168,6 +168,7 @@ def unusual():
         "time for a body": Message("t", datetime.datetime(2026, 1, 1)),
         "unknown for a body": Message("t", object()),
         "body too large": Message("t", bytes(101)),
+        "reserved property": Message("t", body, properties={"RECONSUME_TIMES": "1"}),
         "stored message": StoredMessage("t", body),
         "subclass": Other("t", body),
         "list": ["t", body, None, (), None, 0, None, 0],

@@ -8,11 +8,13 @@ import pytest
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import (
     MAX_PROPERTIES_BYTES,
+    RESERVED_PROPERTIES,
     RESERVED_TOPICS,
     BatchInfo,
     Message,
     MessageQueue,
     StoredMessage,
+    as_system,
     check_group,
     check_topic,
     dlq_topic,
@@ -140,12 +142,15 @@ def test_topics_that_are_equal_but_not_the_same_object_pass() -> None:
         ({"topic": "a\n"}, "has a character outside"),
         ({"topic": "flüge"}, "has a character outside"),
         ({"topic": Text("flights")}, "topic must be a str, not Text"),
-        ({"body": None}, "body must be bytes, not NoneType"),
-        ({"body": "text"}, "body must be bytes, not str 'text'"),
-        ({"body": bytearray(b"b")}, "body must be bytes, not bytearray"),
-        ({"body": memoryview(b"b")}, "body must be bytes, not memoryview"),
-        ({"body": {"json": 1}}, "body must be bytes, not dict"),
+        ({"topic": "."}, "topic name '.' has a character outside"),
+        ({"topic": ".."}, "or is '.' or '..'"),
+        ({"body": None}, "body must be bytes, bytearray or memoryview, not NoneType"),
+        ({"body": "text"}, "body must be bytes, bytearray or memoryview, not str 'text'"),
+        ({"body": {"json": 1}}, "body must be bytes, bytearray or memoryview, not dict"),
         ({"body": b""}, "body is empty"),
+        ({"body": bytearray()}, "body is empty"),
+        ({"body": bytearray(LIMIT + 1)}, "body of 1001 bytes is over the limit"),
+        ({"properties": {"a": "b", "TTL": "1"}}, "property 'TTL' is reserved"),
         (
             {"body": b"x" * (LIMIT + 1)},
             "body of 1001 bytes is over the limit (max_message_size = 1000)",
@@ -283,6 +288,44 @@ def test_subclasses_become_plain_messages() -> None:
         check(stored_message(body=b""))
 
 
+@pytest.mark.parametrize(
+    "body", [bytearray(b"body"), memoryview(b"body"), memoryview(bytearray(b"b.o.d.y."))[::2]]
+)
+def test_bodies_of_other_kinds_are_copied(body: bytearray | memoryview) -> None:
+    for sent in (message(body=body, tag="t"), message(body=body)):
+        before = bytes(body)
+        for checked in (check(sent)[0], check(message(), sent)[1]):
+            assert type(checked.body) is bytes
+            assert checked == Message("flights", before, sent.tag)
+        assert sent.body is body
+
+
+def test_a_memoryview_that_was_released_is_refused() -> None:
+    body = memoryview(b"body")
+    sent = message(body=body)
+    body.release()
+    with pytest.raises(InvalidArgument, match="body cannot be read"):
+        check(sent)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES))
+def test_users_cannot_set_what_mqmesh_tells_of_a_message(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"property '{name}' is reserved"):
+        check(message(properties={"own": "1", name: "2"}))
+    came = stored_message(properties={"own": "1", name: "2"})
+    assert check(came)[0].properties == came.to_message().properties == {"own": "1"}
+    assert came.property(name) == "2"
+    alone = stored_message(properties={name: "2"})
+    assert check(alone)[0].properties is alone.to_message().properties is None
+    assert check(as_system(message(), {name: "2"}))[0].properties == {name: "2"}
+
+
+@pytest.mark.parametrize("name", ["orders.eu.v1", ".hidden", "a..b", "..."])
+def test_names_may_hold_dots(name: str) -> None:
+    assert check_topic(name) == check_group(name) == name
+    assert check(message(topic=name))
+
+
 def test_short_way_is_only_for_messages_of_nothing_but_topic_and_body() -> None:
     assert is_plain(message(), LIMIT)
     assert is_plain(message(body=b"x" * LIMIT), LIMIT)
@@ -397,7 +440,7 @@ def test_longest_group_has_a_retry_topic() -> None:
             check_topic(topic)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "..", "a\0", "ä", "a\n", None, 5, b"a"])
+@pytest.mark.parametrize("name", ["", "a b", "a/b", ".", "..", "a\0", "ä", "a\n", None, 5, b"a"])
 def test_illegal_names_are_refused(name: Any) -> None:
     with pytest.raises(InvalidArgument):
         check_topic(name)

@@ -10,6 +10,7 @@ from mqmesh.message import (
     RETRY_PREFIX,
     Message,
     StoredMessage,
+    as_plain,
 )
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
@@ -126,7 +127,7 @@ def moved(first: StoredMessage, messages: Sequence[Message], topic: str, queue_i
 def with_properties(message: StoredMessage, added: dict[str, str]) -> Message:
     """A stored message as a plain one, with further properties."""
     return msgspec.structs.replace(
-        message.to_message(), properties={**(message.properties or {}), **added}
+        as_plain(message), properties={**(message.properties or {}), **added}
     )
 
 
