@@ -18,6 +18,7 @@ The tree, by what the reader should do::
     │   ├── CorruptRecord            damage below the synced mark
     │   ├── OffsetOutOfRange         before the first or behind the last offset
     │   ├── DiskFull                 no room, or past the mark that refuses writes
+    │   ├── TooManyOpenFiles         the process or the system is out of descriptors
     │   ├── StoreLocked              another process has this store open
     │   └── StoreClosed              used after close, or stopped by a sync error
     ├── BrokerError                  a broker or name server refused; carries its code
@@ -130,6 +131,12 @@ class OffsetOutOfRange(StorageError):
 
 class DiskFull(StorageError):
     """Raised when there is no room to write; reads, commits and deletes go on."""
+
+    retriable = True
+
+
+class TooManyOpenFiles(StorageError):
+    """Raised when a file cannot be opened for want of descriptors; nothing was changed."""
 
     retriable = True
 

@@ -172,6 +172,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),
     (errors.DiskFull, ResponseCode.DISK_FULL),
+    (errors.TooManyOpenFiles, ResponseCode.SYSTEM_BUSY),
     (errors.StoreClosed, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.OffsetOutOfRange, ResponseCode.OFFSET_ILLEGAL),
     (errors.QueueFull, ResponseCode.SYSTEM_BUSY),

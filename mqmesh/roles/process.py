@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreLocked
+from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreClosed, StoreLocked
 from mqmesh.logs import one_line
 
 PARENT_PIPE: Final = 0
@@ -58,6 +58,8 @@ class ExitCode(enum.IntEnum):
     """A crash, or an operation that did not succeed."""
     USAGE = 2
     """Wrong configuration or usage; one line on standard error says which."""
+    STORE_STOPPED = 3
+    """The store can write no more, as after a failed sync; a start recovers what is on disk."""
 
 
 class Loop(Protocol):
@@ -73,7 +75,7 @@ class Loop(Protocol):
         """Makes ``run`` return; safe in signal handlers."""
 
     def run(self) -> None:
-        """Serves until ``stop``."""
+        """Serves until ``stop``; raises what makes it end before."""
 
 
 class Role(Protocol):
@@ -148,6 +150,9 @@ def run_role(role: str, name: str, loop: Loop, server: Role, *, supervised: bool
     _announce(Ready(role, name, endpoint, os.getpid()), loop)
     try:
         loop.run()
+    except StoreClosed as error:
+        _end(server)
+        return tell_failure(name, error)
     except Exception:
         _log.exception("%s %s failed", role, name)
         _end(server)
@@ -166,7 +171,8 @@ def tell_failure(name: str, error: Exception) -> int:
         error: Why. What is no expected error is logged with its traceback, being a bug.
 
     Returns:
-        The exit code: ``USAGE`` when a setting must be changed first.
+        The exit code: ``USAGE`` when a setting must be changed first, ``STORE_STOPPED`` when
+        the store was.
     """
     if isinstance(error, MQMeshError):
         reason = str(error)
@@ -178,6 +184,8 @@ def tell_failure(name: str, error: Exception) -> int:
         _log.error("%s failed", name, exc_info=error)
         reason = f"internal error: {type(error).__name__}: {error}"
     print(f"error: {name}: {one_line(reason)}", file=sys.stderr, flush=True)  # noqa: T201
+    if isinstance(error, StoreClosed):
+        return ExitCode.STORE_STOPPED
     return ExitCode.USAGE if _is_wrong_setting(error) else ExitCode.FAILED
 
 

@@ -140,6 +140,8 @@ class StopPlan:
 
 def describe_exit(exit_code: int) -> str:
     """An exit code in words: ``exit code 1``, ``killed by SIGKILL``."""
+    if exit_code == ExitCode.STORE_STOPPED:
+        return f"its store has stopped (exit code {exit_code:d})"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

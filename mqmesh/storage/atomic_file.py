@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.checksum import crc32
-from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.errors import CorruptRecord, DiskFull, StorageError, TooManyOpenFiles
 
 log = logging.getLogger(__name__)
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers that mean: try again when there is room."""
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Error numbers that mean: try again when something else was closed."""
 
 _HEADER: Final = re.compile(rb"mqmesh-document 1 crc32=([0-9a-f]{8}) size=(\d{1,12})\n")
 _MOST_HEADER_BYTES: Final = 128
@@ -40,7 +42,11 @@ def storage_error(error: OSError, what: str) -> StorageError:
         error: What a system call raised.
         what: What could not be done, the beginning of a sentence.
     """
-    kind = DiskFull if error.errno in NO_ROOM else StorageError
+    kind = StorageError
+    if error.errno in NO_ROOM:
+        kind = DiskFull
+    elif error.errno in NO_DESCRIPTORS:
+        kind = TooManyOpenFiles
     return kind(f"{what}: {error.strerror or error}")
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from mqmesh.errors import DiskFull, StorageError
+from mqmesh.errors import DiskFull, StorageError, TooManyOpenFiles
 from mqmesh.storage.atomic_file import save_document, storage_error
 from mqmesh.storage.checkpoint import Checkpoint, CheckpointFile
 from mqmesh.storage.chores import Chores
@@ -125,7 +125,7 @@ class Checkpointer:
             return more
         except StopIteration:
             self.finished = self._begun
-        except DiskFull as error:
+        except (DiskFull, TooManyOpenFiles) as error:
             # Nothing is lost by that: the log is there, and a restart reads more of it.
             log.warning("the checkpoint has to wait: %s", error)
         self._round = None
@@ -202,9 +202,13 @@ class Checkpointer:
         checkpoint = self._checkpoint(clean=False)
         yield from self._wait(lambda: self._save(document, checkpoint))
         changed, queues.changed = list(queues.changed), set()
-        for first in range(0, len(changed), FILES_PER_CHORE):
-            some = changed[first : first + FILES_PER_CHORE]
-            yield from self._wait(lambda some=some: sync_paths(some, self._sync))  # type: ignore[misc]
+        try:
+            for first in range(0, len(changed), FILES_PER_CHORE):
+                some = changed[first : first + FILES_PER_CHORE]
+                yield from self._wait(lambda some=some: sync_paths(some, self._sync))  # type: ignore[misc]
+        except TooManyOpenFiles:
+            queues.changed.update(changed)  # the next round syncs them
+            raise
         self._queues_synced_through = through
         synced = self._checkpoint(clean=False)
         yield from self._wait(lambda: self._save(None, synced))
@@ -246,6 +250,7 @@ def sync_paths(paths: list[str], sync: Sync) -> None:
     """Makes files and directories durable; one that is gone needs no sync.
 
     Raises:
+        TooManyOpenFiles: Some were not synced, for want of descriptors.
         StorageError: A sync failed.
     """
     for path in paths:

@@ -2,6 +2,8 @@
 
 import os
 
+from mqmesh.storage.atomic_file import NO_DESCRIPTORS
+
 
 class OpenFiles:
     """Descriptors by path; the one unused for longest is closed when there are too many."""
@@ -33,10 +35,23 @@ class OpenFiles:
         fd = fds.pop(path, None)
         if fd is None:
             if len(fds) >= self._most:
-                os.close(fds.pop(next(iter(fds))))
-            fd = os.open(path, flags, 0o644)
+                self._close_oldest()
+            fd = self._open(path, flags)
         fds[path] = fd
         return fd
+
+    def _open(self, path: str, flags: int) -> int:
+        while True:
+            try:
+                return os.open(path, flags, 0o644)
+            except OSError as error:
+                # Connections, for example, have taken all descriptors. Some are held here, though.
+                if error.errno not in NO_DESCRIPTORS or not self._fds:
+                    raise
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        os.close(self._fds.pop(next(iter(self._fds))))
 
     def close_path(self, path: str) -> None:
         """Closes a file if it is open, before it is removed."""

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from mqmesh.errors import DiskFull
+from mqmesh.errors import DiskFull, TooManyOpenFiles
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.chores import Chores
 from mqmesh.storage.disk_space import SpaceOf, system_space
@@ -142,7 +142,7 @@ class Segments:
             if preparing is not None:
                 try:
                     self._insert(preparing.result())
-                except DiskFull:
+                except (DiskFull, TooManyOpenFiles):
                     pass  # There may be room by now; the next lines will tell.
             found = self.find(start)
         if found is None:

@@ -209,6 +209,11 @@ class EventLoop:
         self._stopping = True
         self.wake()
 
+    def fail(self, error: Exception) -> None:
+        """Makes ``run`` end with an error: the process cannot do its work any more."""
+        self._failure = error
+        self.wake()
+
     def disown(self) -> None:
         """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
         self._stopping = True
@@ -227,7 +232,11 @@ class EventLoop:
         return self._thread == threading.get_ident()
 
     def run(self) -> None:
-        """Serves until ``stop``; runs in the thread that owns the sockets."""
+        """Serves until ``stop``; runs in the thread that owns the sockets.
+
+        Raises:
+            Exception: What ``fail`` was told.
+        """
         try:
             while not self._stopping:
                 if self._failure is not None:

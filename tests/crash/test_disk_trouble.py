@@ -1,14 +1,16 @@
 """The disk is full, refuses, or fails to sync: nothing is acknowledged that is not so."""
 
+import builtins
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-from mqmesh.errors import DiskFull, StorageError, StoreClosed
+from mqmesh.errors import DiskFull, StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.storage.queue_tail import ROW_BYTES
 from mqmesh.storage.store import CommitLogStore
@@ -251,4 +253,64 @@ def test_a_sync_that_fails_is_not_acknowledged(files: StoreFiles) -> None:
         settle(store)
     assert store.durable_offset() < result.end_offset
     assert store.queue_bounds("topic", 0) == (0, 0)
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["consumequeue", "queue-table", "commitlog"])
+def test_want_of_descriptors_only_delays(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Connections took all descriptors: the store waits, goes on, and leaves out no file."""
+    synced: set[str] = set()
+
+    def sync(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        os.fdatasync(fd)
+
+    files.config = msgspec.structs.replace(files.config, checkpoint_interval_ms=100)
+    store = CommitLogStore.open(
+        files.directory,
+        files.config,
+        clock=ManualClock(),
+        wake=lambda: None,
+        on_progress=lambda progress: None,
+        sync=sync,
+    )
+    for queue_id in range(3):
+        store.put([make_batch(["a"], queue_id=queue_id)], NOW)
+    real_open, refused = os.open, 0
+
+    def scarce(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+        nonlocal refused
+        if name in str(path):
+            refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real_open(path, flags, *arguments, **keywords)
+
+    real_io_open = builtins.open
+
+    def scarce_io(path: Any, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal refused
+        if name in str(path):
+            refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real_io_open(path, *arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", scarce)
+        patch.setattr(builtins, "open", scarce_io)
+        for now_ms in range(0, 5_000, 50):
+            store.tick(now_ms)
+            store.wait_for_chores()
+        with suppress(TooManyOpenFiles):
+            for number in range(1, 5):
+                store.put([make_batch([LARGE], first_sequence=number)], NOW)
+    assert refused
+    assert store.stats().writable
+    put_bodies(store, ["afterwards"])
+    settle(store, 10_000)
+    queue_files = {str(files.directory / "consumequeue" / path) for path in files.queue_files()}
+    assert len(queue_files) == 3
+    assert queue_files <= synced
+    assert read_queue(store)[-1] == "afterwards"
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ from mqmesh.errors import (
     MessageIllegal,
     MQMeshError,
     OffsetIllegal,
+    StoreClosed,
     StoreLocked,
     TopicNotFound,
     UnsupportedCommand,
@@ -533,3 +535,15 @@ def test_one_producer_of_oversized_batches_does_not_stop_the_others(site):
         )
         assert big.code == ResponseCode.MESSAGE_ILLEGAL
         assert small.code == 0
+
+
+def test_a_broker_whose_store_has_stopped_ends(site, wire, monkeypatch):
+    def failing(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (sent,) = site.send(site.batch())
+    assert sent.code == 0
+    monkeypatch.setattr(site.broker._store._flusher, "_sync", failing)
+    site.send(site.batch())
+    with pytest.raises(StoreClosed, match="Input/output error"):
+        wire.loop.run()

@@ -89,7 +89,6 @@ class NamesrvLinks:
         self._plan = RegistrationPlan(len(config.namesrv_addr), config.register_broker_interval_ms)
         self._clients: list[NamesrvClient] = []
         self._broker: BrokerContext | None = None
-        self._perm = Perm.READ_WRITE.value
         self._tick_planned = False
         self.wiped_write_perm = False
 
@@ -128,12 +127,6 @@ class NamesrvLinks:
             self._tick_planned = True
             self._call_soon(self.tick)
 
-    def withdraw_write_perm(self) -> None:
-        """This broker only reads from now on."""
-        self._perm = Perm.READ.value
-        self._plan.announce(self._clock.monotonic_ms())
-        self.tick()
-
     def unregister(self) -> None:
         """Tells the name servers that this broker goes, so that no client waits for it."""
         self._broker = None
@@ -165,7 +158,7 @@ class NamesrvLinks:
             self._address,
             broker.topics.version,
             announced_topics(broker) if registration.with_topics else None,
-            self._perm,
+            Perm.READ_WRITE.value,
             self._instance_id,
         )
         try:

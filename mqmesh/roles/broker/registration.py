@@ -98,11 +98,6 @@ class RegistrationPlan:
             one.state = ServerState.IDLE
             one.due_ms = one.rest_until_ms = now_ms + RETRY_MS
 
-    def announce(self, now_ms: int) -> None:
-        """Something else than the topics changed: register with all as soon as possible."""
-        for one in self._servers:
-            one.due_ms = now_ms
-
     def tick(self, version: DataVersion, now_ms: int) -> list[Registration]:
         """Whom to register with now.
 

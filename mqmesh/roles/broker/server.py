@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, ConfigError, StoreClosed
+from mqmesh.errors import BrokerNotAvailable, ConfigError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
@@ -459,9 +459,12 @@ class BrokerServer:
             more = self._store.tick(began_ms)
         except StoreClosed as error:
             self._store_failed = True
-            _log.critical("the store has stopped, this broker only reads now: %s", error)
-            if self._links is not None:
-                self._links.withdraw_write_perm()
+            _log.critical("the store has stopped, so this broker ends: %s", error)
+            # Whoever starts it again has it recover; as it is, it would never write again.
+            self._loop.fail(error)
+            return
+        except TooManyOpenFiles as error:
+            _log.warning("the store's chores have to wait: %s", error)
             return
         if more:
             # At once when nobody wants anything, else so that most of the time is theirs.

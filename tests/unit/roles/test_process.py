@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from mqmesh.errors import ConfigError, DiskFull, StorageError, StoreLocked
+from mqmesh.errors import ConfigError, DiskFull, StorageError, StoreClosed, StoreLocked
 from mqmesh.roles import process
 from mqmesh.roles.process import ExitCode, Ready, StoppedEarly, parse_ready, run_role, tell_failure
 
@@ -88,6 +88,16 @@ def test_a_role_that_is_stopped_while_it_starts_did_not_fail(capsys):
     assert run_role("broker", "broker-a", FakeLoop(), role) == ExitCode.OK
     assert role.calls == ["start", "stop"]
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_store_that_stopped_has_an_exit_code_of_its_own(capsys):
+    def on_run():
+        raise StoreClosed("the commit log cannot be synced")
+
+    role = FakeRole()
+    assert run_role("broker", "broker-a", FakeLoop(on_run), role) == ExitCode.STORE_STOPPED == 3
+    assert role.calls == ["start", "stop"]
+    assert capsys.readouterr().err == "error: broker-a: the commit log cannot be synced\n"
 
 
 def test_a_signal_stops_the_loop(capsys):

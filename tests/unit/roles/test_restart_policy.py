@@ -134,6 +134,7 @@ def test_everybody_is_asked_and_killed_once_within_the_time(stages, steps):
     [
         (0, "exit code 0"),
         (2, "exit code 2"),
+        (3, "its store has stopped (exit code 3)"),
         (-9, "killed by SIGKILL"),
         (-99, "killed by signal 99"),
     ],

@@ -1,5 +1,6 @@
 """The bounded set of descriptors."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -50,3 +51,36 @@ def test_missing_file_is_an_error_and_takes_no_room(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.get(str(tmp_path / "nothing"))
     assert len(files) == 0
+
+
+def test_own_files_are_closed_when_the_process_is_out_of_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(tmp_path / f"{number}") for number in range(3)]
+    for path in paths:
+        Path(path).touch()
+    files = OpenFiles(8)
+    held = [files.get(path) for path in paths[:2]]
+    real_open = os.open
+
+    def scarce(path: str, flags: int, mode: int = 0o777) -> int:
+        if is_open(held[0]):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", scarce)
+    assert files.get(paths[2]) == held[0]
+    assert is_open(held[1])
+    assert len(files) == 2
+    files.close()
+
+
+def test_want_of_descriptors_is_an_error_when_none_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(path: str, flags: int, mode: int = 0o777) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        OpenFiles(8).get(str(tmp_path / "x"))

@@ -178,6 +178,13 @@ def test_a_source_removed_by_another_handler_in_the_same_turn_is_left_alone(loop
     assert loop.callback_failures == 0
 
 
+def test_a_failure_ends_the_run_with_its_error(loop):
+    loop.call_later(0, lambda: loop.fail(RuntimeError("no disk")))
+    with pytest.raises(RuntimeError, match="no disk"):
+        loop.run()
+    assert loop.stopping
+
+
 # ---- ZeroMQ sockets ------------------------------------------------------------------------
 
 

@@ -100,8 +100,3 @@ def test_a_failed_announcement_of_topics_is_no_storm_either(plan):
     plan.on_failure(0, 3_010)
     assert plan.tick(V2, 3_010 + RETRY_MS - 1) == []
     assert plan.tick(V2, 3_010 + RETRY_MS) == [Registration(0, True)]
-
-
-def test_other_news_are_told_at_once(plan):
-    plan.announce(100)
-    assert plan.tick(V1, 100) == [Registration(0, False)]
