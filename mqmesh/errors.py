@@ -24,7 +24,8 @@ The tree, by what the reader should do::
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline,
-    │   └── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused
+    │   ├── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused,
+    │   └── SequenceConflict
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before
@@ -228,6 +229,14 @@ class FilterUnknown(BrokerError):
 
 class CancelRefused(BrokerError):
     """Raised when a delayed message cannot be cancelled: it is unknown, delivered or cancelled."""
+
+
+class SequenceConflict(BrokerError):
+    """Raised when other messages are stored under the ids of the ones that were sent.
+
+    The ones sent are not stored. Two processes that run as one producer do this to each other, for
+    example after a virtual machine was cloned: make a new producer in one of them.
+    """
 
 
 class ClientError(MQMeshError):

@@ -133,6 +133,7 @@ class ResponseCode(enum.IntEnum):
     OFFSET_ILLEGAL = 27
     DISK_FULL = 28
     STALE_GENERATION = 29
+    SEQUENCE_CONFLICT = 30
     CANCEL_REFUSED = 40
     CLIENT_NOT_ONLINE = 206
     FILTER_FAILED = 1_020
@@ -151,6 +152,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.OFFSET_ILLEGAL: errors.OffsetIllegal,
     ResponseCode.STALE_GENERATION: errors.StaleGeneration,
     ResponseCode.CANCEL_REFUSED: errors.CancelRefused,
+    ResponseCode.SEQUENCE_CONFLICT: errors.SequenceConflict,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
     ResponseCode.FILTER_FAILED: errors.FilterFailed,
     ResponseCode.SUBSCRIPTION_NOT_EXIST: errors.FilterUnknown,
@@ -168,6 +170,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.FilterFailed, ResponseCode.FILTER_FAILED),
     (errors.FilterUnknown, ResponseCode.SUBSCRIPTION_NOT_EXIST),
     (errors.CancelRefused, ResponseCode.CANCEL_REFUSED),
+    (errors.SequenceConflict, ResponseCode.SEQUENCE_CONFLICT),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),

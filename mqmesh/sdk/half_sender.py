@@ -21,7 +21,7 @@ class HalfCodec(BatchCodec):
         super().__init__(producer_id, compress_over_bytes)
         self._group = group
 
-    def _parts(self, batch: PendingBatch, payload: Payload, now_ms: int) -> tuple[bytes, ...]:
+    def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         return half_parts(
             payload,
             producer_group=self._group,
@@ -30,7 +30,7 @@ class HalfCodec(BatchCodec):
             has_immunity=have_immunity(batch.messages),
             producer_id=batch.producer_id,
             first_sequence=batch.first_sequence,
-            born_timestamp=now_ms,
+            born_timestamp=batch.born_timestamp,
             born_host=self._born_host,
             attributes=0 if batch.wait_store else int(Attributes.NO_WAIT_STORE),
         )

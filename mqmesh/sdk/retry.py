@@ -12,6 +12,7 @@ from mqmesh.errors import (
     NoRoute,
     ProtocolError,
     RequestTimeout,
+    SequenceConflict,
     SystemBusy,
     TransportError,
 )
@@ -41,7 +42,7 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 
     Source: semantics, chapter 5: flow-control refusals are not retried.
     """
-    if isinstance(error, SystemBusy | MessageIllegal):
+    if isinstance(error, SystemBusy | MessageIllegal | SequenceConflict):
         return SendFailure.GIVE_UP
     if isinstance(error, BrokerNotAvailable | NoRoute):
         return SendFailure.WAIT if retries else SendFailure.GIVE_UP

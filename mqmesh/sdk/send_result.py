@@ -84,6 +84,8 @@ class PendingBatch(msgspec.Struct, eq=False):
         usual: An asynchronous send without wishes of its own may join it.
         attempts: How often it was sent, as far as that counts.
         producer_id, first_sequence: Of its first message; -1 for none yet.
+        born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
+            that the same ids never stand for different bytes in one queue.
         encoded: All of it, as it goes to ``queue``.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
@@ -112,6 +114,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     attempts: int = 0
     producer_id: int = 0
     first_sequence: int = -1
+    born_timestamp: int = 0
     encoded: tuple[bytes, ...] | None = None
     cause: MQMeshError | None = None
     doubt: MQMeshError | None = None

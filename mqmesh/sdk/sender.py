@@ -135,18 +135,18 @@ class BatchCodec:
             if batch.delay == AT_TIMES:
                 batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
         if batch.first_sequence < 0:
-            batch.producer_id = self.producer_id
+            batch.producer_id, batch.born_timestamp = self.producer_id, now_ms
             with self._lock:
                 batch.first_sequence = self._next_sequence
                 self._next_sequence += payload.message_count
         try:
-            batch.encoded = self._parts(batch, payload, now_ms)
+            batch.encoded = self._parts(batch, payload)
         except Exception as error:
             # Whatever it is: a batch that is taken must have its outcome.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
 
-    def _parts(self, batch: PendingBatch, payload: Payload, now_ms: int) -> tuple[bytes, ...]:
+    def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
         meta = None
         if batch.delay:
@@ -164,7 +164,7 @@ class BatchCodec:
             queue_id=batch.queue.queue_id,
             producer_id=batch.producer_id,
             first_sequence=batch.first_sequence,
-            born_timestamp=now_ms,
+            born_timestamp=batch.born_timestamp,
             born_host=self._born_host,
             attributes=attributes,
             meta=meta,

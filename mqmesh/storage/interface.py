@@ -43,6 +43,12 @@ class PutStatus(enum.Enum):
     """Stored before, under the offsets that the result tells; it was not stored again."""
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     """Larger than a whole segment of the log; not stored, and never will be."""
+    SEQUENCE_CONFLICT = "SEQUENCE_CONFLICT"
+    """Its sequences, or some of them, are those of a remembered batch with other content; not
+    stored, and never will be."""
+    TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
+    """No room to remember it for its producer without forgetting what others may still repeat; not
+    stored, a later call may succeed."""
 
 
 class GetStatus(enum.Enum):
@@ -254,7 +260,11 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             64 KiB to 4 GiB; a batch takes 32 bytes, and 8 a message if their tags differ.
         max_open_files: Descriptors for reading and for consume queues, 8 to 100,000.
         max_producer_states: Pairs of producer and queue that duplicates are recognised for,
-            16 to 10,000,000; the ones unused for longest are forgotten.
+            16 to 10,000,000, of one producer 8,192. A pair takes up to 1 KiB of memory. The ones
+            unused for longest are forgotten.
+        producer_state_min_age_ms: But not within this time after their last batch, 0 to
+            3,600,000 ms: meanwhile new producers are refused when there is no room. Keep it over
+            the timeouts of sends, because no repetition comes later than that.
     """
 
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
@@ -281,6 +291,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     consume_queue_tail_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)] = 64 * MIB
     max_open_files: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256
     max_producer_states: Annotated[int, msgspec.Meta(ge=16, le=10_000_000)] = 100_000
+    producer_state_min_age_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 60_000
 
     @property
     def max_batch_bytes(self) -> int:
@@ -300,9 +311,11 @@ class MessageStore(ABC):
     def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
         """Stores batches in the order given, all of them in one write.
 
-        A batch whose producer, first sequence and message count equal those of one of the
-        last few batches of the same queue is not stored again (``DUPLICATE``), unless it
-        has ``Attributes.REDELIVERED``.
+        A batch whose producer, first sequence, message count and producer checksum equal those
+        of one of the last few batches of the same queue is not stored again (``DUPLICATE``). One
+        that shares only sequences with such a batch is refused (``SEQUENCE_CONFLICT``). Neither
+        goes for batches with ``Attributes.REDELIVERED``. What may still be repeated is not
+        forgotten for new producers (``TOO_MANY_PRODUCERS``).
 
         Args:
             batches: Checked batches; the caller may reuse their memory afterwards.

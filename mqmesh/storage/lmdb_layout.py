@@ -29,7 +29,7 @@ import msgspec
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.producer_states import StoredBatch
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _T = TypeVar("_T")
 

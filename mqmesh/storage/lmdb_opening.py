@@ -115,7 +115,9 @@ def open_environment(
                 sync_directory(made)
         except OSError as error:
             raise storage_error(error, f"the store {directory} cannot be opened") from error
-        contents = load(env, config.max_producer_states)
+        contents = load(
+            env, ProducerStates(config.max_producer_states, config.producer_state_min_age_ms)
+        )
         _check_after_power_cut(env, contents, now_ms, on_progress)
         head = msgspec.structs.replace(
             contents.head,
@@ -130,8 +132,8 @@ def open_environment(
         return Parts(directory, env, contents, resources.pop_all())
 
 
-def load(env: LmdbEnv, max_producer_states: int) -> Contents:
-    """Reads what a store keeps in memory; changes nothing.
+def load(env: LmdbEnv, states: ProducerStates) -> Contents:
+    """Reads what a store keeps in memory; changes nothing but the states given.
 
     Raises:
         CorruptRecord, StorageError: It cannot be read.
@@ -144,7 +146,7 @@ def load(env: LmdbEnv, max_producer_states: int) -> Contents:
         head = Head(layout.FORMAT, store_id, 1, 1, True, True, b"")
     else:
         head = layout.decode_head(value)
-    contents = Contents(head, head.clean, ProducerStates(max_producer_states))
+    contents = Contents(head, head.clean, states)
     contents.next_topic_id = head.next_topic_id
     last = env.at_or_before(layout.log_key(0)[:1] + ANY_OFFSET)
     if last is not None and last[0].startswith(layout.LOG):

@@ -164,16 +164,10 @@ class LmdbStore(MessageStore):
                 PutStatus.MESSAGE_ILLEGAL, QueueOffset(-1), _NOWHERE, _NOWHERE, store_timestamp
             )
         if not header.attributes & _REDELIVERED:
-            twin = self._states.find(topic, queue_id, header)
-            if twin is not None:
-                draft.duplicates += 1
-                return PutResult(
-                    PutStatus.DUPLICATE,
-                    twin.base_queue_offset,
-                    twin.commitlog_offset,
-                    twin.end_offset,
-                    twin.store_timestamp,
-                )
+            known = self._states.known(topic, queue_id, header, store_timestamp)
+            if known is not None:
+                draft.duplicates += known.status is PutStatus.DUPLICATE
+                return known
         topic_id = self._topic_id(draft, topic)
         base = draft.ends.get((topic, queue_id), -1)
         if base < 0:
@@ -199,7 +193,8 @@ class LmdbStore(MessageStore):
         )
         where = QueueOffset(base), CommitLogOffset(position), CommitLogOffset(draft.end)
         key = (topic, queue_id, header.producer_id)
-        stored = StoredBatch(header.first_sequence, count, *where, store_timestamp)
+        crc = header.producer_crc
+        stored = StoredBatch(header.first_sequence, count, *where, store_timestamp, crc)
         if not header.attributes & _REDELIVERED:
             self._states.note(*key, stored)
             draft.noted.add(key)

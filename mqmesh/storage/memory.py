@@ -49,7 +49,7 @@ class MemoryStore(MessageStore):
         """Starts empty.
 
         Args:
-            config: Only ``max_producer_states`` and the segment size, the limit of a
+            config: Only what is said of producers and the segment size, the limit of a
                 batch, matter.
             clock: Not looked at: the caller says when a batch is stored.
         """
@@ -58,7 +58,7 @@ class MemoryStore(MessageStore):
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._log: dict[int, bytes] = {}
         self._end = 0
-        self._states = ProducerStates(config.max_producer_states)
+        self._states = ProducerStates(config.max_producer_states, config.producer_state_min_age_ms)
         self._put_batches = 0
         self._put_messages = 0
         self._duplicates = 0
@@ -80,16 +80,10 @@ class MemoryStore(MessageStore):
                 store_timestamp,
             )
         if not header.attributes & Attributes.REDELIVERED:
-            twin = self._states.find(batch.topic, batch.queue_id, header)
-            if twin is not None:
-                self._duplicates += 1
-                return PutResult(
-                    PutStatus.DUPLICATE,
-                    twin.base_queue_offset,
-                    twin.commitlog_offset,
-                    twin.end_offset,
-                    twin.store_timestamp,
-                )
+            known = self._states.known(batch.topic, batch.queue_id, header, store_timestamp)
+            if known is not None:
+                self._duplicates += known.status is PutStatus.DUPLICATE
+                return known
         queue = self._queues.setdefault((batch.topic, batch.queue_id), _Queue())
         start, base = self._end, queue.end
         part = stamp(
@@ -115,6 +109,7 @@ class MemoryStore(MessageStore):
             CommitLogOffset(start),
             CommitLogOffset(self._end),
             store_timestamp,
+            header.producer_crc,
         )
         if not header.attributes & Attributes.REDELIVERED:
             self._states.note(batch.topic, batch.queue_id, header.producer_id, stored)

@@ -234,7 +234,7 @@ def _open_files(
         directory,
         segments,
         queues,
-        ProducerStates(config.max_producer_states),
+        ProducerStates(config.max_producer_states, config.producer_state_min_age_ms),
         CheckpointFile(checkpoint_path, sync=sync),
         DamageList(directory / "damaged-ranges"),
         sync,

@@ -2,7 +2,16 @@
 
 For every producer and queue the last few batches are remembered with the
 offsets they got. A producer has at most four batches in flight per queue, so what
-it repeats is always among them. Pure: the store tells what it stored, and asks.
+it repeats is always among them. A repetition has the same sequences and the same
+checksum; other content under sequences that are known is refused, because whoever
+sends it is told of offsets that are not its own otherwise.
+
+No producer can make the store forget what another one may still repeat: each takes
+up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue
+goes, and when all room is taken only what nothing came for in a while goes. While
+there is no such thing, producers that are new are refused.
+
+Pure: the store tells what it stored, and asks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +21,7 @@ import msgspec
 
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from mqmesh.record_batch import BatchHeader
+from mqmesh.storage.interface import PutResult, PutStatus
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 WINDOW: Final = 5
@@ -19,6 +29,8 @@ WINDOW: Final = 5
 WINDOW_OF_SHARED: Final = 256
 """The same for queues that a producer's batches for many queues share: delayed and half ones."""
 SHARED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
+QUEUES_OF_PRODUCER: Final = 8_192
+"""Queues remembered for one producer: two requests of as many batches as a request may have."""
 
 Key = tuple[str, int, int]
 """Topic, queue id, producer id."""
@@ -33,57 +45,117 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     commitlog_offset: CommitLogOffset
     end_offset: CommitLogOffset
     store_timestamp: TimestampMs
+    producer_crc: int
+
+
+class _Window:
+    """The batches remembered for one producer and queue, in log order, newest last."""
+
+    __slots__ = ("batches", "end")
+
+    def __init__(self, batch: StoredBatch) -> None:
+        self.batches = [batch]
+        # No sequence from here on was ever among them, so most batches are seen to be new.
+        self.end = batch.first_sequence + batch.message_count
+
+    def append(self, batch: StoredBatch, most: int) -> None:
+        self.batches.append(batch)
+        if len(self.batches) > most:
+            del self.batches[0]
+        self.end = max(self.end, batch.first_sequence + batch.message_count)
+
+    def look(self, header: BatchHeader, now: TimestampMs) -> PutResult | None:
+        first, count = header.first_sequence, header.message_count
+        for batch in self.batches:
+            if batch.first_sequence < first + count and first < (
+                batch.first_sequence + batch.message_count
+            ):
+                if (
+                    batch.first_sequence == first
+                    and batch.message_count == count
+                    and batch.producer_crc == header.producer_crc
+                ):
+                    return PutResult(
+                        PutStatus.DUPLICATE,
+                        batch.base_queue_offset,
+                        batch.commitlog_offset,
+                        batch.end_offset,
+                        batch.store_timestamp,
+                    )
+                return _refused(PutStatus.SEQUENCE_CONFLICT, now)
+        return None
 
 
 class ProducerStates:
     """The batches that a repetition would be recognised for."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, min_age_ms: int = 0) -> None:
         """Starts empty.
 
         Args:
             most: Pairs of producer and queue to remember; those unused for longest go first.
+            min_age_ms: But none that was used within this time.
         """
         assert most > 0
         self._most = most
-        # In order of use. Windows are in log order, newest last.
-        self._windows: dict[Key, list[StoredBatch]] = {}
+        self._min_age_ms = min_age_ms
+        # In order of use, both.
+        self._windows: dict[Key, _Window] = {}
+        self._keys_of: dict[int, dict[Key, None]] = {}
 
     def __len__(self) -> int:
         return len(self._windows)
 
-    def find(self, topic: str, queue_id: int, header: BatchHeader) -> StoredBatch | None:
-        """The stored twin of a batch, or None if it is new."""
+    def known(
+        self, topic: str, queue_id: int, header: BatchHeader, now: TimestampMs
+    ) -> PutResult | None:
+        """What is to be answered about a batch that must not be stored; None for one to store.
+
+        Args:
+            topic: Physical topic of the batch.
+            queue_id: Its queue.
+            header: Its header, from ``check_batch``.
+            now: Wall clock. What was stored later than that is taken for old.
+        """
         window = self._windows.get((topic, queue_id, header.producer_id))
         if window is not None:
-            first, count = header.first_sequence, header.message_count
-            for batch in window:
-                if batch.first_sequence == first and batch.message_count == count:
-                    return batch
+            return None if header.first_sequence >= window.end else window.look(header, now)
+        if len(self._windows) < self._most or self._is_at_its_limit(header.producer_id):
+            return None
+        oldest = next(iter(self._windows.values())).batches[-1]
+        if 0 <= now - oldest.store_timestamp < self._min_age_ms:
+            return _refused(PutStatus.TOO_MANY_PRODUCERS, now)
         return None
 
     def window(self, key: Key) -> list[StoredBatch]:
         """The batches remembered for a producer and queue, newest last; do not change it."""
-        return self._windows.get(key, [])
+        window = self._windows.get(key)
+        return [] if window is None else window.batches
 
     def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:
         """Remembers a batch; one that is not behind the newest of its window is known already.
 
-        So a stretch of the log may be noted again, as recovery does.
+        So a stretch of the log may be noted again, as recovery does. It does not refuse:
+        that is for ``known`` to do before.
         """
         key = (topic, queue_id, producer_id)
         windows = self._windows
         window = windows.pop(key, None)
         if window is None:
-            if len(windows) >= self._most:
-                del windows[next(iter(windows))]
-            windows[key] = [batch]
+            if self._is_at_its_limit(producer_id):
+                self._drop(next(iter(self._keys_of[producer_id])))
+            elif len(windows) >= self._most:
+                self._drop(next(iter(windows)))
+            windows[key] = _Window(batch)
+            self._keys_of.setdefault(producer_id, {})[key] = None
             return
         windows[key] = window
-        if batch.commitlog_offset > window[-1].commitlog_offset:
-            window.append(batch)
-            if len(window) > (WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW):
-                del window[0]
+        own = self._keys_of[producer_id]
+        if len(own) > 1:
+            del own[key]
+            own[key] = None
+        if batch.commitlog_offset > window.batches[-1].commitlog_offset:
+            window.append(batch, WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW)
 
     def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:
         """Takes back what was noted at or behind an offset, after a write that failed."""
@@ -91,15 +163,16 @@ class ProducerStates:
             window = self._windows.get(key)
             if window is None:
                 continue
-            while window and window[-1].commitlog_offset >= commitlog_offset:
-                window.pop()
-            if not window:
-                del self._windows[key]
+            batches = window.batches
+            while batches and batches[-1].commitlog_offset >= commitlog_offset:
+                batches.pop()
+            if not batches:
+                self._drop(key)
 
     def forget_topic(self, topic: str) -> None:
         """Forgets all queues of a topic."""
         for key in [key for key in self._windows if key[0] == topic]:
-            del self._windows[key]
+            self._drop(key)
 
     def dump(self) -> Iterator[tuple[Key, list[StoredBatch]]]:
         """All windows, the one unused for longest first.
@@ -110,11 +183,26 @@ class ProducerStates:
         for key in list(self._windows):
             window = self._windows.get(key)
             if window is not None:
-                yield key, list(window)
+                yield key, list(window.batches)
 
     def load(self, windows: Iterable[tuple[Key, list[StoredBatch]]]) -> None:
         """Replaces everything by what ``dump`` gave."""
-        self._windows = {}
+        self._windows, self._keys_of = {}, {}
         for key, window in windows:
             for batch in window:
                 self.note(*key, batch)
+
+    def _is_at_its_limit(self, producer_id: int) -> bool:
+        own = self._keys_of.get(producer_id)
+        return own is not None and len(own) >= QUEUES_OF_PRODUCER
+
+    def _drop(self, key: Key) -> None:
+        del self._windows[key]
+        own = self._keys_of[key[2]]
+        del own[key]
+        if not own:
+            del self._keys_of[key[2]]
+
+
+def _refused(status: PutStatus, now: TimestampMs) -> PutResult:
+    return PutResult(status, QueueOffset(-1), CommitLogOffset(-1), CommitLogOffset(-1), now)

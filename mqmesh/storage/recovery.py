@@ -306,6 +306,7 @@ class Recovery:
             CommitLogOffset(record.start),
             CommitLogOffset(record.start + header.total_size),
             header.store_timestamp,
+            header.producer_crc,
         )
         self._states.note(meta.topic, header.queue_id, header.producer_id, stored)
 

@@ -29,6 +29,7 @@ from mqmesh.storage.log_beginning import NAME, read_log_beginning
 from mqmesh.storage.log_marker import Marker, MarkerKind, decode_marker
 from mqmesh.storage.log_scan import ZEROS, LogScanner
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import QueueTable, decode_table
 from mqmesh.storage.store_lock import StoreLock
 from mqmesh.units import MAX_OFFSET
@@ -311,7 +312,7 @@ class StoppedLmdb(StoppedStore):
         if not (directory / DIRECTORY / DATA_FILE).is_file():
             raise ConfigError(f"{directory / DIRECTORY} holds no {DATA_FILE}")
         self._env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES, read_only=True)
-        self._contents = load(self._env, _ANY_PRODUCERS)
+        self._contents = load(self._env, ProducerStates(_ANY_PRODUCERS))
         self.start = self.kept_from = 0
         self.likely_end = self._contents.end
         self.clean = self._contents.started_clean

@@ -189,10 +189,10 @@ class CommitLogStore(MessageStore):
                 results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
                 continue
             if not header.attributes & _REDELIVERED:
-                twin = states.find(topic, queue_id, header)
-                if twin is not None:
-                    self._duplicates += 1
-                    results.append(_duplicate(twin))
+                known = states.known(topic, queue_id, header, store_timestamp)
+                if known is not None:
+                    self._duplicates += known.status is PutStatus.DUPLICATE
+                    results.append(known)
                     continue
             queue = self._queues.find(topic, queue_id) or self._queues.add(topic, queue_id)
             base = ends.get(queue)
@@ -216,7 +216,8 @@ class CommitLogStore(MessageStore):
             result = PutResult(PutStatus.PUT_OK, base_offset, start, end, store_timestamp)
             if not header.attributes & _REDELIVERED:
                 first = header.first_sequence
-                stored = StoredBatch(first, count, base_offset, start, end, store_timestamp)
+                crc = header.producer_crc
+                stored = StoredBatch(first, count, base_offset, start, end, store_timestamp, crc)
                 states.note(topic, queue_id, header.producer_id, stored)
             placed.append((batch, queue, result))
             results.append(result)
@@ -474,13 +475,3 @@ class CommitLogStore(MessageStore):
 def _refused(status: PutStatus, store_timestamp: TimestampMs) -> PutResult:
     nowhere = CommitLogOffset(-1)
     return PutResult(status, QueueOffset(-1), nowhere, nowhere, store_timestamp)
-
-
-def _duplicate(twin: StoredBatch) -> PutResult:
-    return PutResult(
-        PutStatus.DUPLICATE,
-        twin.base_queue_offset,
-        twin.commitlog_offset,
-        twin.end_offset,
-        twin.store_timestamp,
-    )

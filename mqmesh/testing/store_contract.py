@@ -236,6 +236,23 @@ class StoreContract:
         assert second.base_queue_offset == first.base_queue_offset
         assert read_queue(store) == ["a"]
 
+    def test_other_content_under_known_sequences_is_refused(self, store: MessageStore) -> None:
+        first = make_batch(["a", "b"], first_sequence=5)
+        store.put([first], NOW)
+        others = [
+            make_batch(["a", "x"], first_sequence=5),
+            make_batch(["a"], first_sequence=5),
+            make_batch(["b", "c"], first_sequence=6),
+        ]
+        results = store.put([*others, first, make_batch(["c"], first_sequence=7)], NOW)
+        assert [result.status for result in results] == [
+            *[PutStatus.SEQUENCE_CONFLICT] * 3,
+            PutStatus.DUPLICATE,
+            PutStatus.PUT_OK,
+        ]
+        assert [result.base_queue_offset for result in results[:3]] == [-1] * 3
+        assert read_queue(store) == ["a", "b", "c"]
+
     def test_other_producers_and_queues_are_no_duplicates(self, store: MessageStore) -> None:
         results = store.put(
             [

@@ -96,6 +96,9 @@ def to_schedule(
 ) -> BatchToPut:
     """What is stored of a producer's batch of delayed messages.
 
+    The same bytes for the same batch, but after the delay levels were changed: a send that is
+    repeated across such a restart is refused as one with other content.
+
     Raises:
         MessageIllegal: It does not say when it is due.
         LocalProtocolError: It only just does not fit any more.

@@ -24,13 +24,16 @@ def admit_half(context: BrokerContext, header: BatchHeader) -> BatchOutcome | No
 
     Raises:
         SystemBusy: Too many half messages wait.
+        SequenceConflict: Others are stored under their ids.
         BrokerNotAvailable: Its twin is not on disk yet, or a crash is still being mended.
     """
     desk = context.transactions
     if desk.torn:
         raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
     try:
-        twin = desk.table.admit(header.producer_id, header.first_sequence, header.message_count)
+        twin = desk.table.admit(
+            header.producer_id, header.first_sequence, header.message_count, header.producer_crc
+        )
     except SystemBusy:
         context.stats.total.busy_refusals += 1
         raise

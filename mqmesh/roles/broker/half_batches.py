@@ -42,6 +42,7 @@ class HalfBatch(msgspec.Struct, eq=False):
         group: Producer group.
         topic: Where its messages go.
         queue_id: Queue of that topic.
+        producer_crc: Its producer's checksum of it.
         op_floor: Every op record about it stands at or behind this queue offset.
         left: Messages that are not ended.
         parked: Those of them that are parked.
@@ -59,6 +60,7 @@ class HalfBatch(msgspec.Struct, eq=False):
     group: str
     topic: str
     queue_id: int
+    producer_crc: int = 0
     op_floor: int = 0
     left: int = 0
     parked: int = 0

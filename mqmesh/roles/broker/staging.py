@@ -24,6 +24,10 @@ Outcomes = Callable[[list[BatchOutcome]], None]
 _OK: Final = int(ResponseCode.SUCCESS)
 _NO_WAIT_STORE: Final = int(Attributes.NO_WAIT_STORE)
 _ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
+_CONFLICT: Final = int(ResponseCode.SEQUENCE_CONFLICT)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+NEW_PRODUCER_RETRY_MS: Final = 1_000
+"""When a producer that there was no room for may try again."""
 
 
 class OpenSend(msgspec.Struct, eq=False):
@@ -127,8 +131,8 @@ def fill_in(
             if outcome is None:
                 result = results[position]
                 waits = not batches[position].header.attributes & _NO_WAIT_STORE
+                outcomes[index] = _outcome(batches[position], result)
                 position += 1
-                outcomes[index] = _outcome(result)
                 if waits and result.end_offset > send.end_offset:
                     send.end_offset = result.end_offset
 
@@ -139,12 +143,32 @@ def fill_in_refusal(sends: Sequence[OpenSend], refusal: BatchOutcome) -> None:
         send.outcomes = [refusal if outcome is None else outcome for outcome in send.outcomes]
 
 
-def _outcome(result: PutResult) -> BatchOutcome:
-    if result.status is PutStatus.MESSAGE_ILLEGAL:
-        return BatchOutcome(_ILLEGAL, remark="the batch is larger than a segment of the log")
+def _outcome(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+    if result.base_queue_offset < 0:
+        return _refusal(batch, result)
     return BatchOutcome(
         _OK, 0, 0, result.base_queue_offset, result.commitlog_offset, result.store_timestamp
     )
+
+
+def _refusal(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+    if result.status is PutStatus.SEQUENCE_CONFLICT:
+        header = batch.header
+        return BatchOutcome(
+            _CONFLICT,
+            remark=f"producer {header.producer_id:016X} sent sequences {header.first_sequence} to "
+            f"{header.first_sequence + header.message_count - 1} to queue {batch.queue_id} of "
+            f"{batch.topic!r} before, with other content; does it run twice, on a cloned machine?",
+        )
+    if result.status is PutStatus.TOO_MANY_PRODUCERS:
+        return BatchOutcome(
+            _BUSY,
+            retry_after_ms=NEW_PRODUCER_RETRY_MS,
+            remark="too many producers and queues are remembered for repetitions "
+            "(storage.max_producer_states, storage.producer_state_min_age_ms)",
+        )
+    assert result.status is PutStatus.MESSAGE_ILLEGAL
+    return BatchOutcome(_ILLEGAL, remark="the batch is larger than a segment of the log")
 
 
 def _timed_out(outcome: BatchOutcome | None) -> BatchOutcome:

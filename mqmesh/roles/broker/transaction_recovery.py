@@ -319,5 +319,6 @@ def half_batch_of(
         meta.producer_group,
         meta.real_topic,
         meta.real_queue_id,
+        header.producer_crc,
     )
     return batch, immunities_ms

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import RemoteProtocolError, SystemBusy
+from mqmesh.errors import RemoteProtocolError, SequenceConflict, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
 from mqmesh.roles.broker.check_timetable import (
     Check,
@@ -87,17 +87,32 @@ class Transactions:
 
     # ---- Half messages come ------------------------------------------------------------
 
-    def admit(self, producer_id: int, first_sequence: int, count: int) -> HalfBatch | None:
+    def admit(
+        self, producer_id: int, first_sequence: int, count: int, producer_crc: int
+    ) -> HalfBatch | None:
         """Lets a half batch in, to be stored now.
+
+        Args:
+            producer_id: Its producer's instance id.
+            first_sequence: Sequence of its first message.
+            count: Its messages.
+            producer_crc: Its producer's checksum of it.
 
         Returns:
             Its twin if it was stored before; then it must not be stored again.
 
         Raises:
             SystemBusy: Too many wait.
+            SequenceConflict: Others are stored under their ids.
         """
         twin = self._keys.get((producer_id, first_sequence))
-        if twin is not None and twin.count == count:
+        if twin is not None:
+            if twin.count != count or twin.producer_crc != producer_crc:
+                raise SequenceConflict(
+                    f"producer {producer_id:016X} sent half messages from sequence "
+                    f"{first_sequence} on before, with other content; does it run twice, on a "
+                    "cloned machine?"
+                )
             return twin
         waiting = self.pending_count + self.staged_halves
         if waiting + count > self.settings.pending_max:

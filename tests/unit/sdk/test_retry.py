@@ -16,6 +16,7 @@ from mqmesh.errors import (
     QueueFull,
     RemoteProtocolError,
     RequestTimeout,
+    SequenceConflict,
     SystemBusy,
     TopicNotFound,
 )
@@ -35,7 +36,15 @@ def test_what_may_go_better_is_tried_as_often_as_allowed(error) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [SystemBusy, MessageIllegal, InvalidArgument, ClientClosed, RemoteProtocolError, QueueFull],
+    [
+        SystemBusy,
+        MessageIllegal,
+        SequenceConflict,
+        InvalidArgument,
+        ClientClosed,
+        RemoteProtocolError,
+        QueueFull,
+    ],
 )
 def test_what_will_not_go_better_or_must_not_be_repeated_is_given_up(error) -> None:
     assert judge(error("x"), attempts=1, retries=100) is GIVE_UP

@@ -59,8 +59,10 @@ def test_in_another_queue_a_batch_keeps_its_numbers() -> None:
     codec.encode(batch, 5)
     codec.encode(batch_of("2"), 5)
     batch.queue, batch.encoded = MessageQueue("t", "b", 1), None
-    header = check_batch(b"".join(codec.encode(batch, 5)))
+    header = check_batch(b"".join(codec.encode(batch, 99)))
     assert (header.queue_id, header.producer_id, header.first_sequence) == (1, 0xFEED, 0)
+    # So back in its first queue it is what it was there.
+    assert header.born_timestamp == 5
 
 
 def test_threads_never_get_the_same_numbers() -> None:

@@ -13,6 +13,7 @@ from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
 from mqmesh.storage.lmdb_env import LmdbEnv, Pair
 from mqmesh.storage.lmdb_opening import load
 from mqmesh.storage.lmdb_store import LmdbStore
+from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import MIB
@@ -123,7 +124,7 @@ def test_a_topic_deleted_at_the_end_keeps_its_id_taken(tmp_path: Path) -> None:
 
 
 def test_producers_that_are_forgotten_leave_the_environment(tmp_path: Path) -> None:
-    config = msgspec.structs.replace(SYNC, max_producer_states=16)
+    config = msgspec.structs.replace(SYNC, max_producer_states=16, producer_state_min_age_ms=0)
     store = open_store(tmp_path, config)
     for number in range(40):
         store.put([make_batch(producer_id=number)], NOW)
@@ -255,7 +256,7 @@ def test_after_a_power_cut_what_was_not_synced_is_checked(
     first, _ = store.put([make_batch(["a"]), make_batch(["b"], first_sequence=1)], NOW)
     store.close()
     env = LmdbEnv(tmp_path / "lmdb", map_size=MIB)
-    head = load(env, 16).head
+    head = load(env, ProducerStates(16)).head
     env.close()
     unclean = msgspec.structs.replace(
         head,
@@ -288,8 +289,8 @@ def test_a_foreign_environment_is_left_alone(tmp_path: Path) -> None:
 def test_a_later_format_is_left_alone(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     env = LmdbEnv(tmp_path / "lmdb", map_size=MIB)
-    later = msgspec.structs.replace(load(env, 16).head, format=2)
+    later = msgspec.structs.replace(load(env, ProducerStates(16)).head, format=3)
     env.close()
     change(tmp_path, [(layout.HEAD_KEY, msgspec.msgpack.encode(later))])
-    with pytest.raises(CorruptRecord, match="format 2"):
+    with pytest.raises(CorruptRecord, match="format 3"):
         open_store(tmp_path)

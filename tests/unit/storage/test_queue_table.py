@@ -13,7 +13,7 @@ from mqmesh.storage.producer_states import StoredBatch
 from mqmesh.storage.queue_table import ROWS_PER_FRAME, Head, QueueRow, decode_table, encode_table
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
-BATCH = StoredBatch(1, 2, QueueOffset(3), CommitLogOffset(4), CommitLogOffset(5), TimestampMs(6))
+BATCH = StoredBatch(1, 2, QueueOffset(3), CommitLogOffset(4), CommitLogOffset(5), TimestampMs(6), 7)
 
 
 def queue(number: int) -> ConsumeQueue:

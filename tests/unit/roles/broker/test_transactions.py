@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.errors import RemoteProtocolError, SystemBusy
+from mqmesh.errors import RemoteProtocolError, SequenceConflict, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
 from mqmesh.roles.broker import check_timetable
 from mqmesh.roles.broker.check_timetable import Asked, Check, Park, TransactionSettings
@@ -33,7 +33,7 @@ class Desk:
 
     def add(self, base: int, count: int = 1, immunities=None, **facts) -> HalfBatch:
         batch = half(base, count, **facts)
-        self.table.admit(batch.producer_id, batch.first_sequence, count)
+        self.table.admit(batch.producer_id, batch.first_sequence, count, batch.producer_crc)
         self.table.staged_halves = 0
         self.table.on_half(batch, 0, self.now_ms, immunities)
         return batch
@@ -281,20 +281,29 @@ def test_no_more_wait_than_allowed_and_the_refusal_says_what_to_change():
     desk = Desk(pending_max=3)
     desk.add(0, 2)
     with pytest.raises(SystemBusy, match="transaction_pending_max"):
-        desk.table.admit(7, 100, 2)
-    desk.table.admit(7, 100, 1)
+        desk.table.admit(7, 100, 2, 0)
+    desk.table.admit(7, 100, 1, 0)
     with pytest.raises(SystemBusy):
-        desk.table.admit(7, 200, 1)
+        desk.table.admit(7, 200, 1, 0)
 
 
 def test_a_half_batch_that_was_stored_before_is_recognised():
     desk = Desk()
     batch = desk.add(5, 2)
-    assert desk.table.admit(7, 5, 2) is batch
+    batch.producer_crc = 99
+    assert desk.table.admit(7, 5, 2, 99) is batch
     desk.decide(5, 0, 2, COMMIT)
     desk.write()
-    assert desk.table.admit(7, 5, 2) is batch, "also after its end"
-    assert desk.table.admit(7, 5, 1) is None, "but not another one"
+    assert desk.table.admit(7, 5, 2, 99) is batch, "also after its end"
+
+
+@pytest.mark.parametrize(("count", "producer_crc"), [(2, 98), (1, 99)])
+def test_other_half_messages_under_known_ids_are_refused(count, producer_crc):
+    desk = Desk()
+    desk.add(5, 2).producer_crc = 99
+    with pytest.raises(SequenceConflict, match="0000000000000007 sent half messages from sequence"):
+        desk.table.admit(7, 5, count, producer_crc)
+    assert desk.table.staged_halves == 0
 
 
 def test_too_many_parked_ones_go_oldest_first():

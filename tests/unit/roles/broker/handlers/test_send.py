@@ -78,6 +78,32 @@ def test_a_refused_batch_does_not_harm_its_neighbours(stage, change, code, why):
     assert "full" not in [config.topic for config in stage.context.topics.configs()]
 
 
+def test_other_content_under_ids_that_are_known_is_refused_and_said(stage):
+    stage.send(stage.batch(first_sequence=5))
+    other, again, next_one = stage.send(
+        stage.batch(first_sequence=5, bodies=(b"forged",)),
+        stage.batch(first_sequence=5),
+        stage.batch(first_sequence=6),
+    )
+    assert other.code == ResponseCode.SEQUENCE_CONFLICT
+    assert "0000000000000007 sent sequences 5 to 5 to queue 0 of 't' before" in other.remark
+    assert (again.code, again.base_queue_offset) == (0, 0)
+    assert (next_one.code, next_one.base_queue_offset) == (0, 1)
+    assert stage.context.stats.total.put_duplicates == 1
+    assert stage.context.stats.total.put_refused == 1
+
+
+def test_new_producers_are_refused_while_all_room_is_taken(stage):
+    stage.store._states._most = 2
+    stage.store._states._min_age_ms = 60_000
+    for queue_id in range(3):
+        (outcome,) = stage.send(stage.batch(queue_id=queue_id))
+    assert (outcome.code, outcome.retry_after_ms) == (ResponseCode.SYSTEM_BUSY, 1_000)
+    assert "storage.max_producer_states" in outcome.remark
+    stage.clock.advance(60_000)
+    assert stage.send(stage.batch(queue_id=2))[0].code == 0
+
+
 def test_redelivered_batches_are_welcome_as_often_as_they_come(stage):
     options = {"attributes": Attributes.REDELIVERED, "first_sequence": 5}
     outcomes = stage.send(*[stage.batch(**options) for _ in range(3)])

@@ -86,6 +86,14 @@ def test_another_group_decides_nothing(scene):
     assert scene.desk.table.pending_count == 1
 
 
+def test_other_half_messages_under_known_ids_are_refused(scene):
+    base = scene.half(b"mine")
+    for body in (b"forged", b"forged once more"):
+        assert scene.send_half(body, sequence=0).code == ResponseCode.SEQUENCE_CONFLICT
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.ENDED]
+    assert scene.bodies() == [b"mine"]
+
+
 def test_a_repeated_half_batch_is_stored_once_also_long_after(scene):
     first = scene.half(b"one", sequence=0)
     for number in range(1, 400):
