@@ -160,10 +160,10 @@ def _fill(data: dict[str, Any]) -> None:
 def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
     """Role, name, expected endpoint, stop stage and settings of each process."""
     for namesrv in config.namesrv:
-        endpoint = f"tcp://{namesrv.listen_host}:{namesrv.listen_port}"
+        endpoint = f"tcp://{bindable(namesrv.listen_host)}:{namesrv.listen_port}"
         yield "namesrv", namesrv.name, endpoint, NAMESRV_STAGE, namesrv
     for broker in config.broker:
-        endpoint = f"tcp://{broker.listen_host}:{broker.listen_port}"
+        endpoint = f"tcp://{bindable(broker.listen_host)}:{broker.listen_port}"
         yield "broker", broker.broker_name, endpoint, BROKER_STAGE, broker
         if config.schedule:
             service = _schedule_of(config, broker)
@@ -178,7 +178,7 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
         return
     for broker in config.broker:
         if broker.filter_server_enable:
-            host = "127.0.0.1" if broker.listen_host in WILDCARDS else broker.listen_host
+            host = "127.0.0.1" if broker.listen_host in WILDCARDS else bindable(broker.listen_host)
             yield msgspec.structs.replace(
                 config.filter_server,
                 name=f"filtersrv-{broker.broker_name}",
@@ -208,7 +208,7 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _address_of(namesrv: NamesrvConfig) -> str:
-    return f"{namesrv.advertised_host or namesrv.listen_host}:{namesrv.listen_port}"
+    return f"{namesrv.advertised_host or bindable(namesrv.listen_host)}:{namesrv.listen_port}"
 
 
 def _config_path(folder: Path, name: str) -> Path:

@@ -114,10 +114,7 @@ def create(
         order=order,
     )
     with AdminClient(namesrv) as admin:
-        if if_missing and name in admin.topics():
-            done = {broker: one[0] for broker, one in admin.topic_configs(name).items()}
-        else:
-            done = admin.create_topic(config)
+        done = admin.create_topic(config, exist_ok=if_missing)
     _show_configs(name, done, as_json)
 
 

@@ -48,4 +48,6 @@ def check_listen(
 
 def bindable(host: str) -> str:
     """The address behind a host that ZeroMQ can bind to; it resolves no names there."""
-    return "127.0.0.1" if host in LOOPBACK_NAMES else host
+    if host in LOOPBACK_NAMES:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

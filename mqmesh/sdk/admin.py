@@ -9,6 +9,7 @@ import msgspec
 
 from mqmesh.errors import (
     ClientClosed,
+    InvalidArgument,
     MQMeshError,
     NoRoute,
     TopicNotFound,
@@ -28,18 +29,20 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import (
+    MAX_QUEUES_PER_TOPIC,
     BrokerAddress,
     BrokerData,
     ClusterInfo,
     DeleteTopicRequest,
     GetClusterRequest,
     GetRouteRequest,
+    Perm,
     TopicConfig,
     TopicList,
     TopicListRequest,
     TopicRoute,
 )
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 
@@ -68,15 +71,18 @@ class AdminClient:
     """Administration, one request at a time, in the caller's thread.
 
     Args:
-        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
 
     Raises:
         InvalidArgument: An address that is none.
     """
 
-    def __init__(self, namesrv_addr: str = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000) -> None:
-        self._namesrvs = ClientOptions(namesrv_addr=namesrv_addr).namesrv_addresses()
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+    ) -> None:
+        self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
         self._context = sockets.new_context()
         self._channels: dict[str, BlockingChannel] = {}
@@ -198,13 +204,41 @@ class AdminClient:
 
     # ---- Changing --------------------------------------------------------------------
 
-    def create_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
+    def create_topic(
+        self,
+        topic: str | TopicConfig,
+        *,
+        queues: int = 4,
+        perm: Perm = Perm.READ_WRITE,
+        order: bool = False,
+        exist_ok: bool = False,
+    ) -> dict[str, TopicConfig]:
         """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
 
+        Args:
+            topic: Its name; or a ``TopicConfig``, which says the next three as well.
+            queues: Read and write queues on each broker, 1 to 65,536.
+            perm: Who may what.
+            order: The route keeps the queues of a broker that is down.
+            exist_ok: A topic that exists is left as it is, and is no error.
+
+        Returns:
+            What is in force, by broker group.
+
         Raises:
+            InvalidArgument: The name is illegal, or ``queues``.
             BrokerError: It exists, among other reasons.
+            NoRoute, TransportError: As for ``put_topic``.
         """
-        return self._put_topic(UpdateTopicRequest(config, must_be_new=True))
+        if isinstance(topic, str):
+            if type(queues) is not int or not 1 <= queues <= MAX_QUEUES_PER_TOPIC:
+                raise InvalidArgument(
+                    f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
+                )
+            topic = TopicConfig(topic, queues, queues, int(perm), order)
+        if exist_ok and topic.topic in self.topics():
+            return {name: found[0] for name, found in self.topic_configs(topic.topic).items()}
+        return self._put_topic(UpdateTopicRequest(topic, must_be_new=True))
 
     def put_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
         """Creates or changes a topic on every master.

@@ -12,7 +12,7 @@ from mqmesh.sdk.admin import AdminClient as BlockingAdminClient
 from mqmesh.sdk.dead_letters import DeadLetterClient as BlockingDeadLetterClient
 from mqmesh.sdk.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.group_admin import GroupAdmin as BlockingGroupAdmin
-from mqmesh.sdk.options import DEFAULT_NAMESRV
+from mqmesh.sdk.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.queries import QueryClient as BlockingQueryClient
 from mqmesh.sdk.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
@@ -64,7 +64,9 @@ class AdminClient:
 
     _kind: ClassVar[type[BlockingAdminClient]] = BlockingAdminClient
 
-    def __init__(self, namesrv_addr: str = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000) -> None:
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+    ) -> None:
         self._inner = self._kind(namesrv_addr, timeout_ms=timeout_ms)
         # One thread: the blocking clients serve one caller at a time.
         self._thread = ThreadPoolExecutor(1, "mqmesh-admin")

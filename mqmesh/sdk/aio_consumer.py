@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
@@ -13,8 +13,9 @@ from mqmesh.sdk.aio_consume_service import AioConsumeService, AsyncListener
 from mqmesh.sdk.aio_orderly_service import AioOrderlyService
 from mqmesh.sdk.consume_result import ConsumeResult, is_coroutine_function
 from mqmesh.sdk.consume_work import QueueWork, Workers
+from mqmesh.sdk.consumer_options import PullConsumerKeywords, PushConsumerKeywords
 from mqmesh.sdk.message_selector import Wanted
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.orderly_retry import to_dead_letters
 from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.pull_loop import PullCounters
@@ -40,10 +41,10 @@ class PullConsumer:
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self._inner = BlockingPullConsumer(
             group, namesrv_addr=namesrv_addr, strategy=strategy, client=client, **options
@@ -316,10 +317,10 @@ class PushConsumer:
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self._inner = _InnerPushConsumer(
             group,

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.completions import Completions
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.producer import Producer as BlockingProducer
-from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.producer_options import ProducerKeywords
+from mqmesh.sdk.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.send_result import SendFuture, SendResult
 
 
@@ -29,9 +30,9 @@ class Producer:
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
         self._inner = self._make(group, namesrv_addr=namesrv_addr, client=client, **options)
         self._completions: Completions | None = None
@@ -97,7 +98,7 @@ class Producer:
         future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
         return await self._outcome(future, waiting)
 
-    async def send_oneway(self, message: Message, **choice: Any) -> None:
+    async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never tells what became of it."""
         await self._ready(message)
         self._inner.send_oneway(message, **choice)
@@ -107,7 +108,7 @@ class Producer:
         await asyncio.to_thread(self._inner.cancel_delayed, sent, timeout_ms=timeout_ms)
 
     async def request(
-        self, message: Message, timeout_ms: int | None = None, **choice: Any
+        self, message: Message, timeout_ms: int | None = None, **choice: Unpack[QueueChoice]
     ) -> Message:
         """Asks and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
         await self._ready(message)
@@ -119,11 +120,15 @@ class Producer:
         request: Message,
         body: bytes | bytearray | memoryview,
         *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
-        **fields: Any,
     ) -> bool:
         """Replies to a consumed request; arguments, result and errors as of ``mqmesh``'s."""
-        future = self._inner.reply_async(request, body, timeout_ms=timeout_ms, **fields)
+        future = self._inner.reply_async(
+            request, body, tag=tag, keys=keys, properties=properties, timeout_ms=timeout_ms
+        )
         return await asyncio.wrap_future(future)
 
     @property

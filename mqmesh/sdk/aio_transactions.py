@@ -4,13 +4,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Unpack, cast
 
 from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import Message, MessageQueue, StoredMessage
 from mqmesh.sdk.aio_producer import Producer
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.producer import Producer as BlockingProducer
+from mqmesh.sdk.producer_options import ProducerKeywords, TransactionKeywords
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_result import SendResult
 from mqmesh.sdk.transaction_producer import Transaction as BlockingTransaction
@@ -111,14 +112,15 @@ class TransactionProducer(Producer):
         group: str,
         listener: TransactionListener,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[TransactionKeywords],
     ) -> None:
         if not all(asyncio.iscoroutinefunction(getattr(listener, name, None)) for name in METHODS):
             raise InvalidArgument(f"listener needs coroutine methods {' and '.join(METHODS)}")
         self._bridge = _Bridge(listener)
-        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **options)
+        common = cast("ProducerKeywords", options)  # _make takes the others, too
+        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
 
     def _make(self, group: str, **options: Any) -> BlockingProducer:
         self._transactions = BlockingTransactionProducer(group, self._bridge, **options)
@@ -157,7 +159,15 @@ class TransactionProducer(Producer):
         return future.result()
 
     @asynccontextmanager
-    async def transaction(self, message: Message, **choice: Any) -> AsyncIterator[Transaction]:
+    async def transaction(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        selector_arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> AsyncIterator[Transaction]:
         """A local transaction in a block: committed at its end, rolled back when it raises.
 
         ::
@@ -168,7 +178,14 @@ class TransactionProducer(Producer):
         When the task is cancelled in the block, the message is left to the check-back. Arguments
         and errors are those of ``mqmesh.TransactionProducer.transaction``.
         """
-        inner = await asyncio.to_thread(self._transactions.transaction, message, **choice)
+        inner = await asyncio.to_thread(
+            self._transactions.transaction,
+            message,
+            queue=queue,
+            selector=selector,
+            selector_arg=selector_arg,
+            timeout_ms=timeout_ms,
+        )
         await asyncio.to_thread(inner.__enter__)
         try:
             yield Transaction(inner)

@@ -1,6 +1,6 @@
 """How consumers behave."""
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -118,6 +118,45 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     auto_commit: bool = True
     pull_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 32
     request_timeout_ms: Ms = 3_000
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """Fields of ``ConsumerOptions``, as keyword arguments."""
+
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp_ms: int
+    rebalance_interval_ms: int
+    persist_consumer_offset_interval_ms: int
+    pull_max_bytes: int
+    broker_suspend_max_time_ms: int
+    pull_timeout_ms: int
+    pull_threshold_for_queue: int
+    pull_threshold_size_for_queue: int
+    start_timeout_ms: int
+    offsets_dir: str
+
+
+class PushConsumerKeywords(ConsumerKeywords, total=False):
+    """Fields of ``PushConsumerOptions``, as keyword arguments."""
+
+    consume_thread_count: int
+    consume_message_batch_max_size: int
+    consume_concurrently_max_span: int
+    consume_timeout_ms: int
+    close_timeout_ms: int
+    consume_orderly: bool
+    suspend_current_queue_time_ms: int
+    max_reconsume_times: int
+    rebalance_lock_interval_ms: int
+
+
+class PullConsumerKeywords(ConsumerKeywords, total=False):
+    """Fields of ``PullConsumerOptions``, as keyword arguments."""
+
+    auto_commit: bool
+    pull_batch_size: int
+    request_timeout_ms: int
 
 
 def check_consumer_group(group: str) -> str:

@@ -26,7 +26,7 @@ from mqmesh.protocol.retries import (
     ResendTarget,
 )
 from mqmesh.record_batch import BatchHeader, check_stored, decode_messages
-from mqmesh.sdk.options import DEFAULT_NAMESRV
+from mqmesh.sdk.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.queries import GROUP, QueryClient
 from mqmesh.transport import sockets
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
@@ -114,7 +114,8 @@ class DeadLetterClient(QueryClient):
     """Reads and resends dead letters, one request at a time, in the caller's thread.
 
     Args:
-        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
 
     Raises:
@@ -122,7 +123,7 @@ class DeadLetterClient(QueryClient):
     """
 
     def __init__(
-        self, namesrv_addr: str = DEFAULT_NAMESRV, *, timeout_ms: int = TIMEOUT_MS
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = TIMEOUT_MS
     ) -> None:
         super().__init__(namesrv_addr, timeout_ms=timeout_ms)
         self._hosts: dict[str, str] = {}

@@ -1,9 +1,11 @@
 """Settings that every client has."""
 
+import ipaddress
 import os
 import re
 import secrets
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -16,7 +18,12 @@ DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 
 MAX_PORT: Final = 65_535
 
-_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:([0-9]{1,5})")
+MAX_NAMESRVS: Final = 16
+
+NamesrvAddr = str | Sequence[str]
+"""Name servers: one text, separated by commas or semicolons, or a text for each."""
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})")
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -27,7 +34,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How a client finds brokers and keeps in touch with them.
 
     Attributes:
-        namesrv_addr: ``host:port`` of each name server, separated by semicolons.
+        namesrv_addr: ``host:port`` of each name server, as a list or as a text, separated by
+            commas or semicolons; an IPv6 address stands in brackets, ``[::1]:9876``.
         instance_name: Part of the client id, for the administrator's eyes.
         poll_name_server_interval_ms: Routes are asked for again after this, as the safety
             net below the name servers' hints.
@@ -37,7 +45,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         use_ipc: Prefer a broker's Unix socket when it runs on this machine.
     """
 
-    namesrv_addr: str = DEFAULT_NAMESRV
+    namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV
     instance_name: str = "DEFAULT"
     poll_name_server_interval_ms: Ms = 30_000
     missing_route_interval_ms: Ms = 1_000
@@ -51,19 +59,56 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Raises:
             InvalidArgument: There is none, or one is not of the form host:port.
         """
-        if not isinstance(self.namesrv_addr, str):
-            raise InvalidArgument(f"namesrv_addr must be a str, not {self.namesrv_addr!r}")
-        found = [part.strip() for part in self.namesrv_addr.split(";") if part.strip()]
-        if not found:
-            raise InvalidArgument("namesrv_addr names no name server; give host:port;host:port")
-        for address in found:
-            form = _ADDRESS.fullmatch(address)
-            if form is None or not 0 < int(form[1]) <= MAX_PORT:
-                raise InvalidArgument(f"name server {address!r} is not of the form host:port")
-        return found
+        return namesrv_addresses(self.namesrv_addr)
 
 
-def make_options(kind: type[_T], values: dict[str, Any], what: str) -> _T:
+def namesrv_addresses(value: NamesrvAddr) -> list[str]:
+    """The addresses that users mean, one by one.
+
+    Raises:
+        InvalidArgument: There is none, there are more than 16, or one is not of the form
+            host:port.
+    """
+    if isinstance(value, str):
+        texts = re.split("[,;]", value)
+    elif isinstance(value, Sequence) and all(isinstance(one, str) for one in value):
+        texts = list(value)
+    else:
+        raise InvalidArgument(f"namesrv_addr must be a str or a list of str, not {value!r:.100}")
+    found = [text.strip() for text in texts if text.strip()]
+    if not 0 < len(found) <= MAX_NAMESRVS:
+        raise InvalidArgument(
+            f"namesrv_addr names {len(found)} name servers; give 1 to {MAX_NAMESRVS}, as "
+            "host:port,host:port"
+        )
+    for address in found:
+        form = _ADDRESS.fullmatch(address)
+        if form is None or not 0 < int(form[2]) <= MAX_PORT or not _is_ipv6(form[1]):
+            raise InvalidArgument(
+                f"name server {address!r} is not of the form host:port, nor [IPv6]:port"
+            )
+    return found
+
+
+def _is_ipv6(host: str | None) -> bool:
+    if host is None:
+        return True  # there are no brackets
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def client_options(client: ClientOptions | None, namesrv_addr: NamesrvAddr | None) -> ClientOptions:
+    """The settings of a connection, and the name servers if they are said beside them."""
+    client = client or ClientOptions()
+    if namesrv_addr is None:
+        return client
+    return msgspec.structs.replace(client, namesrv_addr=namesrv_addr)
+
+
+def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:
     """Makes options of keyword arguments.
 
     Args:
@@ -75,7 +120,7 @@ def make_options(kind: type[_T], values: dict[str, Any], what: str) -> _T:
         InvalidArgument: An unknown name, or a value out of bounds.
     """
     try:
-        return convert_values(kind, values, what)
+        return convert_values(kind, dict(values), what)
     except ConfigError as error:
         raise InvalidArgument(str(error)) from error
 

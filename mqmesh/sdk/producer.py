@@ -6,9 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
-
-import msgspec
+from typing import Any, Final, NoReturn, Self, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import (
@@ -29,11 +27,11 @@ from mqmesh.sdk.explicit_batch import explicit_batch
 from mqmesh.sdk.fast_send import fast_send
 from mqmesh.sdk.forks import tell_of_forks
 from mqmesh.sdk.lanes import Lane, TopicLanes
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
-from mqmesh.sdk.producer_options import ProducerOptions
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr, client_options, make_options
+from mqmesh.sdk.producer_options import ProducerKeywords, ProducerOptions
 from mqmesh.sdk.producer_requests import ProducerRequests
 from mqmesh.sdk.publish_routes import PublishRoutes
-from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.requests import Requests
 from mqmesh.sdk.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.send_result import GRACE_MS, OnDone, PendingBatch, SendFuture, SendResult
@@ -75,8 +73,9 @@ class Producer(ProducerRequests):
 
     Args:
         group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
-        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
-        client: Settings of the connection; its ``namesrv_addr`` is replaced by the argument.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        client: Settings of the connection.
         options: Fields of ``ProducerOptions``, by name.
 
     Raises:
@@ -89,13 +88,13 @@ class Producer(ProducerRequests):
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
         self.group = check_group(group)
         self.options = make_options(self._options_type, options, "producer option")
-        client = msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr)
+        client = client_options(client, namesrv_addr)
         self._engine = ClientEngine(
             client,
             heartbeat=self._heartbeat,
@@ -292,7 +291,7 @@ class Producer(ProducerRequests):
         bound = lane is not None
         return self._append(lane, topic, message, deadline_ms, on_done, self._async_retries, bound)
 
-    def send_oneway(self, message: Message, **choice: Any) -> None:
+    def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never tells what became of it; it is not retried.
 
         Args:

@@ -1,6 +1,6 @@
 """How a producer sends."""
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -62,3 +62,29 @@ class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unkn
     execute_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
     check_thread_pool_max_size: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 64
     max_transactions_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """Fields of ``ProducerOptions``, as keyword arguments."""
+
+    send_msg_timeout_ms: int
+    retry_times_when_send_failed: int
+    retry_times_when_send_async_failed: int
+    retry_another_broker_when_not_store_ok: bool
+    send_latency_fault_enable: bool
+    max_message_size: int
+    compress_msg_body_over_how_much: int
+    buffer_memory_bytes: int
+    batch_size_bytes: int
+    batch_messages: int
+    max_requests_in_flight: int
+    busy_poll_us: int
+    max_pending_requests: int
+
+
+class TransactionKeywords(ProducerKeywords, total=False):
+    """Fields of ``TransactionOptions``, as keyword arguments."""
+
+    execute_thread_count: int
+    check_thread_pool_max_size: int
+    max_transactions_in_flight: int

@@ -2,7 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from mqmesh.errors import InvalidArgument, RequestTimeout
 from mqmesh.message import Message, MessageQueue
@@ -11,7 +11,7 @@ from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.producer_options import ProducerOptions
-from mqmesh.sdk.queue_selector import QueueSelector
+from mqmesh.sdk.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.requests import (
     OnReply,
     ReplyFuture,
@@ -69,7 +69,9 @@ class ProducerRequests:
 
         self._engine.call(ask, left_ms + GRACE_MS)
 
-    def request(self, message: Message, timeout_ms: int | None = None, **choice: Any) -> Message:
+    def request(
+        self, message: Message, timeout_ms: int | None = None, **choice: Unpack[QueueChoice]
+    ) -> Message:
         """Sends a message and waits for the reply that a consumer makes with ``reply``.
 
         The request is stored and consumed like every message; the reply comes straight to this
@@ -95,7 +97,7 @@ class ProducerRequests:
         on_done: OnReply | None = None,
         *,
         timeout_ms: int | None = None,
-        **choice: Any,
+        **choice: Unpack[QueueChoice],
     ) -> RequestFuture:
         """Sends a request without waiting for its reply.
 
@@ -167,8 +169,10 @@ class ProducerRequests:
         request: Message,
         body: bytes | bytearray | memoryview,
         *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
-        **fields: Any,
     ) -> ReplyFuture:
         """Replies without waiting; arguments and outcome as of ``reply``.
 
@@ -177,7 +181,9 @@ class ProducerRequests:
         """
         deadline_ms = self._deadline(timeout_ms)
         most = self.options.max_message_size
-        reply = make_reply(request, body, max_message_size=most, **fields)
+        reply = make_reply(
+            request, body, max_message_size=most, tag=tag, keys=keys, properties=properties
+        )
         to_live_ms = time_to_live_ms(request)
         if to_live_ms is not None:
             deadline_ms = min(deadline_ms, self._now_ms() + to_live_ms)

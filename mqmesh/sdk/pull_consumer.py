@@ -5,9 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-
-import msgspec
+from typing import Final, Self, TypeVar, Unpack
 
 from mqmesh.errors import (
     BrokerError,
@@ -25,12 +23,13 @@ from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.assigned import Assigned
 from mqmesh.sdk.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer_options import (
+    PullConsumerKeywords,
     PullConsumerOptions,
     check_consumer_group,
 )
 from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
 from mqmesh.sdk.message_selector import Wanted, as_selector
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.process_queue import FlowLimits
 from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.pulled_batch import PulledBatch
@@ -62,10 +61,11 @@ class PullConsumer:
 
     Args:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
-        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of ``mqmesh.sdk.rebalance``.
-        client: Settings of the connection; its ``namesrv_addr`` is replaced by the argument.
+        client: Settings of the connection.
         options: Fields of ``PullConsumerOptions``, by name.
 
     Raises:
@@ -76,16 +76,16 @@ class PullConsumer:
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(PullConsumerOptions, options, "consumer option")
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
             self.group,
-            msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr),
+            client_options(client, namesrv_addr),
             self.options,
             allocate_strategy(strategy),
             self._make_sink,

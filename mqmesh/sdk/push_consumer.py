@@ -4,9 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
-
-import msgspec
+from typing import Final, Self, Unpack
 
 from mqmesh.errors import (
     BrokerError,
@@ -24,11 +22,15 @@ from mqmesh.sdk.consume_result import Listener, is_coroutine_function
 from mqmesh.sdk.consume_service import ConsumeService
 from mqmesh.sdk.consume_work import QueueWork, Waiting, Workers
 from mqmesh.sdk.consumer_engine import ConsumerEngine
-from mqmesh.sdk.consumer_options import PushConsumerOptions, check_consumer_group
+from mqmesh.sdk.consumer_options import (
+    PushConsumerKeywords,
+    PushConsumerOptions,
+    check_consumer_group,
+)
 from mqmesh.sdk.group_retry import GroupRetry, Retry
 from mqmesh.sdk.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.message_selector import Wanted, as_selector
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, make_options
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.orderly_service import OrderlyService, OrderlyWorkers
@@ -155,10 +157,11 @@ class PushConsumer:
 
     Args:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
-        namesrv_addr: ``host:port`` of the name servers, separated by semicolons.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of ``mqmesh.sdk.rebalance``.
-        client: Settings of the connection; its ``namesrv_addr`` is replaced by the argument.
+        client: Settings of the connection.
         options: Fields of ``PushConsumerOptions``, by name.
 
     Raises:
@@ -169,16 +172,16 @@ class PushConsumer:
         self,
         group: str,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
-            msgspec.structs.replace(client or ClientOptions(), namesrv_addr=namesrv_addr),
+            client_options(client, namesrv_addr),
             self.options,
             allocate_strategy(strategy),
             self._make_sink,

@@ -1,7 +1,7 @@
 """Which queue a message goes to. Pure."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from mqmesh.checksum import crc32
 from mqmesh.message import Message, MessageQueue
@@ -21,3 +21,11 @@ def queue_index(sharding_key: str, queue_count: int) -> int:
         The same index for the same key and count, in every process and version.
     """
     return crc32(sharding_key.encode()) % queue_count
+
+
+class QueueChoice(TypedDict, total=False):
+    """Which queue a message is sent to, as keyword arguments of ``Producer.send``."""
+
+    queue: MessageQueue | None
+    selector: QueueSelector | None
+    arg: Any

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack, cast
 
 from mqmesh.errors import (
     BrokerNotAvailable,
@@ -28,9 +28,9 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.half_sender import HalfSender
 from mqmesh.sdk.listener_pool import GROW_MS, ListenerPool
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions
+from mqmesh.sdk.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.producer import CLOSE_FLUSH_S, Producer
-from mqmesh.sdk.producer_options import TransactionOptions
+from mqmesh.sdk.producer_options import ProducerKeywords, TransactionKeywords, TransactionOptions
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_result import GRACE_MS, SendFuture, SendResult
 from mqmesh.sdk.transaction_checks import CheckService, PlaceKey
@@ -75,11 +75,12 @@ class TransactionProducer(Producer):
         group: str,
         listener: TransactionListener,
         *,
-        namesrv_addr: str = DEFAULT_NAMESRV,
+        namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
-        **options: Any,
+        **options: Unpack[TransactionKeywords],
     ) -> None:
-        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **options)
+        common = cast("ProducerKeywords", options)  # the others are of _options_type
+        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
         one = self.options
         assert isinstance(one, TransactionOptions)
         if not callable(getattr(listener, "check_local_transaction", None)) or not callable(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.options import ClientOptions
 from mqmesh.sdk.push_consumer import PushConsumer
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
         namesrv_addr=namesrv_addr,
         client=ClientOptions(instance_name=member.name),
         consume_orderly=orderly == "orderly",
-        consume_from_where="FIRST_OFFSET",
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         suspend_current_queue_time_ms=SUSPEND_MS,
         persist_consumer_offset_interval_ms=COMMIT_MS,
     )

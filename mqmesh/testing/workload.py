@@ -30,6 +30,7 @@ from mqmesh.errors import (
 )
 from mqmesh.logs import configure_logging
 from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.push_consumer import PushConsumer
@@ -406,7 +407,7 @@ def consume(plan: Plan, record: Recorder, stopping: threading.Event) -> None:
     consumer = PushConsumer(
         plan.group,
         namesrv_addr=plan.namesrv_addr,
-        consume_from_where="FIRST_OFFSET",
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         consume_thread_count=1,
         consume_message_batch_max_size=64,
         persist_consumer_offset_interval_ms=500,

@@ -48,7 +48,7 @@ class BlockingChannel:
         self._poll.register(int(self._socket.get(zmq.FD)), select.POLLIN)
         self._busy_poll = busy_poll
         self._monitor = sockets.monitor(self._socket)
-        self._socket.connect(endpoint)
+        sockets.connect(self._socket, endpoint)
 
     def request(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int

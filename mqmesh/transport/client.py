@@ -92,7 +92,7 @@ class CommandClient:
         loop.add(self._monitor, self._on_monitor)
         self._sweep: Timer | None = None
         self._sweep_due_ms = 0
-        self._socket.connect(endpoint)
+        sockets.connect(self._socket, endpoint)
 
     @property
     def in_flight(self) -> int:

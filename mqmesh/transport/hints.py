@@ -74,7 +74,7 @@ class HintSubscriber:
         self._monitor = sockets.monitor(self._socket)
         loop.add(self._socket, self._on_readable)
         loop.add(self._monitor, self._on_monitor)
-        self._socket.connect(endpoint)
+        sockets.connect(self._socket, endpoint)
 
     def close(self) -> None:
         """Closes the connection."""

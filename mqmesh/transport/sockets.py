@@ -146,11 +146,24 @@ def bind(socket: Socket, endpoint: str) -> str:
     Raises:
         OSError: It is taken or may not be used.
     """
+    _allow_ipv6(socket, endpoint)
     try:
         socket.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
     except zmq.ZMQError as error:
         raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connect(socket: Socket, endpoint: str) -> None:
+    """Makes a socket connect to an endpoint, ``tcp://host:port`` or ``ipc://path``."""
+    _allow_ipv6(socket, endpoint)
+    socket.connect(endpoint)
+
+
+def _allow_ipv6(socket: Socket, endpoint: str) -> None:
+    # Not for all: names that have addresses of both kinds would be looked for in the new one.
+    if endpoint.startswith("tcp://["):
+        socket.setsockopt(zmq.IPV6, 1)
 
 
 def settle(socket: Socket) -> None:
@@ -221,7 +234,7 @@ def zmq_endpoint(address: str) -> str:
     """The endpoint of an address as users write it.
 
     Args:
-        address: ``host:port``, or any endpoint such as ``ipc://path``.
+        address: ``host:port``, ``[IPv6]:port``, or any endpoint such as ``ipc://path``.
 
     Raises:
         ConfigError: It is neither.

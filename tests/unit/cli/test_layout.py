@@ -163,7 +163,7 @@ def test_filter_servers_stand_beside_brokers_only_where_they_are_allowed(write):
     assert [spec.name for spec in specs] == ["filtersrv-broker-a", "filtersrv-b"]
     configs = [load_config(FiltersrvConfig, Path(spec.argv[spec.argv.index("-c") + 1]))
                for spec in specs]  # fmt: skip
-    assert [one.broker_addr for one in configs] == ["127.0.0.1:5", "::1:10911"]
+    assert [one.broker_addr for one in configs] == ["127.0.0.1:5", "[::1]:10911"]
     assert [one.broker_name for one in configs] == ["broker-a", "b"]
     assert all(one.enable and one.max_filters == 3 for one in configs)
 

@@ -5,13 +5,35 @@ import os
 import pytest
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.options import DEFAULT_NAMESRV, ClientOptions, born_host, new_client_id
+from mqmesh.sdk.options import (
+    DEFAULT_NAMESRV,
+    ClientOptions,
+    born_host,
+    client_options,
+    new_client_id,
+)
 
 
-def test_addresses_are_separated_by_semicolons() -> None:
-    assert ClientOptions().namesrv_addresses() == DEFAULT_NAMESRV.split(";")
-    options = ClientOptions(namesrv_addr=" a.example:1 ; 10.0.0.7:65535;; my-host_2:9876 ")
-    assert options.namesrv_addresses() == ["a.example:1", "10.0.0.7:65535", "my-host_2:9876"]
+@pytest.mark.parametrize(
+    "given",
+    [
+        " a.example:1 ; 10.0.0.7:65535;; [::1]:9876 ",
+        "a.example:1,10.0.0.7:65535, [::1]:9876",
+        "a.example:1;10.0.0.7:65535,[::1]:9876",
+        ["a.example:1", " 10.0.0.7:65535", "[::1]:9876"],
+        ("a.example:1", "10.0.0.7:65535", "[::1]:9876"),
+    ],
+)
+def test_addresses_come_as_a_list_or_as_a_text(given) -> None:
+    options = ClientOptions(namesrv_addr=given)
+    assert options.namesrv_addresses() == ["a.example:1", "10.0.0.7:65535", "[::1]:9876"]
+
+
+def test_what_is_said_beside_the_options_of_a_connection_goes_first() -> None:
+    client = ClientOptions(namesrv_addr="a:1", instance_name="x")
+    assert client_options(client, None) is client
+    assert client_options(client, ["b:2"]) == ClientOptions(namesrv_addr=["b:2"], instance_name="x")
+    assert client_options(None, None).namesrv_addresses() == DEFAULT_NAMESRV.split(";")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +53,16 @@ def test_addresses_are_separated_by_semicolons() -> None:
         "tcp://host:1",
         "host:1 host:2",
         "höst:1",
+        "[::1]",
+        "::1:9876",
+        "[::x]:9876",
+        "[127.0.0.1]:9876",
+        "[]:9876",
+        [],
+        ["a:1", None],
+        [["a:1"]],
+        b"a:1",
+        ["a:1"] * 17,
         None,
         9876,
     ],

@@ -81,3 +81,13 @@ def test_a_descriptor_that_is_gone_or_no_socket_does_no_harm(context, tmp_path):
             found += sockets.read_monitor(watcher)
         assert found == events
         assert os.listdir("/proc/self/fd") == opened
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "allowed"), [("tcp://[::1]:1", 1), ("tcp://127.0.0.1:1", 0), ("ipc:///x", 0)]
+)
+def test_ipv6_is_for_addresses_that_are_of_it(context, endpoint, allowed):
+    socket = sockets.dealer(context)
+    sockets.connect(socket, endpoint)
+    assert socket.getsockopt(zmq.IPV6) == allowed
+    sockets.close(socket)

@@ -1,0 +1,76 @@
+"""What type checkers tell users of mqmesh: mypy finds each planted error, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ERROR = re.compile(r":(\d+): error: ")
+
+PROGRAM = """
+from mqmesh import (
+    AdminClient, ConsumeFromWhere, ConsumeResult, Message, Producer, PullConsumer, PushConsumer,
+    StoredMessage, TopicConfig, TransactionListener, TransactionProducer, aio,
+)
+
+def returns_nothing(messages: list[StoredMessage]) -> None: ...
+def returns_a_result(messages: list[StoredMessage]) -> ConsumeResult:
+    return ConsumeResult.SUCCESS
+def returns_a_number(messages: list[StoredMessage]) -> int:
+    return 1
+async def coroutine(messages: list[StoredMessage]) -> None: ...
+
+def use(listener: TransactionListener) -> None:
+    producer = Producer("g", namesrv_addr=["a:1"], send_msg_timeout_ms=5, busy_poll_us=0)
+    Producer("g", send_msg_timeout=5)  # planted
+    Producer("g", send_msg_timeout_ms="5")  # planted
+    Producer("g", execute_thread_count=5)  # planted
+    Producer("g", namesrv_addr=5)  # planted
+    TransactionProducer("g", listener, execute_thread_count=5, send_msg_timeout_ms=5)
+    TransactionProducer("g", listener, execute_threads=5)  # planted
+    producer.send(Message("t", bytearray(b"x")))
+    producer.send(Message("t", memoryview(b"x"), tag="a", properties={"a": "b"}))
+    producer.send(Message("t", "text"))  # planted
+    producer.send_oneway(Message("t", b"x"), qeue=None)  # planted
+    producer.request(Message("t", b"x"), timeout_ms=5, selector=5)  # planted
+
+    consumer = PushConsumer("g", consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    PushConsumer("g", consume_from_where="first")  # planted
+    PushConsumer("g", auto_commit=True)  # planted
+    consumer.subscribe("t", listener=returns_nothing)
+    consumer.subscribe("t", listener=returns_a_result)
+    consumer.subscribe("t", listener=returns_a_number)  # planted
+    consumer.subscribe("t", listener=coroutine)  # planted
+    PullConsumer("g", auto_commit=False, pull_batch_size=5)
+    PullConsumer("g", consume_orderly=True)  # planted
+    aio.PushConsumer("g", consume_orderly=True)
+    aio.PushConsumer("g", consume_ordered=True)  # planted
+    aio.Producer("g", batch_messages="5")  # planted
+
+    with AdminClient("a:1,b:2") as admin:
+        admin.create_topic("orders", queues=8, exist_ok=True)
+        admin.create_topic(TopicConfig("orders"))
+        admin.create_topic("orders", queue_count=8)  # planted
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_mypy_finds_wrong_names_and_types(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1, found.stdout + found.stderr
+    planted = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if "# planted" in line}
+    assert {int(number) for number in ERROR.findall(found.stdout)} == planted, found.stdout
