@@ -259,6 +259,20 @@ class LmdbEnv:
         except lmdb.Error as error:
             raise self._error(error, "cannot be synced") from error
 
+    def copy(self, directory: Path) -> None:
+        """Writes a compact copy of what the environment holds now, all of one moment.
+
+        Args:
+            directory: For the copy; it is there, and empty.
+
+        Raises:
+            CorruptRecord, DiskFull, StorageError: It cannot be copied.
+        """
+        try:
+            self._env.copy(str(directory), compact=True)
+        except (lmdb.Error, OSError) as error:
+            raise self._error(error, f"cannot be copied to {directory}") from error
+
     def close(self) -> None:
         """Closes the environment; may be called again."""
         self._env.close()

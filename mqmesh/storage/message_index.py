@@ -268,6 +268,33 @@ class MessageIndex:
         finally:
             self._pinned = -1
 
+    def copy_live(self, directory: Path) -> list[int]:
+        """Copies all parts that are not sealed, for a snapshot; sealed ones can be linked.
+
+        Args:
+            directory: Gets a directory ``<segment>.live`` for each.
+
+        Returns:
+            Segments of the parts that were copied.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: A copy cannot be made.
+        """
+        copied = []
+        for start, slot in sorted(self._slots.items()):
+            part = None if slot.sealed else self.part(start)
+            if part is None:
+                continue
+            target = directory / f"{start:020d}{LIVE}"
+            try:
+                target.mkdir()
+            except OSError as error:
+                raise storage_error(error, f"{target} cannot be made") from error
+            part.env.copy(target)
+            copied.append(start)
+        return copied
+
     def remove(self, start: int) -> None:
         """Removes the part of a segment that is gone; no error if there is none."""
         slot = self._slots.pop(start, None)

@@ -105,6 +105,23 @@ def encode_table(
         yield _frame(_encoder.encode(Rows(producers=windows)))
 
 
+def encode_without_files(table: QueueTable, log_start: int) -> bytes:
+    """A table for a log whose consume queue files are not there, and have to be made anew.
+
+    A queue begins where it ends, until recovery meets its first batch: so one that has none any
+    more keeps its offsets.
+
+    Args:
+        table: A table of before.
+        log_start: Commit-log offset where the log begins.
+    """
+    rows = [QueueRow(row.topic, row.queue_id, row.end, row.end) for row in table.queues]
+    head = Head(table.head.through, table.head.epoch, log_start)
+    deletions = list(table.deletions.items())
+    parts = [Rows(deletions=deletions), Rows(queues=rows), Rows(producers=table.producers)]
+    return b"".join(_frame(_encoder.encode(part)) for part in [head, *parts])
+
+
 def decode_table(document: bytes) -> QueueTable:
     """Reads a table.
 

@@ -1,0 +1,47 @@
+"""Snapshots of stores that are turned by hand, for tests."""
+
+from pathlib import Path
+
+from mqmesh.storage.snapshot import Manifest
+from mqmesh.storage.snapshot_making import SnapshotOf, begin_snapshot, finish_snapshot
+from mqmesh.storage.store import CommitLogStore
+from mqmesh.testing.indexed_store import IndexedStore
+
+
+def take_snapshot(
+    indexed: IndexedStore | CommitLogStore,
+    directory: Path,
+    root: Path,
+    *,
+    name: str = "broker-a.20260301T000000Z.0",
+    broker_name: str = "broker-a",
+    end_offset: int | None = None,
+    keep: int = 0,
+) -> tuple[Path, Manifest]:
+    """Makes a snapshot as a broker does.
+
+    Args:
+        indexed: The store, with its index or without.
+        directory: The store's.
+        root: For snapshots.
+        name: Of the snapshot.
+        broker_name: That it is of.
+        end_offset: Where it ends; None for the end of the log.
+        keep: How many to keep, 0 for all.
+    """
+    store = indexed if isinstance(indexed, CommitLogStore) else indexed.store
+    new = begin_snapshot(directory, root, name, reserve_bytes=0)
+    if isinstance(indexed, IndexedStore):
+        indexed.index.copy_live(new / "index")
+    stats = store.stats()
+    facts = SnapshotOf(
+        mqmesh_version="test",
+        cluster_name="cluster",
+        broker_name=broker_name,
+        broker_id=0,
+        store_id=stats.store_id,
+        epoch=stats.epoch,
+        end_offset=stats.max_commitlog_offset if end_offset is None else end_offset,
+        created_ms=1,
+    )
+    return finish_snapshot(directory, new, facts, keep=keep)
