@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "group": ("group", "group"),
     "dlq": ("dlq", "dlq"),
     "store": ("store", "store"),
+    "snapshot": ("snapshot", "snapshot"),
     "tx": ("tx", "tx"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),

@@ -1,16 +1,19 @@
 """How answers look: tables for people, JSON for programs, one log stream for both."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from mqmesh.roles.log_lines import LogLine
+from mqmesh.storage.interface import OnProgress, RecoveryProgress
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")
 LEVEL_STYLES: Final = {
@@ -84,6 +87,33 @@ def duration(ms: int) -> str:
     if seconds < 86_400:
         return f"{seconds // 3_600} h {seconds % 3_600 // 60} min"
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600} h"
+
+
+@contextmanager
+def progress_bar() -> Iterator[OnProgress]:
+    """Draws a bar if standard error is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda progress: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def on_progress(progress: RecoveryProgress) -> None:
+            bar.update(
+                task,
+                description=progress.step,
+                completed=progress.done_bytes,
+                total=progress.total_bytes,
+            )
+
+        yield on_progress
 
 
 class LogStream:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError, StoreLocked
 from mqmesh.logs import one_line
 from mqmesh.record_batch import decode_messages
 from mqmesh.roles.process import ExitCode
-from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
 from mqmesh.storage.verify import VerifyReport, verify_store
 
@@ -24,7 +21,7 @@ from .interrupt import Interrupt
 from .main import INTERRUPTED
 from .options import json_option
 from .query import full_dict
-from .render import print_json, timestamp
+from .render import print_json, progress_bar, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 
@@ -59,7 +56,7 @@ def verify(directory: Path, as_json: bool) -> int:
       mqmesh store verify mqmesh-data/broker-a
       mqmesh store verify mqmesh-data/broker-a --json
     """
-    with _open(directory) as stopped, Interrupt() as interrupt, _progress() as on_progress:
+    with _open(directory) as stopped, Interrupt() as interrupt, progress_bar() as on_progress:
         report = verify_store(stopped, on_progress, lambda: bool(interrupt))
     if report is None:
         click.echo("interrupted", err=True)
@@ -219,7 +216,7 @@ def rebuild_index(directory: Path, as_json: bool) -> int:
     # Only this command needs the index, and LMDB with it.
     from mqmesh.storage.index_rebuild import rebuild_index as rebuild
 
-    with open_stopped(directory) as stopped, _progress() as on_progress:
+    with open_stopped(directory) as stopped, progress_bar() as on_progress:
         try:
             covered = rebuild(
                 _with_index(stopped),
@@ -240,30 +237,3 @@ def _with_index(stopped: StoppedStore) -> StoppedCommitLog:
     if not isinstance(stopped, StoppedCommitLog):
         raise ConfigError(f"stores of the backend {stopped.backend!r} have no index")
     return stopped
-
-
-@contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Draws a bar if standard error is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda progress: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def on_progress(progress: RecoveryProgress) -> None:
-            bar.update(
-                task,
-                description=progress.step,
-                completed=progress.done_bytes,
-                total=progress.total_bytes,
-            )
-
-        yield on_progress

@@ -29,6 +29,8 @@ class RequestCode(enum.IntEnum):
     # Index process of a broker.
     ADVANCE_INDEX = 1_002
     """From the broker, which alone can reach it; it answers the broker's queries as well."""
+    COPY_INDEX = 1_071
+    """For a snapshot."""
 
     # Broker: clients and groups.
     HEART_BEAT = 34
@@ -90,6 +92,7 @@ class RequestCode(enum.IntEnum):
     GET_BROKER_RUNTIME_INFO = 28
     GET_TOPIC_STATS_INFO = 202
     DELETE_TOPIC_IN_BROKER = 215
+    CREATE_SNAPSHOT = 1_070
 
     # Name server.
     PUT_KV_CONFIG = 100

@@ -42,6 +42,7 @@ from mqmesh.protocol.route import (
     TopicListRequest,
     TopicRoute,
 )
+from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.sdk.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
@@ -50,6 +51,7 @@ NAMESRV_TIMEOUT_MS: Final = 1_000
 """For one name server, when there is another one to ask."""
 MASTER_ID: Final = 0
 ANNOUNCE_TIMEOUT_S: Final = 2.0
+SNAPSHOT_TIMEOUT_MS: Final = 600_000
 ANNOUNCE_PAUSE_S: Final = 0.01
 
 _T = TypeVar("_T")
@@ -290,6 +292,31 @@ class AdminClient:
             except TransportError:
                 silent.append(address)
         return TopicDeletion(list(deleted), silent)
+
+    def create_snapshot(
+        self, broker_name: str, *, timeout_ms: int = SNAPSHOT_TIMEOUT_MS
+    ) -> SnapshotInfo:
+        """Has a broker make a snapshot of its store, on its own machine.
+
+        Args:
+            broker_name: Broker group; its master makes it.
+            timeout_ms: Until it is whole, 1 to 3,600,000 ms.
+
+        Raises:
+            NoRoute: No master of that group is known.
+            SystemBusy: It is making one already.
+            BrokerError, TransportError: It could not, or did not answer.
+        """
+        masters = self._masters()
+        if broker_name not in masters:
+            raise NoRoute(f"there is no broker {broker_name!r}; there are {', '.join(masters)}")
+        answer = self._request(
+            masters[broker_name],
+            RequestCode.CREATE_SNAPSHOT,
+            encode_header(CreateSnapshotRequest()),
+            timeout_ms,
+        )
+        return decode_header(SnapshotInfo, answer.header)
 
     # ---- Helpers ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
+from mqmesh.roles.broker.snapshot_desk import SnapshotConfig
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.storage.message_index_config import IndexConfig
 from mqmesh.units import KIB, MIB
@@ -79,6 +80,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         storage: Settings of the store, a table of its own.
         index: Settings of the index of keys and message ids, a table of its own. Only the
             backend ``commitlog`` has one.
+        snapshot: Settings of snapshots, a table of its own.
         sync_flush_timeout_ms: With ``SYNC_FLUSH``: after so long an answer says
             FLUSH_DISK_TIMEOUT instead of waiting on for the disk, 10 to 60,000 ms.
         flush_consumer_offset_interval_ms: How often committed offsets are saved, 100 to
@@ -144,6 +146,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     store_path_root_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/broker-a"
     storage: BrokerStoreConfig = msgspec.field(default_factory=BrokerStoreConfig)
     index: IndexConfig = msgspec.field(default_factory=IndexConfig)
+    snapshot: SnapshotConfig = msgspec.field(default_factory=SnapshotConfig)
     sync_flush_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 5_000
     flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
 

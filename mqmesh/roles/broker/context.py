@@ -24,6 +24,7 @@ from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
 from mqmesh.roles.broker.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.send_admission import SendAdmission
+from mqmesh.roles.broker.snapshot_desk import SnapshotDesk
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
@@ -109,6 +110,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         resets: Offsets that were moved under running consumers.
         filter_servers: Where filters in Python run.
         transactions: Half messages.
+        snapshots: The snapshot that is being made.
     """
 
     config: BrokerConfig
@@ -136,6 +138,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
     filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
     transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
+    snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
 
 
 def without_frame(request: Request) -> Request:

@@ -30,6 +30,7 @@ from mqmesh.roles.broker.handlers import (
     schedule,
     send,
     send_back,
+    snapshots,
     transactions,
 )
 
@@ -70,6 +71,7 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
     RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
     RequestCode.GET_BROKER_RUNTIME_INFO: admin.get_broker_runtime_info,
     RequestCode.VIEW_MESSAGE: admin.view_message,
+    RequestCode.CREATE_SNAPSHOT: snapshots.create_snapshot,
     RequestCode.REGISTER_FILTER_SERVER: filter_server.register_filter_server,
     RequestCode.GET_FILTER_SERVER: filter_server.get_filter_server,
     RequestCode.OPEN_SCHEDULE: schedule.open_schedule,

@@ -25,6 +25,7 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
+from mqmesh.protocol.snapshots import CopyIndexRequest
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.restart_policy import RestartPolicy, describe_exit
 
@@ -237,6 +238,27 @@ class IndexerLink:
         client.oneway(RequestCode.ADVANCE_INDEX, header=_advance(extent))
         client.request(code, done, header=header, timeout_ms=self._answer_ms)
         self._in_flight += 1
+
+    def copy(self, directory: str, on_done: Callable[[MQMeshError | None], None]) -> None:
+        """Has the process copy the parts that are not sealed, for a snapshot.
+
+        Args:
+            directory: For the copies; it is there.
+            on_done: Told when they are there, or why they are not; maybe before this returns.
+        """
+
+        def done(answer: Command | MQMeshError) -> None:
+            on_done(answer if isinstance(answer, MQMeshError) else None)
+
+        client = self._client
+        if client is None or self._process is None:
+            on_done(BrokerNotAvailable("the index process of this broker is not there"))
+            return
+        header = encode_header(CopyIndexRequest(directory))
+        try:
+            client.request(RequestCode.COPY_INDEX, done, header=header, timeout_ms=HANG_MS)
+        except MQMeshError as error:
+            on_done(error)
 
     def ask_to_stop(self) -> None:
         """Tells the process to end, and does not wait."""

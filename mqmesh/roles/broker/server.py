@@ -5,10 +5,10 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, ConfigError, StoreClosed, TooManyOpenFiles
@@ -36,6 +36,7 @@ from mqmesh.roles.broker.handlers.schedule import (
     tell_schedule_service,
 )
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.handlers.snapshots import tick_snapshot
 from mqmesh.roles.broker.handlers.transactions import (
     check_transactions,
     finish_transactions,
@@ -48,6 +49,7 @@ from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
+from mqmesh.roles.broker.snapshot_desk import OnDone, SnapshotDesk, as_mqmesh_error
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables, MakeSaver, Read
@@ -59,6 +61,7 @@ from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.atomic_file import load_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
+from mqmesh.storage.snapshot_making import remove_unfinished
 from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
@@ -116,6 +119,8 @@ class BrokerServer:
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
         self._executor: ThreadPoolExecutor | None = None
+        # Copying a segment takes seconds, which no topic or offset shall wait for.
+        self._aside = ThreadPoolExecutor(1, "snapshot")
         self._files: tuple[Read, MakeSaver] | None = None
         self._transactions_note: TransactionNote | None = None
         self._timers: list[Timer] = []
@@ -156,6 +161,7 @@ class BrokerServer:
         broker = self._broker = self._build(self._store)
         self._recover_transactions(broker, self._store)
         address = self._address(endpoint.rpartition(":")[2])
+        remove_unfinished(config.snapshot.root(self._root), config.broker_name)
         self._links = NamesrvLinks(
             config,
             address,
@@ -227,6 +233,7 @@ class BrokerServer:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
+        self._aside.shutdown()
         if self._index is not None:
             self._index.close()
             self._index = None
@@ -277,6 +284,7 @@ class BrokerServer:
             process_figures=self._figures,
             index=self._make_index(),
             filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
+            snapshots=SnapshotDesk(self._run_aside, self._root.absolute()),
             transactions=TransactionDesk(
                 TransactionSettings(
                     timeout_ms=config.transaction_timeout_ms,
@@ -345,6 +353,18 @@ class BrokerServer:
         sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
         visible = stats.durable_offset if sync else stats.max_commitlog_offset
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
+
+    def _run_aside(self, work: Callable[[], Any], on_done: OnDone) -> None:
+        """Has the thread for snapshots do something, then calls back in the loop's thread."""
+
+        def done(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._loop.call_soon_threadsafe(partial(on_done, None, as_mqmesh_error(error)))
+            else:
+                self._loop.call_soon_threadsafe(partial(on_done, future.result(), None))
+
+        self._aside.submit(work).add_done_callback(done)
 
     def _recover_transactions(self, broker: BrokerContext, store: MessageStore) -> None:
         document = None
@@ -436,6 +456,7 @@ class BrokerServer:
         broker.groups.tick(now_ms)
         broker.locks.tick(now_ms)
         check_transactions(broker, now_ms)
+        tick_snapshot(broker, now_ms)
         fail_cancels(broker, broker.schedule.tick(now_ms))
         if self._links is not None:
             self._links.tick()

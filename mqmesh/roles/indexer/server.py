@@ -11,6 +11,7 @@ from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, decode_header, reply_with
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
+from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
 from mqmesh.storage.checkpoint import read_boot_id
@@ -83,6 +84,7 @@ class IndexerServer:
         handlers = {
             int(RequestCode.PING): self._ping,
             int(RequestCode.ADVANCE_INDEX): self._advance,
+            int(RequestCode.COPY_INDEX): self._copy,
             int(RequestCode.QUERY_MESSAGE): self._query,
             int(RequestCode.QUERY_MESSAGE_BY_ID): self._query,
         }
@@ -137,6 +139,11 @@ class IndexerServer:
                 stats.at_rest,
             )
         )
+
+    def _copy(self, request: Request) -> Reply:
+        asked = decode_header(CopyIndexRequest, request.command.header)
+        assert self._index is not None
+        return reply_with(CopyIndexResponse(len(self._index.copy_live(Path(asked.directory)))))
 
     def _follow(self, store_id: int) -> None:
         assert self._index is not None

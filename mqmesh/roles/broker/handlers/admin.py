@@ -114,6 +114,7 @@ def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
         figures[f"store_{name}"] = str(len(value)) if name == "damaged" else str(value)
     figures.update(context.transactions.figures())
     figures.update(context.schedule.figures())
+    figures.update(context.snapshots.figures())
     figures.update(context.process_figures())
     return reply_with(RuntimeInfo(figures))
 

@@ -1,0 +1,223 @@
+"""`mqmesh snapshot`: hot backups of a broker, and stores made of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.logs import one_line
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.storage.interface import RecoveryProgress
+from mqmesh.storage.snapshot import Manifest, delete_snapshot, list_snapshots
+from mqmesh.storage.snapshot_making import OnStep, copy_snapshot, restore_snapshot
+from mqmesh.storage.snapshot_reading import Snapshot, verify_snapshot
+
+from .options import json_option, namesrv_option
+from .render import print_json, print_table, progress_bar, timestamp
+
+DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
+
+_path = click.argument("path", type=click.Path(path_type=Path))
+
+
+@click.group()
+def snapshot() -> None:
+    """Back up a running broker, and start from a backup.
+
+    A snapshot is a directory that holds the log up to one position, the index, topics, groups and
+    offsets. On the file system of the store it is made of links, so it takes little time and room.
+
+    \b
+    Examples:
+      mqmesh snapshot create broker-a
+      mqmesh snapshot list
+      mqmesh snapshot verify mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711
+      mqmesh snapshot restore mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711 new/broker-a
+    """
+
+
+@snapshot.command()
+@click.argument("broker")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Copy it into this directory, too; the broker must be on this machine.",
+)
+@namesrv_option
+@json_option
+def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int:
+    """Have BROKER, a broker group's name, make a snapshot while it goes on.
+
+    It lies on the broker's machine in snapshot.root_dir, and is printed once it is whole.
+
+    \b
+    Examples:
+      mqmesh snapshot create broker-a
+      mqmesh snapshot create broker-a -o /backup
+    """
+    with AdminClient(namesrv) as admin:
+        info = admin.create_snapshot(broker)
+    path = Path(info.path)
+    if output is not None:
+        if not path.is_dir():
+            raise ConfigError(
+                f"the snapshot is on the broker's machine, in {path}; --output works only there"
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        with _steps() as on_step:
+            copy_snapshot(path, output / path.name, on_step=on_step)
+        path = output / path.name
+    if as_json:
+        print_json(
+            {
+                "path": str(path),
+                "broker_name": info.broker_name,
+                "start_offset": info.start_offset,
+                "end_offset": info.end_offset,
+                "disk_bytes": info.disk_bytes,
+                "files": info.file_count,
+                "took_ms": info.took_ms,
+            }
+        )
+    else:
+        print(
+            f"{path}\nlog {info.start_offset} to {info.end_offset}, {info.disk_bytes:,} bytes in "
+            f"{info.file_count} files, {info.took_ms / 1000:.2f} s"
+        )
+    return ExitCode.OK
+
+
+@snapshot.command("list")
+@click.argument("root", type=click.Path(path_type=Path), default=DEFAULT_ROOT)
+@json_option
+def list_command(root: Path, as_json: bool) -> int:
+    """Print the snapshots in ROOT, oldest first.
+
+    \b
+    Examples:
+      mqmesh snapshot list
+      mqmesh snapshot list /backup --json
+    """
+    code = ExitCode.OK
+    rows: list[tuple[object, ...]] = []
+    for path, found in list_snapshots(root):
+        if not isinstance(found, Manifest):
+            code = ExitCode.FAILED
+            click.echo(one_line(f"error: {found}"), err=True)
+        elif as_json:
+            print_json(
+                {
+                    "path": str(path),
+                    "broker_name": found.broker_name,
+                    "store_id": found.store_id,
+                    "epoch": found.epoch,
+                    "start_offset": found.start_offset,
+                    "end_offset": found.end_offset,
+                    "created_ms": found.created_ms,
+                    "disk_bytes": found.disk_bytes,
+                }
+            )
+        else:
+            made = timestamp(found.created_ms)
+            start, end, size = found.start_offset, found.end_offset, found.disk_bytes
+            rows.append((path.name, found.broker_name, made, start, end, size))
+    if not as_json:
+        print_table(["snapshot", "broker", "made", "from", "to", "bytes"], rows)
+    return code
+
+
+@snapshot.command()
+@_path
+@json_option
+def verify(path: Path, as_json: bool) -> int:
+    """Read all of a snapshot, and tell what is damaged.
+
+    Nothing is changed. The exit code is 1 if something is damaged, 2 if it is no snapshot.
+
+    \b
+    Examples:
+      mqmesh snapshot verify mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711
+    """
+    opened = Snapshot(path)
+    with _steps() as on_step:
+        report = verify_snapshot(
+            opened,
+            lambda progress: on_step(progress.step, progress.done_bytes, progress.total_bytes),
+        )
+    if as_json:
+        print_json(report)
+    else:
+        manifest = opened.manifest
+        print(
+            f"{manifest.broker_name}: {report.batches:,} batches, {report.messages:,} messages, "
+            f"log {manifest.start_offset} to {manifest.end_offset}"
+        )
+        for lost in report.damage:
+            print(one_line(f"damaged: log {lost.start_offset} to {lost.end_offset}: {lost.reason}"))
+        for name in report.damaged_files:
+            print(one_line(f"damaged: {name} fails its checksum"))
+        if report.further_damage:
+            print(f"damaged: {report.further_damage:,} further ranges")
+        if report.sound:
+            print("sound")
+    return ExitCode.OK if report.sound else ExitCode.FAILED
+
+
+@snapshot.command()
+@_path
+@click.argument("directory", type=click.Path(path_type=Path))
+@json_option
+def restore(path: Path, directory: Path, as_json: bool) -> int:
+    """Make a store of a snapshot in DIRECTORY, which must be empty or missing.
+
+    A broker whose store_path_root_dir it is goes on where the snapshot ends, with its topics,
+    groups and offsets. It must have the old broker's name, which must not run any more.
+
+    \b
+    Examples:
+      mqmesh snapshot restore /backup/broker-a.20260301T040000000Z.4711 mqmesh-data/broker-a
+    """
+    with _steps() as on_step:
+        manifest = restore_snapshot(path, directory, on_step=on_step)
+    if as_json:
+        print_json({"directory": str(directory), "end_offset": manifest.end_offset})
+    else:
+        print(f"{directory} holds the store of {manifest.broker_name} up to {manifest.end_offset}")
+    return ExitCode.OK
+
+
+@snapshot.command()
+@click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True)
+@json_option
+def delete(paths: tuple[Path, ...], as_json: bool) -> int:
+    """Remove snapshots.
+
+    \b
+    Examples:
+      mqmesh snapshot delete mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711
+    """
+    deleted: list[str] = []
+    try:
+        for path in paths:
+            delete_snapshot(path)
+            deleted.append(str(path))
+    except MQMeshError:
+        if deleted:
+            click.echo(f"deleted already: {', '.join(deleted)}", err=True)
+        raise
+    if as_json:
+        print_json({"deleted": deleted})
+    else:
+        print(f"{len(deleted)} deleted")
+    return ExitCode.OK
+
+
+@contextmanager
+def _steps() -> Iterator[OnStep]:
+    with progress_bar() as on_progress:
+        yield lambda step, done, total: on_progress(RecoveryProgress(step, done, total))

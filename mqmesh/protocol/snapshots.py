@@ -1,0 +1,53 @@
+"""Words of snapshots: an administrator has a broker make one."""
+
+from typing import Annotated
+
+import msgspec
+
+_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+
+
+class CreateSnapshotRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """CREATE_SNAPSHOT, answered with ``SnapshotInfo`` once the snapshot is on disk."""
+
+
+class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A snapshot that was made.
+
+    Attributes:
+        path: Its directory on the broker's machine.
+        broker_name: Broker group that it is of.
+        start_offset: Commit-log offset where its log begins.
+        end_offset: Where it ends.
+        disk_bytes: Size of its files; most of them are shared with the store.
+        file_count: Files in it.
+        took_ms: How long it took.
+    """
+
+    path: str
+    broker_name: str
+    start_offset: int
+    end_offset: int
+    disk_bytes: int
+    file_count: int
+    took_ms: int
+
+
+class CopyIndexRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """COPY_INDEX, from a broker to its index process; answered with ``CopyIndexResponse``.
+
+    Attributes:
+        directory: Gets a directory for each part that is not sealed.
+    """
+
+    directory: _Path
+
+
+class CopyIndexResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to COPY_INDEX.
+
+    Attributes:
+        parts: Parts that were copied.
+    """
+
+    parts: int

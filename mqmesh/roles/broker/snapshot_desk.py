@@ -1,0 +1,150 @@
+"""The snapshot that a broker is making: one at a time, step by step.
+
+Copying and linking is done by a helper thread, the copy of the index by the index process; the
+broker's loop only begins the next step. The order makes sure that nothing in a snapshot is ahead
+of its log: the small files first, then the index, then the end of the log as it was when these
+two were done, as soon as it is durable.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, StorageError, SystemBusy
+from mqmesh.protocol.command import Request
+
+SYNC_WAIT_MS: Final = 2_000
+"""After so long a snapshot ends with what is durable then."""
+
+OnDone = Callable[[Any, MQMeshError | None], None]
+RunAside = Callable[[Callable[[], Any], OnDone], None]
+"""Has a helper thread do something, and calls back in the loop's thread: outcome, error."""
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of snapshots.
+
+    Attributes:
+        root_dir: Directory of this machine that gets them; empty for ``snapshots`` beside
+            ``store_path_root_dir``. On the same file system they take little time and room.
+        keep: Snapshots of this broker that stay, 1 to 1,000; when a new one is whole, older ones
+            go. 0 keeps all.
+    """
+
+    root_dir: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
+    keep: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
+
+    def root(self, store: Path) -> Path:
+        """The directory of snapshots of the store in a directory."""
+        return Path(self.root_dir) if self.root_dir else store.absolute().parent / "snapshots"
+
+
+class Step(Enum):
+    """What is being waited for; each follows the one before."""
+
+    BEGIN = "small files are copied"
+    INDEX = "the index is copied"
+    SYNC = "the log becomes durable"
+    FINISH = "segments are linked"
+
+
+class SnapshotJob(msgspec.Struct, eq=False):
+    """A snapshot that is being made.
+
+    Attributes:
+        request: To be answered.
+        began_ms: When it came, monotonic clock.
+        step: What is being waited for.
+        new: Its directory under a temporary name, None before there is one.
+        wanted_offset: Commit-log offset that must become durable; known from ``SYNC`` on.
+        deadline_ms: When that is waited for no more.
+    """
+
+    request: Request
+    began_ms: int
+    step: Step = Step.BEGIN
+    new: Path | None = None
+    wanted_offset: int = 0
+    deadline_ms: int = 0
+
+
+class SnapshotDesk:
+    """Has at most one job.
+
+    Attributes:
+        job: It, or None.
+        made: Snapshots made since the broker was started.
+        failed: Those that were not.
+    """
+
+    def __init__(self, run_aside: RunAside | None = None, root: Path | None = None) -> None:
+        """Starts without a job.
+
+        Args:
+            run_aside: None where nothing can be done aside, so no snapshot made.
+            root: Directory of the broker's store.
+        """
+        self.run_aside = run_aside
+        self.store_root = root
+        self.job: SnapshotJob | None = None
+        self.made = 0
+        self.failed = 0
+
+    def begin(self, request: Request, now_ms: int) -> SnapshotJob:
+        """Takes a request in.
+
+        Raises:
+            SystemBusy: A snapshot is being made already.
+        """
+        if self.job is not None:
+            raise SystemBusy(
+                f"this broker is making a snapshot already ({self.job.step.value})",
+                retry_after_ms=1_000,
+            )
+        self.job = SnapshotJob(request, now_ms)
+        return self.job
+
+    def wait_for_log(self, end_offset: int, now_ms: int) -> None:
+        """Index and small files are there: now the log must be durable as far as it goes."""
+        assert self.job is not None
+        self.job.step = Step.SYNC
+        self.job.wanted_offset = end_offset
+        self.job.deadline_ms = now_ms + SYNC_WAIT_MS
+
+    def ready_offset(self, durable_offset: int, now_ms: int) -> int | None:
+        """Where the snapshot is to end, once that is durable; else None."""
+        job = self.job
+        if job is None or job.step is not Step.SYNC:
+            return None
+        if durable_offset < job.wanted_offset and now_ms < job.deadline_ms:
+            return None
+        job.step = Step.FINISH
+        return durable_offset
+
+    def end(self, *, made: bool) -> None:
+        """The job is over."""
+        self.job = None
+        self.made += made
+        self.failed += not made
+
+    def figures(self) -> dict[str, str]:
+        """Figures for administrators."""
+        return {
+            "snapshots_made_total": str(self.made),
+            "snapshots_failed_total": str(self.failed),
+        }
+
+
+def snapshot_name(broker_name: str, wall_ms: int, commitlog_offset: int) -> str:
+    """Name of a snapshot's directory; those of a broker sort by time."""
+    moment = datetime.fromtimestamp(wall_ms / 1_000, UTC).strftime("%Y%m%dT%H%M%S%f")[:-3]
+    return f"{broker_name}.{moment}Z.{commitlog_offset}"
+
+
+def as_mqmesh_error(error: BaseException) -> MQMeshError:
+    """The error of our own tree for whatever a helper thread met."""
+    return error if isinstance(error, MQMeshError) else StorageError(f"unexpected: {error!r}")
