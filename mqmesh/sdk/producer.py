@@ -357,7 +357,7 @@ class Producer(ProducerRequests):
 
         Raises:
             InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. What only
-            just does not fit into one batch is told by the future.
+                just does not fit into one batch is told by the future.
         """
         if self._state != "running":
             self._refuse()
