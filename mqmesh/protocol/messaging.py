@@ -1,8 +1,9 @@
 """SEND_MESSAGE: batches to a broker, and what became of each.
 
-The hot header is a fixed struct, ``<IHH``: timeout_ms u32, batch_count u16,
-reserved u16. The body is that many record batches, one behind the other, each
-for one queue of the broker.
+The hot header is a fixed struct, ``<IHH16s``: timeout_ms u32, batch_count u16,
+reserved u16, and the instance key of the producer that all batches are of. The
+body is that many record batches, one behind the other, each for one queue of
+the broker.
 
 The response's header is one 32-byte entry a batch, ``<HHIqqq``: response code
 u16, send status u16, retry_after_ms u32, base_queue_offset i64,
@@ -22,7 +23,7 @@ from mqmesh.protocol.codes import ResponseCode
 
 MAX_BATCHES_PER_REQUEST: Final = 4_096
 
-_SEND = struct.Struct("<IHH")
+_SEND = struct.Struct("<IHH16s")
 _ENTRY = struct.Struct("<HHIqqq")
 _OK: Final = int(ResponseCode.SUCCESS)
 _remarks_encoder = msgspec.msgpack.Encoder()
@@ -69,33 +70,34 @@ class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
     remark: str = ""
 
 
-def encode_send(timeout_ms: int, batch_count: int) -> bytes:
+def encode_send(timeout_ms: int, batch_count: int, key: bytes) -> bytes:
     """Encodes the header of SEND_MESSAGE.
 
     Args:
         timeout_ms: How long the sender will wait, 0 to 2**32 - 1.
         batch_count: 1 to 4,096.
+        key: Of the producer instance, 16 bytes; see ``producer_key``.
     """
-    return _SEND.pack(timeout_ms, batch_count, 0)
+    return _SEND.pack(timeout_ms, batch_count, 0, key)
 
 
-def decode_send(header: memoryview) -> tuple[int, int]:
+def decode_send(header: memoryview) -> tuple[int, int, bytes]:
     """Decodes the header of SEND_MESSAGE.
 
     Returns:
-        timeout_ms and batch_count.
+        timeout_ms, batch_count and the key.
 
     Raises:
         RemoteProtocolError: Wrong size, or a batch count out of bounds.
     """
     if len(header) != _SEND.size:
         raise RemoteProtocolError(f"a send header has {_SEND.size} bytes, not {len(header)}")
-    timeout_ms, batch_count, _ = _SEND.unpack(header)
+    timeout_ms, batch_count, _, key = _SEND.unpack(header)
     if not 0 < batch_count <= MAX_BATCHES_PER_REQUEST:
         raise RemoteProtocolError(
             f"{batch_count} batches in a request; 1 to {MAX_BATCHES_PER_REQUEST} are allowed"
         )
-    return timeout_ms, batch_count
+    return timeout_ms, batch_count, key
 
 
 def encode_outcomes(outcomes: Sequence[BatchOutcome]) -> tuple[bytes, bytes]:

@@ -1,9 +1,9 @@
 """END_TRANSACTION, CHECK_TRANSACTION_STATE, and the words about half messages that wait.
 
-The body of END_TRANSACTION is 1 to 65,536 entries of 40 bytes, ``<qQQIIB7x``: queue offset of
+The body of END_TRANSACTION is 1 to 65,536 entries of 56 bytes, ``<qQQIIB7x16s``: queue offset of
 the half batch i64, its producer id u64, its first sequence u64, ordinal of the first message
-u32, number of messages u32, decision u8. The body of the answer is one byte an entry, an
-``EndOutcome``.
+u32, number of messages u32, decision u8, and the proof that the sender may decide, 16 bytes. The
+body of the answer is one byte an entry, an ``EndOutcome``.
 """
 
 import enum
@@ -20,7 +20,7 @@ from mqmesh.protocol.route import Name
 MAX_ENDS_PER_REQUEST: Final = 65_536
 MAX_LISTED: Final = 10_000
 
-_ENTRY = struct.Struct("<qQQIIB7x")
+_ENTRY = struct.Struct("<qQQIIB7x16s")
 
 
 class Decision(enum.IntEnum):
@@ -45,6 +45,8 @@ class EndOutcome(enum.IntEnum):
     """The topic does not exist any more, so that they cannot be committed."""
     AGAIN = 5
     """The same is being written just now; ask again in a moment."""
+    NOT_PROVEN = 6
+    """The proof is neither the producer's key nor a token of this life of the broker."""
 
 
 class HalfState(enum.IntEnum):
@@ -66,6 +68,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
         first: Ordinal of the run's first message.
         count: Messages in the run.
         decision: ``Decision`` as a number.
+        proof: The instance key of the half batch's producer, or the token of the
+            CHECK_TRANSACTION_STATE that is answered: 16 bytes, never to be logged.
     """
 
     base_queue_offset: int
@@ -74,6 +78,14 @@ class End(msgspec.Struct, frozen=True, gc=False):
     first: int
     count: int
     decision: int
+    proof: bytes = b""
+
+    def __repr__(self) -> str:
+        """For people, who must not see the proof."""
+        return (
+            f"End({self.base_queue_offset}, {self.producer_id:#x}, {self.first_sequence}, "
+            f"{self.first}, {self.count}, {self.decision})"
+        )
 
 
 class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -81,11 +93,9 @@ class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
 
     Attributes:
         group: Producer group.
-        from_check: It answers CHECK_TRANSACTION_STATE.
     """
 
     group: Name
-    from_check: bool = False
 
 
 class EndTransactionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -109,6 +119,7 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         ordinals: Messages of it that wait for a decision.
         check_times: How often they were asked about, this time included.
         first_ordinal: Ordinal of the first message in the body.
+        token: Proof for the answer that its sender was asked, 16 bytes.
     """
 
     group: Name
@@ -116,6 +127,7 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     ordinals: Annotated[list[int], msgspec.Meta(max_length=65_536)]
     check_times: int
     first_ordinal: int
+    token: Annotated[bytes, msgspec.Meta(max_length=16)]
 
 
 class ListHalfMessagesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -209,6 +221,7 @@ def encode_ends(ends: Sequence[End]) -> bytes:
                 one.first,
                 one.count,
                 one.decision,
+                one.proof,
             )
             for one in ends
         ]

@@ -66,7 +66,7 @@ class DirectPath:
             answer = channel.request(
                 RequestCode.SEND_MESSAGE,
                 *data,
-                header=encode_send(timeout_ms, 1),
+                header=encode_send(timeout_ms, 1, self._codec.key),
                 timeout_ms=timeout_ms,
             )
             return read_outcomes(answer, 1)[0]

@@ -17,8 +17,8 @@ from mqmesh.sdk.sender import BatchCodec, Sender
 class HalfCodec(BatchCodec):
     """Encodes batches of half messages of one producer group."""
 
-    def __init__(self, producer_id: int, compress_over_bytes: int | None, group: str) -> None:
-        super().__init__(producer_id, compress_over_bytes)
+    def __init__(self, key: bytes, compress_over_bytes: int | None, group: str) -> None:
+        super().__init__(key, compress_over_bytes)
         self._group = group
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
@@ -55,12 +55,13 @@ class HalfSender:
         engine: The producer's.
         group: Its group.
         options: Its options.
-        producer_id: Random id of its own, u64.
+        key: A key of its own, see ``producer_key``.
     """
 
     def __init__(
-        self, engine: ClientEngine, group: str, options: ProducerOptions, producer_id: int
+        self, engine: ClientEngine, group: str, options: ProducerOptions, key: bytes
     ) -> None:
+        self.key = key
         self._retries = options.retry_times_when_send_async_failed
         self.buffer = SendBuffer(
             max_bytes=options.buffer_memory_bytes,
@@ -70,7 +71,7 @@ class HalfSender:
             clock=engine.loop.clock,
             may_wait=lambda: not engine.loop.in_loop_thread,
         )
-        codec = HalfCodec(producer_id, options.compress_msg_body_over_how_much, group)
+        codec = HalfCodec(key, options.compress_msg_body_over_how_much, group)
         self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
         self.sender = Sender(
             engine,

@@ -1,7 +1,6 @@
 """Sends messages."""
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from mqmesh.message import (
     is_system_topic,
 )
 from mqmesh.message_checks import check_messages, is_plain
+from mqmesh.producer_key import new_key
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
@@ -117,7 +117,7 @@ class Producer(ProducerRequests):
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
-        self._codec = BatchCodec(secrets.randbits(64), one.compress_msg_body_over_how_much)
+        self._codec = BatchCodec(new_key(), one.compress_msg_body_over_how_much)
         self._routes = PublishRoutes(
             self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
         )

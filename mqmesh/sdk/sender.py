@@ -25,6 +25,7 @@ from mqmesh.message import (
 )
 from mqmesh.message_checks import Extras
 from mqmesh.payload import MAX_RAW_BYTES, Payload, encode_payload
+from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import (
@@ -76,12 +77,13 @@ class BatchCodec:
     """Numbers the messages of one producer instance and encodes its batches.
 
     Args:
-        producer_id: Random id of the instance, u64.
+        key: Of the instance, see ``producer_key``.
         compress_over_bytes: See ``record_batch.encode_batch``.
     """
 
-    def __init__(self, producer_id: int, compress_over_bytes: int | None) -> None:
-        self.producer_id = producer_id
+    def __init__(self, key: bytes, compress_over_bytes: int | None) -> None:
+        self.key = key
+        self.producer_id = producer_id_of(key)
         self._compress_over_bytes = compress_over_bytes
         self._born_host = born_host()
         self._lock = threading.Lock()
@@ -397,7 +399,7 @@ class Sender:
             RequestCode.SEND_MESSAGE,
             lambda answer: self._answered(broker_name, items, now_ms, answer),
             *parts,
-            header=encode_send(timeout_ms, len(items)),
+            header=encode_send(timeout_ms, len(items), self._codec.key),
             timeout_ms=timeout_ms,
         )
 

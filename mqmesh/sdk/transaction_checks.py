@@ -81,6 +81,7 @@ class CheckService:
             question.base_queue_offset,
             header.producer_id,
             header.first_sequence - question.first_ordinal,
+            question.token,
         )
         for ordinal in question.ordinals:
             index = ordinal - question.first_ordinal
@@ -117,3 +118,5 @@ def _answered(message_id: str, outcome: EndOutcome | MQMeshError) -> None:
         _log.warning("what became of message %s could not be told: %s", message_id, outcome)
     elif outcome is EndOutcome.DECIDED_OTHERWISE:
         _log.error("message %s had ended otherwise before it was asked about", message_id)
+    elif outcome is EndOutcome.NOT_PROVEN:
+        _log.info("the broker was started anew and will ask about message %s again", message_id)

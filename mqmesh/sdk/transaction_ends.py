@@ -43,12 +43,18 @@ class HalfPlace(msgspec.Struct, frozen=True, gc=False):
         base_queue_offset: Its queue offset in the half topic.
         producer_id: Its producer's instance id.
         first_sequence: Sequence of its first message.
+        proof: That this process may decide about it, see ``End``.
     """
 
     broker_name: str
     base_queue_offset: int
     producer_id: int
     first_sequence: int
+    proof: bytes
+
+    def __repr__(self) -> str:
+        """For people, who must not see the proof."""
+        return f"HalfPlace({self.broker_name!r}, {self.base_queue_offset})"
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -305,5 +311,11 @@ def _ordinal(item: _Item) -> int:
 
 def _end(place: HalfPlace, first: int, count: int, decision: Decision) -> End:
     return End(
-        place.base_queue_offset, place.producer_id, place.first_sequence, first, count, decision
+        place.base_queue_offset,
+        place.producer_id,
+        place.first_sequence,
+        first,
+        count,
+        decision,
+        place.proof,
     )

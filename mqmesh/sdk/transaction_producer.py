@@ -1,7 +1,6 @@
 """Sends messages that go out only if a local transaction succeeds."""
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from mqmesh.message import (
     StoredMessage,
 )
 from mqmesh.message_checks import check_messages
+from mqmesh.producer_key import new_key
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.half_sender import HalfSender
@@ -88,7 +88,7 @@ class TransactionProducer(Producer):
         ):
             raise InvalidArgument("listener must be a TransactionListener")
         self._listener = listener
-        self._halves = HalfSender(self._engine, self.group, one, secrets.randbits(64))
+        self._halves = HalfSender(self._engine, self.group, one, new_key())
         self._ends = EndSender(self._engine, self.group)
         self._executors = ListenerPool("mqmesh-transaction", one.execute_thread_count)
         self._checkers = ListenerPool("mqmesh-check-back", one.check_thread_pool_max_size)
@@ -217,7 +217,9 @@ class TransactionProducer(Producer):
         )
         left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
         result = future.result(left_ms / 1_000)
-        return Transaction(self, checked, result, place_of(future), future.index, wait_ms)
+        return Transaction(
+            self, checked, result, place_of(future, self._halves.key), future.index, wait_ms
+        )
 
     def send_message_in_transaction_async(
         self,
@@ -314,7 +316,7 @@ class TransactionProducer(Producer):
         future.sent = result = sent.result()
         if is_safe(result):
             # It may wait for a thread for long: already now the listener could only guess.
-            self._checks.running.add(_key_of(place_of(sent), sent.index))
+            self._checks.running.add(_key_of(place_of(sent, self._halves.key), sent.index))
             self._executors.submit(partial(self._run, future, sent))
         else:
             future.state = LocalTransactionState.ROLLBACK
@@ -324,7 +326,7 @@ class TransactionProducer(Producer):
         assert future.sent is not None
         message = local_message(future.message, future.sent, self.group)
         try:
-            with self.running(place_of(sent), sent.index):
+            with self.running(place_of(sent, self._halves.key), sent.index):
                 future.state = self._execute(message, future.arg)
         except BaseException:
             # SystemExit, too, ends no more than this thread's call: whoever waits must be told.
@@ -339,7 +341,7 @@ class TransactionProducer(Producer):
     def _end(self, future: TransactionFuture, sent: SendFuture, decision: Decision) -> None:
         try:
             self.end(
-                place_of(sent),
+                place_of(sent, self._halves.key),
                 sent.index,
                 decision,
                 self._timeout_ms,
@@ -515,8 +517,8 @@ class Transaction:
                 _log.warning("message %s is left to the check-back: %r", self.message_id, error)
 
 
-def place_of(future: SendFuture) -> HalfPlace:
-    """Where the half batch of a send that is done stands."""
+def place_of(future: SendFuture, key: bytes) -> HalfPlace:
+    """Where the half batch of a send that is done stands; the key is its producer's."""
     batch = future.batch
     outcome = batch.outcome
     assert outcome is not None
@@ -525,6 +527,7 @@ def place_of(future: SendFuture) -> HalfPlace:
         outcome.base_queue_offset,
         batch.producer_id,
         batch.first_sequence,
+        key,
     )
 
 

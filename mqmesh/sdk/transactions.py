@@ -212,6 +212,11 @@ def judge_end(outcome: EndOutcome | MQMeshError, decision: Decision, message_id:
             f"message {message_id} cannot be committed: its topic, or its queue there, does not "
             "exist any more"
         )
+    if outcome is EndOutcome.NOT_PROVEN:
+        raise TransactionConflict(
+            f"message {message_id} cannot end by {wanted}: the broker does not believe that this "
+            "producer sent it"
+        )
     if outcome is EndOutcome.NOT_PENDING:
         raise TransactionConflict(
             f"message {message_id} does not wait for its {wanted} any more; how its transaction "

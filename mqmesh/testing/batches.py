@@ -1,8 +1,15 @@
 """Record batches with any contents, also such as no producer would make."""
 
+from typing import Final
+
 from mqmesh.errors import CorruptBatch
 from mqmesh.payload import CODEC_NONE, Buffer, Payload
+from mqmesh.producer_key import producer_id_of
 from mqmesh.record_batch import BatchHeader, BatchMeta, batch_parts, check_batch
+
+PRODUCER_KEY: Final = b"the key of tests"
+PRODUCER_ID: Final = producer_id_of(PRODUCER_KEY)
+"""Under this id a test may send when it shows ``PRODUCER_KEY``."""
 
 
 def join_batch(

@@ -8,6 +8,7 @@ import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
+from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import (
     Command,
@@ -157,10 +158,11 @@ class SimulatedBroker(SimulatedServer):
             answer(reply_with(HeartbeatResponse()), 0)
             return
         assert command.code == RequestCode.SEND_MESSAGE
-        _, batch_count = decode_send(command.header)
+        _, batch_count, key = decode_send(command.header)
         fault = self.faults.popleft() if self.faults else Fault(FaultKind.NONE)
         batches = split_batches(command.body, most=MOST_BATCHES)
         assert len(batches) == batch_count
+        assert {header.producer_id for _, header in batches} == {producer_id_of(key)}
         if fault.kind is FaultKind.CRASH_BEFORE:
             self.crash()
             return

@@ -74,6 +74,7 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.transport.client import CommandClient
 from mqmesh.units import MIB
 
@@ -109,7 +110,12 @@ class Site:
         options.setdefault("first_sequence", next(self.sequences))
         messages = [Message(topic, body, tag=tag) for body in bodies]
         return encode_batch(
-            messages, topic=topic, queue_id=queue_id, producer_id=7, born_timestamp=1, **options
+            messages,
+            topic=topic,
+            queue_id=queue_id,
+            producer_id=PRODUCER_ID,
+            born_timestamp=1,
+            **options,
         )
 
     def begin(self, code, header, *body, client=None, **options):
@@ -127,7 +133,7 @@ class Site:
         return done[0]
 
     def send(self, *batches, client=None):
-        header = encode_send(3_000, len(batches))
+        header = encode_send(3_000, len(batches), PRODUCER_KEY)
         done = self.begin(RequestCode.SEND_MESSAGE, header, *batches, client=client)
         command = self.wait(done)
         return decode_outcomes(command.header, command.body)
@@ -482,7 +488,7 @@ def hostile_frames():
         for header in (b"", b"\x90", b"\xc1", HOSTILE.randbytes(40), b"\x91" * 2_000):
             yield encode_frame(code, 1, HOSTILE.randbytes(30), header=header)
     whole = encode_frame(
-        RequestCode.SEND_MESSAGE, 1, b"MQB1" + bytes(200), header=encode_send(1, 1)
+        RequestCode.SEND_MESSAGE, 1, b"MQB1" + bytes(200), header=encode_send(1, 1, PRODUCER_KEY)
     )
     for _ in range(200):
         damaged = bytearray(whole)

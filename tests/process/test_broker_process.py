@@ -21,6 +21,7 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import RoleProcess
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
@@ -48,11 +49,11 @@ class Client:
             [Message("t", b"%d" % number)],
             topic="t",
             queue_id=number % 4,
-            producer_id=1,
+            producer_id=PRODUCER_ID,
             first_sequence=number,
             born_timestamp=1,
         )
-        command = self.ask(RequestCode.SEND_MESSAGE, encode_send(3_000, 1), batch)
+        command = self.ask(RequestCode.SEND_MESSAGE, encode_send(3_000, 1, PRODUCER_KEY), batch)
         return decode_outcomes(command.header, command.body)[0]
 
     def bodies(self, queue_id):

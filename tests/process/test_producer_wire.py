@@ -102,7 +102,7 @@ class Script:
 
     def _send(self, request: Request) -> Reply | None:
         outcomes = []
-        _, count = decode_send(request.command.header)
+        _, count, _ = decode_send(request.command.header)
         for _, header in split_batches(request.command.body, most=count):
             key = (header.first_sequence, header.message_count)
             self.seen.append(key)

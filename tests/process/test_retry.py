@@ -32,6 +32,7 @@ from mqmesh.sdk.dead_letters import DeadLetterClient, DeadLetterFilter
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
@@ -359,7 +360,7 @@ def send_undecodable(cluster, topic):
             [Message(topic, b"a"), Message(topic, b"b"), Message(topic, b"c")],
             topic=topic,
             queue_id=0,
-            producer_id=99,
+            producer_id=PRODUCER_ID,
             first_sequence=0,
             born_timestamp=1,
         )
@@ -368,7 +369,10 @@ def send_undecodable(cluster, topic):
     channel = BlockingChannel(context, f"tcp://{cluster.brokers['broker-a'].endpoint}")
     try:
         answer = channel.request(
-            RequestCode.SEND_MESSAGE, batch, header=encode_send(3_000, 1), timeout_ms=5_000
+            RequestCode.SEND_MESSAGE,
+            batch,
+            header=encode_send(3_000, 1, PRODUCER_KEY),
+            timeout_ms=5_000,
         )
     finally:
         channel.close()

@@ -14,6 +14,7 @@ from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.producer import Producer
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.chaos_scene import wait_until
 from mqmesh.testing.checker import check
 from mqmesh.testing.history import Degradation, History
@@ -63,12 +64,15 @@ def send(channel: BlockingChannel, topic: str, body: bytes = b"x", queue_id: int
         [Message(topic, body)],
         topic=topic,
         queue_id=queue_id,
-        producer_id=1,
+        producer_id=PRODUCER_ID,
         first_sequence=0,
         born_timestamp=1,
     )
     answer = channel.request(
-        RequestCode.SEND_MESSAGE, batch, header=encode_send(3_000, 1), timeout_ms=10_000
+        RequestCode.SEND_MESSAGE,
+        batch,
+        header=encode_send(3_000, 1, PRODUCER_KEY),
+        timeout_ms=10_000,
     )
     return decode_outcomes(answer.header, answer.body)[0].code
 

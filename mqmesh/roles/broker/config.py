@@ -108,6 +108,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
+        max_producers_per_connection: Producers that may send by one connection, 1 to 65,536; the
+            SDK has two at most.
         max_consumer_offsets: Offsets kept, one a group and queue, 1 to 100,000,000; about
             200 bytes of memory each.
         max_open_replies: Replies to requests that may be on their way to clients at a time, 1
@@ -162,6 +164,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 90_000
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
+    max_producers_per_connection: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64
     max_consumer_offsets: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 5_000_000
     max_open_replies: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 

@@ -19,6 +19,7 @@ from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.indexer_link import IndexerLink
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.offset_resets import OffsetResets
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
@@ -95,6 +96,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         locks: Queues of ordered consumers.
         holds: Pulls that wait.
         stage: Sends of this tick, and those that wait for the disk.
+        producer_keys: What producers' connections have shown.
         metas: Batch metas decoded before.
         stats: Counters.
         wire: Ways to peers.
@@ -123,6 +125,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     locks: QueueLocks
     holds: PullHold
     stage: SendStage
+    producer_keys: ProducerKeys
     metas: MetaCache
     stats: BrokerStats
     wire: Wire

@@ -46,6 +46,7 @@ from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
@@ -273,6 +274,7 @@ class BrokerServer:
             locks=self._make_locks(store),
             holds=PullHold(config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
+            producer_keys=ProducerKeys(config.max_producers_per_connection),
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify, server.note_refusal),
@@ -426,6 +428,7 @@ class BrokerServer:
     def _on_disconnect(self, peer: bytes) -> None:
         if self._broker is not None:
             self._broker.holds.release_peer(peer)
+            self._broker.producer_keys.on_disconnect(peer)
             on_requester_lost(self._broker, peer)
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
             self._broker.locks.on_disconnect(peer, self._clock.monotonic_ms())

@@ -12,6 +12,7 @@ from mqmesh.protocol.transactions import EndOutcome
 from mqmesh.roles.broker.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.half_batches import HalfBatch
 from mqmesh.roles.broker.op_records import Op
+from mqmesh.roles.broker.producer_keys import EndProofs
 from mqmesh.roles.broker.transaction_recovery import Recovery
 from mqmesh.roles.broker.transaction_snapshot import dump_snapshot, load_snapshot
 from mqmesh.roles.broker.transactions import Run, Transactions
@@ -80,6 +81,7 @@ class TransactionDesk:
         opens: Requests that decisions of this tick belong to.
         parks: What is to be parked.
         ops: Further op records to be written.
+        proofs: Of who may decide.
         torn: Batches that a crash cut off and that are not written again yet.
         is_mending: They are being written just now.
         next_sequence: Of the next op record.
@@ -94,6 +96,7 @@ class TransactionDesk:
         self.opens: list[OpenEnd] = []
         self.parks: list[Park] = []
         self.ops: list[Op] = []
+        self.proofs = EndProofs()
         self.torn: list[bytes] = []
         self.is_mending = False
         self.store_id = 0

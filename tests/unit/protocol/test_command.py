@@ -31,6 +31,7 @@ from mqmesh.protocol.messaging import (
     encode_outcomes,
     encode_send,
 )
+from mqmesh.testing.batches import PRODUCER_KEY
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -105,23 +106,24 @@ def test_the_table_in_the_module_is_the_layout_of_the_struct():
 
 
 def test_a_send_header_never_changes():
-    assert encode_send(0x01020304, 0x0506).hex(" ") == "04 03 02 01 06 05 00 00"
+    header = encode_send(0x01020304, 0x0506, PRODUCER_KEY)
+    assert header.hex(" ", 8) == "0403020106050000 746865206b657920 6f66207465737473"
 
 
-@given(U32, st.integers(1, MAX_BATCHES_PER_REQUEST))
-def test_a_send_header_comes_back_equal(timeout_ms, batch_count):
-    header = memoryview(encode_send(timeout_ms, batch_count))
-    assert decode_send(header) == (timeout_ms, batch_count)
+@given(U32, st.integers(1, MAX_BATCHES_PER_REQUEST), st.binary(min_size=16, max_size=16))
+def test_a_send_header_comes_back_equal(timeout_ms, batch_count, key):
+    header = memoryview(encode_send(timeout_ms, batch_count, key))
+    assert decode_send(header) == (timeout_ms, batch_count, key)
 
 
 @pytest.mark.parametrize("count", [0, MAX_BATCHES_PER_REQUEST + 1, 65_535])
 def test_a_send_header_has_one_to_4096_batches(count):
     with pytest.raises(RemoteProtocolError, match=f"{count} batches"):
-        decode_send(memoryview(encode_send(1, count)))
+        decode_send(memoryview(encode_send(1, count, PRODUCER_KEY)))
 
 
-@pytest.mark.parametrize("size", [0, 7, 9])
-def test_a_send_header_has_eight_bytes(size):
+@pytest.mark.parametrize("size", [0, 8, 23, 25])
+def test_a_send_header_has_24_bytes(size):
     with pytest.raises(RemoteProtocolError):
         decode_send(memoryview(bytes(size)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,13 +26,14 @@ ENDS = st.builds(
     st.integers(0, 2**32 - 1),
     st.integers(1, 65_536),
     st.sampled_from([1, 2]),
+    st.binary(min_size=16, max_size=16),
 )
 
 
 @given(st.lists(ENDS, min_size=1, max_size=20))
 def test_entries_come_back_equal(ends):
     data = encode_ends(ends)
-    assert len(data) == 40 * len(ends)
+    assert len(data) == 56 * len(ends)
     assert decode_ends(memoryview(data)) == ends
 
 
@@ -45,9 +47,12 @@ def test_entries_come_back_equal(ends):
         End(0, 0, 0, 0, 1, 3),
     ],
 )
-def test_an_entry_that_cannot_be_is_refused(end):
-    with pytest.raises(RemoteProtocolError):
+def test_an_entry_that_cannot_be_is_refused_and_its_proof_not_shown(end):
+    end = msgspec.structs.replace(end, proof=b"nobody may see i")
+    with pytest.raises(RemoteProtocolError) as caught:
         decode_ends(encode_ends([end]))
+    assert "nobody" not in str(caught.value)
+    assert "nobody" not in repr(end)
 
 
 @given(st.binary(max_size=200))

@@ -22,6 +22,7 @@ from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import BrokerAddress, TopicRoute
 from mqmesh.sdk.client import ClientEngine, choose_endpoint
 from mqmesh.sdk.options import ClientOptions
+from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 SEND = RequestCode.SEND_MESSAGE
@@ -54,7 +55,11 @@ class Client:
     def send(self, broker: str = "a", timeout_ms: int = 500) -> list:
         found: list[object] = []
         self.engine.request(
-            broker, SEND, found.append, header=encode_send(1, 1), timeout_ms=timeout_ms
+            broker,
+            SEND,
+            found.append,
+            header=encode_send(1, 1, PRODUCER_KEY),
+            timeout_ms=timeout_ms,
         )
         return found
 
@@ -244,7 +249,9 @@ def test_a_broker_that_moved_is_followed_and_its_requests_may_be_repeated(world,
             "a", RequestCode.HEART_BEAT, again.append, header=b"\x92\xa1c\x90", timeout_ms=500
         )
 
-    client.engine.request("a", SEND, repeat, header=encode_send(1, 1), timeout_ms=5_000)
+    client.engine.request(
+        "a", SEND, repeat, header=encode_send(1, 1, PRODUCER_KEY), timeout_ms=5_000
+    )
     old = world.broker.endpoint
     world.network.servers["tcp://127.0.0.1:20911"] = world.broker
     world.broker.endpoint = "tcp://127.0.0.1:20911"

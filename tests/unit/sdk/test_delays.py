@@ -12,6 +12,7 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.record_batch import Attributes, check_batch, decode_messages
 from mqmesh.sdk.send_buffer import SendBuffer
 from mqmesh.sdk.sender import BatchCodec
+from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 
 QUEUE = MessageQueue("t", "a", 0)
@@ -37,7 +38,7 @@ def append(buffer, *messages):
 
 def taken(buffer):
     """What would be sent: header, meta and bodies of each batch."""
-    codec = BatchCodec(7, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     found = []
     while batches := buffer.take("a", 1_000_000, 10):
         for lane, batch in batches:
@@ -80,7 +81,7 @@ def test_a_lone_delayed_message_says_so(buffer):
     batch = buffer.lone_batch(
         lane, Message("t", b"0", deliver_at_ms=7), 1_000, bound=False, retries=2, wait_store=True
     )
-    data = b"".join(BatchCodec(7, None).encode(batch, 5))
+    data = b"".join(BatchCodec(PRODUCER_KEY, None).encode(batch, 5))
     assert read_delayed_meta(data, check_batch(data)).due_times == pack_due_times([7])
 
 

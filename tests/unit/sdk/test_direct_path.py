@@ -13,13 +13,14 @@ from mqmesh.sdk import direct_path
 from mqmesh.sdk.direct_path import DirectPath
 from mqmesh.sdk.send_result import PendingBatch
 from mqmesh.sdk.sender import BatchCodec
+from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 @pytest.fixture
 def path(world):
     producer = world.producer()
-    path = DirectPath(producer._engine, BatchCodec(1, None), 0)
+    path = DirectPath(producer._engine, BatchCodec(PRODUCER_KEY, None), 0)
     yield path
     path.close(0)
 

@@ -11,6 +11,7 @@ from mqmesh.sdk import sender as sender_module
 from mqmesh.sdk.explicit_batch import explicit_batch
 from mqmesh.sdk.send_buffer import SendBuffer
 from mqmesh.sdk.sender import BatchCodec
+from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 
 MANY = 10**9
@@ -100,5 +101,5 @@ def test_a_list_that_another_thread_changes_makes_no_batch_of_this_and_that(monk
         return encode_plain(messages, *rest, **options)
 
     monkeypatch.setattr(sender_module, "encode_plain", meddle)
-    payload = explicit_batch(sent, BatchCodec(1, None), 1_000).payload
+    payload = explicit_batch(sent, BatchCodec(PRODUCER_KEY, None), 1_000).payload
     assert payload == encode_payload([message] * 8)

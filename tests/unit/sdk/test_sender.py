@@ -22,6 +22,7 @@ from mqmesh.sdk.sender import (
     Sender,
     read_outcomes,
 )
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
@@ -40,33 +41,40 @@ def batch_of(*bodies: str, queue_id: int = 3, wait_store: bool = True) -> Pendin
 
 
 def test_messages_are_numbered_one_after_the_other_and_for_ever() -> None:
-    codec = BatchCodec(0xFEED, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     first, second = batch_of("1", "2"), batch_of("3")
     data = b"".join(codec.encode(first, 5))
     assert codec.encode(first, 99) is codec.encode(first, 5), "encoded once"
     codec.encode(second, 5)
     assert (first.first_sequence, second.first_sequence) == (0, 2)
     header = check_batch(data)
-    assert (header.producer_id, header.first_sequence, header.message_count) == (0xFEED, 0, 2)
+    assert (header.producer_id, header.first_sequence, header.message_count) == (PRODUCER_ID, 0, 2)
     assert (header.queue_id, header.born_timestamp) == (3, 5)
     assert [one.body for one in decode_messages(data, header)] == [b"1", b"2"]
     assert read_meta(data, header).topic == "t"
 
 
+def test_a_batch_holds_its_producers_id_and_not_its_key() -> None:
+    codec = BatchCodec(PRODUCER_KEY, None)
+    data = b"".join(codec.encode(batch_of("1"), 5))
+    assert data[80:88] == codec.producer_id.to_bytes(8, "little")
+    assert PRODUCER_KEY not in data
+
+
 def test_in_another_queue_a_batch_keeps_its_numbers() -> None:
-    codec = BatchCodec(0xFEED, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     batch = batch_of("1")
     codec.encode(batch, 5)
     codec.encode(batch_of("2"), 5)
     batch.queue, batch.encoded = MessageQueue("t", "b", 1), None
     header = check_batch(b"".join(codec.encode(batch, 99)))
-    assert (header.queue_id, header.producer_id, header.first_sequence) == (1, 0xFEED, 0)
+    assert (header.queue_id, header.producer_id, header.first_sequence) == (1, PRODUCER_ID, 0)
     # So back in its first queue it is what it was there.
     assert header.born_timestamp == 5
 
 
 def test_threads_never_get_the_same_numbers() -> None:
-    codec = BatchCodec(1, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     batches = [batch_of("x", "y") for _ in range(400)]
 
     def encode(number: int) -> None:
@@ -82,14 +90,14 @@ def test_threads_never_get_the_same_numbers() -> None:
 
 
 def test_who_does_not_wait_for_the_store_says_so() -> None:
-    codec = BatchCodec(1, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     for wait_store in (True, False):
         header = check_batch(b"".join(codec.encode(batch_of("x", wait_store=wait_store), 5)))
         assert bool(header.attributes & Attributes.NO_WAIT_STORE) is not wait_store
 
 
 def test_what_cannot_be_encoded_is_the_callers_concern() -> None:
-    codec = BatchCodec(1, None)
+    codec = BatchCodec(PRODUCER_KEY, None)
     batch = batch_of("x")
     batch.messages[0].tag = ["unhashable"]  # type: ignore[assignment]
     with pytest.raises(InvalidArgument):

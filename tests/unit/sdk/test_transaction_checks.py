@@ -76,6 +76,9 @@ def service(pool, ends, asked):
     return CheckService("pg", check, ends, pool, ManualClock())
 
 
+TOKEN = b"token of a check"
+
+
 def question(*bodies: bytes, group="pg", first_ordinal=0, ordinals=None) -> Command:
     parts = half_parts(
         encode_payload([Message("t", body) for body in bodies]),
@@ -89,7 +92,7 @@ def question(*bodies: bytes, group="pg", first_ordinal=0, ordinals=None) -> Comm
     )
     wanted = list(range(first_ordinal, first_ordinal + len(bodies)))
     header = CheckTransactionState(
-        group, 100, wanted if ordinals is None else ordinals, 1, first_ordinal
+        group, 100, wanted if ordinals is None else ordinals, 1, first_ordinal, TOKEN
     )
     return Command(39, 0, 2, memoryview(encode_header(header)), memoryview(b"".join(parts)))
 
@@ -97,7 +100,7 @@ def question(*bodies: bytes, group="pg", first_ordinal=0, ordinals=None) -> Comm
 def test_what_is_known_is_answered_and_nothing_else(service, pool, ends, asked):
     service.on_question("a", question(b"yes", b"no", b"perhaps", b"throws", b"nonsense", b"yes"))
     pool.run()
-    place = HalfPlace("a", 100, 7, 40)
+    place = HalfPlace("a", 100, 7, 40, TOKEN)
     assert ends.sent == [
         (place, 0, Decision.COMMIT),
         (place, 1, Decision.ROLLBACK),
@@ -110,7 +113,7 @@ def test_what_is_known_is_answered_and_nothing_else(service, pool, ends, asked):
 def test_a_part_of_a_batch_keeps_its_place(service, pool, ends):
     service.on_question("a", question(b"yes", first_ordinal=3))
     pool.run()
-    assert ends.sent == [(HalfPlace("a", 100, 7, 40), 3, Decision.COMMIT)]
+    assert ends.sent == [(HalfPlace("a", 100, 7, 40, TOKEN), 3, Decision.COMMIT)]
 
 
 def test_what_is_being_asked_about_is_not_asked_about_again(service, pool, asked):

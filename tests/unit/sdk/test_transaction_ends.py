@@ -24,7 +24,7 @@ from mqmesh.sdk.transaction_ends import PAUSE_MS, EndSender, HalfPlace
 from mqmesh.testing.clock import ManualClock
 
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK
-PLACE = HalfPlace("broker-a", 100, 7, 50)
+PLACE = HalfPlace("broker-a", 100, 7, 50, b"proof of senders")
 
 
 class Engine:

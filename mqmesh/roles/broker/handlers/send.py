@@ -45,6 +45,7 @@ from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_fr
 from mqmesh.roles.broker.delays import to_schedule
 from mqmesh.roles.broker.half_admission import admit_half, note_half
 from mqmesh.roles.broker.handlers.pull import wake_pulls
+from mqmesh.roles.broker.producer_keys import not_its_own
 from mqmesh.roles.broker.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
 from mqmesh.roles.broker.topics import Topic
 from mqmesh.storage.interface import BatchToPut, FlushDiskType, PutResult, PutStatus
@@ -56,11 +57,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 4 * (
 """More than a legal message can have beside its body; characters may take four bytes."""
 
 _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
-    Attributes.HAS_KEYS
-    | Attributes.HAS_TAGS
-    | Attributes.REDELIVERED
-    | Attributes.HAS_DELAY
-    | Attributes.NO_WAIT_STORE
+    Attributes.HAS_KEYS | Attributes.HAS_TAGS | Attributes.HAS_DELAY | Attributes.NO_WAIT_STORE
 )
 _HAS_DELAY: Final = int(Attributes.HAS_DELAY)
 _SPECIAL: Final = _HAS_DELAY | TRANSACTION_TYPE
@@ -73,7 +70,8 @@ _ANY_TOPIC: Final = ""
 def send_message(context: BrokerContext, request: Request) -> Reply | None:
     """Stages the batches of a request; the answer comes with the end of the tick."""
     command = request.command
-    _, batch_count = decode_send(command.header)
+    _, batch_count, key = decode_send(command.header)
+    producer_id = context.producer_keys.show(request.peer, key)
     stage = context.stage
     context.stats.total.send_requests += 1
     if stage.waiting_count >= context.config.max_sync_flush_waits:
@@ -84,7 +82,7 @@ def send_message(context: BrokerContext, request: Request) -> Reply | None:
         )
     outcomes: list[BatchOutcome | None] = []
     refused: set[QueueKey] = set()
-    for header, data, error in _split(command.body, batch_count):
+    for header, data, error in _split(command.body, batch_count, producer_id):
         if error is None:
             outcomes.append(_admit(context, header, data, refused))
         else:
@@ -175,19 +173,21 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
 
 
 def _split(
-    body: memoryview, batch_count: int
-) -> list[tuple[BatchHeader, memoryview, CorruptBatch | None]]:
-    """Takes a body apart; a batch whose bytes were changed comes with its error.
+    body: memoryview, batch_count: int, producer_id: int
+) -> list[tuple[BatchHeader, memoryview, MQMeshError | None]]:
+    """Takes a body apart; a batch whose bytes were changed, or of another producer, comes so.
 
     Raises:
         CorruptBatch: It cannot be told where a batch ends, or there are more or fewer.
     """
-    found: list[tuple[BatchHeader, memoryview, CorruptBatch | None]] = []
+    found: list[tuple[BatchHeader, memoryview, MQMeshError | None]] = []
     position, end = 0, len(body)
     while position < end:
-        failure = None
+        failure: MQMeshError | None = None
         try:
             header = check_batch(body, position)
+            if header.producer_id != producer_id:
+                failure = not_its_own(header.producer_id, producer_id)
         except CorruptBatch as error:
             failure = error
             header = read_header(body, position)
@@ -224,8 +224,8 @@ def _admit(
             context.topics.require_writable(goal, queue_id)
         if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
             raise MessageIllegal(
-                f"attributes {header.attributes:#x}: this broker takes no committed, delayed half "
-                "or filtered batches from clients"
+                f"attributes {header.attributes:#x}: this broker takes no committed, redelivered, "
+                "delayed half or filtered batches from clients"
             )
         limit = context.config.max_message_size
         if header.raw_size > header.message_count * (limit + MESSAGE_OVERHEAD_BYTES):

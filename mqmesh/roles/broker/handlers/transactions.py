@@ -107,7 +107,9 @@ def _decide(
     for end in ends:
         before = table.staged_total
         half = table.batches.get(end.base_queue_offset)
-        if end.decision == Decision.COMMIT and half is not None and not _is_safe(context, half):
+        if group is not None and not desk.proofs.holds(end):
+            outcome = EndOutcome.NOT_PROVEN
+        elif end.decision == Decision.COMMIT and half is not None and not _is_safe(context, half):
             outcome = EndOutcome.AGAIN
         else:
             outcome = table.decide(end, may_commit, group)
@@ -335,6 +337,7 @@ def _ask(context: BrokerContext, check: Check) -> None:
             ordinals,
             check.check_times,
             first_ordinal,
+            desk.proofs.token(half.base, half.producer_id, half.first_sequence),
         )
         context.wire.notify(
             check.peer, RequestCode.CHECK_TRANSACTION_STATE, encode_header(question), batch

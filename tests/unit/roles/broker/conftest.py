@@ -31,6 +31,7 @@ from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.meta_cache import MetaCache
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.pull_hold import PullHold
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
@@ -39,6 +40,7 @@ from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 from mqmesh.units import CommitLogOffset, QueueOffset
 
@@ -105,6 +107,7 @@ class Stage:
             ),
             holds=PullHold(self.config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
+            producer_keys=ProducerKeys(self.config.max_producers_per_connection),
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
@@ -154,7 +157,14 @@ class Stage:
         return decode_header(kind, answer.header) if kind else answer
 
     def batch(
-        self, topic="t", queue_id=0, *, bodies=(b"body",), tag=None, producer_id=7, **options
+        self,
+        topic="t",
+        queue_id=0,
+        *,
+        bodies=(b"body",),
+        tag=None,
+        producer_id=PRODUCER_ID,
+        **options,
     ):
         messages = [Message(topic, body, tag=tag) for body in bodies]
         options.setdefault("first_sequence", next(self._sequence))
@@ -168,7 +178,7 @@ class Stage:
         )
 
     def begin_send(self, *batches: bytes, **options) -> int:
-        header = encode_send(3_000, len(batches))
+        header = encode_send(3_000, len(batches), PRODUCER_KEY)
         return self.begin(RequestCode.SEND_MESSAGE, header, *batches, **options)
 
     def send(self, *batches: bytes) -> list[BatchOutcome]:

@@ -32,8 +32,9 @@ from mqmesh.roles.broker.handlers.transactions import (
 )
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transactions import Transactions
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
-PRODUCER = 77
+PRODUCER = PRODUCER_ID
 
 
 class Scene:
@@ -85,9 +86,11 @@ class Scene:
         )
         return self.stage.send(b"".join(parts))[0]
 
-    def begin_end(self, *ends: tuple[int, int, int, int, Decision]) -> int:
+    def begin_end(
+        self, *ends: tuple[int, int, int, int, Decision], proof: bytes = PRODUCER_KEY
+    ) -> int:
         body = encode_ends(
-            [End(base, PRODUCER, seq, first, n, int(d)) for base, seq, first, n, d in ends]
+            [End(base, PRODUCER, seq, first, n, int(d), proof) for base, seq, first, n, d in ends]
         )
         return self.stage.begin(RequestCode.END_TRANSACTION, EndTransactionRequest("pg"), body)
 
@@ -95,8 +98,8 @@ class Scene:
         finish_transactions(self.stage.context)
         self.stage.end_tick()
 
-    def end(self, *ends) -> list[EndOutcome]:
-        opaque = self.begin_end(*ends)
+    def end(self, *ends, **options) -> list[EndOutcome]:
+        opaque = self.begin_end(*ends, **options)
         self.finish()
         reply = self.stage.answer(opaque)
         return decode_end_outcomes(b"".join(reply.body), len(ends))

@@ -6,12 +6,14 @@ import pytest
 
 from mqmesh.errors import CorruptBatch, DiskFull, RemoteProtocolError, StoreClosed, SystemBusy
 from mqmesh.message import Message
-from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.messaging import SendStatus
+from mqmesh.producer_key import producer_id_of
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.record_batch import Attributes, encode_batch
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired
 from mqmesh.storage.interface import FlushDiskType
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
 SYNC = FlushDiskType.SYNC_FLUSH
 
@@ -62,6 +64,7 @@ def test_an_unknown_topic_is_refused_where_that_is_wanted(make_stage):
             ResponseCode.MESSAGE_ILLEGAL,
             "half messages",
         ),
+        ({"attributes": Attributes.REDELIVERED}, ResponseCode.MESSAGE_ILLEGAL, "redelivered"),
         ({"attributes": Attributes.SPARSE}, ResponseCode.MESSAGE_ILLEGAL, "0x10"),
         ({"attributes": Attributes.HAS_DELAY}, ResponseCode.MESSAGE_ILLEGAL, "need a level"),
         ({"attributes": 1 << 15}, ResponseCode.MESSAGE_ILLEGAL, "0x8000"),
@@ -86,7 +89,7 @@ def test_other_content_under_ids_that_are_known_is_refused_and_said(stage):
         stage.batch(first_sequence=6),
     )
     assert other.code == ResponseCode.SEQUENCE_CONFLICT
-    assert "0000000000000007 sent sequences 5 to 5 to queue 0 of 't' before" in other.remark
+    assert f"{PRODUCER_ID:016X} sent sequences 5 to 5 to queue 0 of 't' before" in other.remark
     assert (again.code, again.base_queue_offset) == (0, 0)
     assert (next_one.code, next_one.base_queue_offset) == (0, 1)
     assert stage.context.stats.total.put_duplicates == 1
@@ -104,10 +107,37 @@ def test_new_producers_are_refused_while_all_room_is_taken(stage):
     assert stage.send(stage.batch(queue_id=2))[0].code == 0
 
 
-def test_redelivered_batches_are_welcome_as_often_as_they_come(stage):
-    options = {"attributes": Attributes.REDELIVERED, "first_sequence": 5}
-    outcomes = stage.send(*[stage.batch(**options) for _ in range(3)])
-    assert [one.base_queue_offset for one in outcomes] == [0, 1, 2]
+def test_a_batch_of_a_producer_whose_key_is_not_shown_is_refused(stage):
+    stage.send(stage.batch(first_sequence=5))
+    forged, own = stage.send(
+        stage.batch(first_sequence=6, producer_id=PRODUCER_ID - 1), stage.batch(queue_id=1)
+    )
+    assert forged.code == ResponseCode.NO_PERMISSION
+    assert f"{PRODUCER_ID - 1:016X}" in forged.remark
+    assert own.code == 0
+    header = encode_send(1, 1, b"key of a stranger")
+    opaque = stage.begin(RequestCode.SEND_MESSAGE, header, stage.batch(first_sequence=6))
+    stage.end_tick()
+    assert stage.outcomes(opaque)[0].code == ResponseCode.NO_PERMISSION
+    assert stage.pull()[1] == [b"body"]
+
+
+def test_a_connection_sends_for_a_few_producers_only(make_stage):
+    stage = make_stage(max_producers_per_connection=2)
+    keys = [bytes([number]) * 16 for number in range(3)]
+    batches = [stage.batch(producer_id=producer_id_of(key)) for key in keys]
+
+    def send(number, peer=b"peer"):
+        opaque = stage.begin(
+            RequestCode.SEND_MESSAGE, encode_send(1, 1, keys[number]), batches[number], peer=peer
+        )
+        stage.end_tick()
+        return stage.outcomes(opaque)[0].code
+
+    assert [send(0), send(1), send(0)] == [0, 0, 0]
+    with pytest.raises(SystemBusy, match="max_producers_per_connection"):
+        send(2)
+    assert [send(2, peer=b"another"), send(1)] == [0, 0]
 
 
 def test_a_body_over_the_limit_is_refused(make_stage):
@@ -131,7 +161,12 @@ def test_every_message_that_the_sdk_may_send_passes_the_limit(make_stage):
         sharding_key="界" * 255,
     )
     data = encode_batch(
-        [message], topic="t", queue_id=0, producer_id=1, first_sequence=0, born_timestamp=1
+        [message],
+        topic="t",
+        queue_id=0,
+        producer_id=PRODUCER_ID,
+        first_sequence=0,
+        born_timestamp=1,
     )
     assert stage.send(data)[0].code == 0
 
@@ -186,7 +221,12 @@ def test_a_wrong_number_of_batches_is_refused(stage):
     from mqmesh.protocol.codes import RequestCode
     from mqmesh.protocol.messaging import encode_send
 
-    for header in (encode_send(1, 2), b"", b"12345678", encode_send(1, 4_096)):
+    for header in (
+        encode_send(1, 2, PRODUCER_KEY),
+        b"",
+        b"12345678",
+        encode_send(1, 4_096, PRODUCER_KEY),
+    ):
         with pytest.raises(RemoteProtocolError):
             stage.answer(stage.begin(RequestCode.SEND_MESSAGE, header, stage.batch()))
     assert not stage.context.stage.sends

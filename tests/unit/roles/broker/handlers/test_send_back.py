@@ -32,6 +32,7 @@ from mqmesh.record_batch import (
 )
 from mqmesh.roles.broker.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
+from mqmesh.testing.batches import PRODUCER_ID
 
 RETRY = "%RETRY%g"
 DLQ = "%DLQ%g"
@@ -157,7 +158,12 @@ def test_a_number_that_a_producer_wrote_counts_for_nothing(stage):
     messages = [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "99"})]
     stage.send(
         encode_batch(
-            messages, topic="t", queue_id=0, producer_id=1, first_sequence=0, born_timestamp=0
+            messages,
+            topic="t",
+            queue_id=0,
+            producer_id=PRODUCER_ID,
+            first_sequence=0,
+            born_timestamp=0,
         )
     )
     assert send_back(stage, entry())[0].dead_letters == 0

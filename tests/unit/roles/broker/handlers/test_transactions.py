@@ -21,6 +21,7 @@ from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.protocol.transactions import (
+    CheckTransactionState,
     Decision,
     End,
     EndHalfMessageRequest,
@@ -34,9 +35,11 @@ from mqmesh.protocol.transactions import (
     encode_ends,
 )
 from mqmesh.record_batch import Attributes, decode_messages, read_header
+from mqmesh.roles.broker.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
+from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
-PRODUCER = 77
+PRODUCER = PRODUCER_ID
 
 
 def test_half_messages_are_seen_by_nobody_until_they_are_committed(scene):
@@ -80,10 +83,39 @@ def test_a_repeated_end_writes_nothing_again(scene):
 
 def test_another_group_decides_nothing(scene):
     base = scene.half(b"one")
-    body = encode_ends([End(base, PRODUCER, 0, 0, 1, int(Decision.COMMIT))])
+    body = encode_ends([End(base, PRODUCER, 0, 0, 1, int(Decision.COMMIT), PRODUCER_KEY)])
     opaque = scene.stage.begin(RequestCode.END_TRANSACTION, EndTransactionRequest("others"), body)
     assert b"".join(scene.stage.answer(opaque).body) == bytes([EndOutcome.NOT_PENDING])
     assert scene.desk.table.pending_count == 1
+
+
+def test_who_is_neither_the_producer_nor_asked_decides_nothing(scene):
+    base = scene.half(b"take 100")
+    commit = (base, 0, 0, 1, Decision.COMMIT)
+    for proof in (b"key of a strange", b"", bytes(16)):
+        assert scene.end(commit, proof=proof) == [EndOutcome.NOT_PROVEN]
+    assert scene.bodies() == []
+    assert scene.end(commit) == [EndOutcome.ENDED]
+
+
+def test_who_was_asked_decides_about_that_batch_and_no_other(scene):
+    scene.join()
+    base, other = scene.half(b"asked", seconds=0), scene.half(b"other", seconds=600)
+    scene.tick()
+    ((peer, code, header, _),) = [one for one in scene.stage.notices if len(one) == 4]
+    assert (peer, code) == (b"member", RequestCode.CHECK_TRANSACTION_STATE)
+    token = decode_header(CheckTransactionState, header).token
+    assert scene.end((other, 1, 0, 1, Decision.COMMIT), proof=token) == [EndOutcome.NOT_PROVEN]
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT), proof=token) == [EndOutcome.ENDED]
+    assert scene.bodies() == [b"asked"]
+
+
+def test_a_token_is_of_one_life_of_the_broker(scene):
+    base = scene.half(b"asked", seconds=0)
+    token = scene.desk.proofs.token(base, PRODUCER_ID, 0)
+    scene.desk.proofs = EndProofs()
+    end = (base, 0, 0, 1, Decision.ROLLBACK)
+    assert scene.end(end, proof=token) == [EndOutcome.NOT_PROVEN]
 
 
 def test_other_half_messages_under_known_ids_are_refused(scene):

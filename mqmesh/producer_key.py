@@ -1,0 +1,33 @@
+"""Instance keys: what makes a producer's ids its own.
+
+The id of a producer instance stands in every message id, so everybody knows it. The key
+it is made of is known to the instance and to the brokers it sends to: 16 random bytes
+that travel in send requests and in decisions about half messages, and are neither stored
+nor logged. A broker takes a batch only from who has the key of the id in its header, so
+nobody can send, or end transactions, under the id of another one.
+"""
+
+import hashlib
+import os
+from functools import lru_cache
+from typing import Final
+
+KEY_SIZE: Final = 16
+
+
+def new_key() -> bytes:
+    """A key that nobody else has: 16 random bytes from the system."""
+    return os.urandom(KEY_SIZE)
+
+
+@lru_cache(maxsize=4_096)
+def producer_id_of(key: bytes) -> int:
+    """The producer id that a key stands for.
+
+    Args:
+        key: Any bytes.
+
+    Returns:
+        The first 8 bytes of the key's BLAKE2b hash, little endian, as they stand in batches.
+    """
+    return int.from_bytes(hashlib.blake2b(key).digest()[:8], "little")

@@ -1,0 +1,91 @@
+"""Whom a broker believes that it is a producer: who shows the key of its id. Pure."""
+
+import hmac
+import struct
+from hashlib import blake2b
+from typing import Final
+
+from mqmesh.errors import NoPermission, SystemBusy
+from mqmesh.producer_key import new_key, producer_id_of
+from mqmesh.protocol.transactions import End
+
+_HALF: Final = struct.Struct("<qQQ")
+_TOKEN_SIZE: Final = 16
+
+
+class ProducerKeys:
+    """The keys that each connection has shown.
+
+    A connection may show only a few, so that nobody can fill the memory of repetitions with
+    producers that send nothing any more.
+
+    Args:
+        most: Keys a connection.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of_peer: dict[bytes, dict[bytes, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._of_peer)
+
+    def show(self, peer: bytes, key: bytes) -> int:
+        """A connection shows a key.
+
+        Args:
+            peer: Its routing id.
+            key: From the request.
+
+        Returns:
+            The producer id that it may use now.
+
+        Raises:
+            SystemBusy: It has shown too many others.
+        """
+        known = self._of_peer.get(peer)
+        if known is None:
+            known = self._of_peer[peer] = {}
+        producer_id = known.get(key)
+        if producer_id is None:
+            if len(known) >= self._most:
+                raise SystemBusy(
+                    f"{self._most} producers sent by this connection, no more may "
+                    "(max_producers_per_connection)"
+                )
+            producer_id = known[key] = producer_id_of(key)
+        return producer_id
+
+    def on_disconnect(self, peer: bytes) -> None:
+        """A connection broke."""
+        self._of_peer.pop(peer, None)
+
+
+class EndProofs:
+    """Tells who may decide about half messages: their producer, and who was asked about them.
+
+    Tokens are for this life of the broker: who was asked in an earlier one is asked again.
+    """
+
+    def __init__(self) -> None:
+        self._secret = new_key()
+
+    def token(self, base_queue_offset: int, producer_id: int, first_sequence: int) -> bytes:
+        """What a member of the producer group gets with the question about a half batch."""
+        place = _HALF.pack(base_queue_offset, producer_id, first_sequence)
+        return blake2b(place, digest_size=_TOKEN_SIZE, key=self._secret).digest()
+
+    def holds(self, end: End) -> bool:
+        """True when an end proves that its sender may decide."""
+        if producer_id_of(end.proof) == end.producer_id:
+            return True
+        token = self.token(end.base_queue_offset, end.producer_id, end.first_sequence)
+        return hmac.compare_digest(end.proof, token)
+
+
+def not_its_own(producer_id: int, shown_id: int) -> NoPermission:
+    """Why a batch is refused whose producer is not the one whose key was shown."""
+    return NoPermission(
+        f"the batch is of producer {producer_id:016X}, and the request shows the key of "
+        f"{shown_id:016X}"
+    )
