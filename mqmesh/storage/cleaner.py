@@ -41,7 +41,7 @@ from mqmesh.storage.retention import (
     WriteGate,
     files_to_delete,
 )
-from mqmesh.storage.segments import Segment
+from mqmesh.storage.segments import STAT_BLOCK_BYTES, Segment
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,8 @@ class Cleaner:
                 # Nothing behind it may go before it.
                 log.error("%s cannot be looked at: %s", segment.path, error)
                 break
-            files.append(SealedFile(segment.size, found.st_mtime_ns // 1_000_000))
+            size = found.st_blocks * STAT_BLOCK_BYTES
+            files.append(SealedFile(size, found.st_mtime_ns // 1_000_000))
         if not files:
             return Verdict(0)
         hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour

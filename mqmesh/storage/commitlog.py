@@ -1,7 +1,7 @@
 """The commit log: all batches of a broker, one behind the other.
 
 The only truth of the store; everything else is derived from it. It is written
-by gathered ``os.pwritev`` into segments that were allocated in full, and read
+by gathered ``os.pwritev`` into blocks that were taken before (``log_room.py``), and read
 by ``os.pread``: measured against a memory map, both are faster, and trouble
 with the disk arrives as an exception instead of a signal.
 
@@ -18,6 +18,7 @@ from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.payload import Buffer
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment, Segments
 
@@ -39,22 +40,33 @@ class CommitLog:
     """
 
     def __init__(
-        self, segments: Segments, files: OpenFiles, *, end: int, epoch: int, store_id: int
+        self,
+        segments: Segments,
+        files: OpenFiles,
+        room: LogRoom,
+        *,
+        end: int,
+        epoch: int,
+        store_id: int,
     ) -> None:
         """Takes up a log whose end was found.
+
+        Where there is no room to go on it only reads, until there is.
 
         Args:
             segments: Its files.
             files: Descriptors for reading.
+            room: Takes blocks for them.
             end: Where to go on.
             epoch: Of new records.
             store_id: Of new records.
 
         Raises:
-            DiskFull: There is no segment to go on in and no room for one.
+            DiskFull: There is no segment to go on in, and none can be made.
         """
         self._segments = segments
         self._files = files
+        self._room = room
         self.end = end
         self.epoch = epoch
         self.store_id = store_id
@@ -62,6 +74,12 @@ class CommitLog:
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
+        self._current.allocated_through = end
+        self._ask_from = end
+        try:
+            room.take(self._current, min(end + MARKER_SIZE, self._current.end))
+        except StorageError:
+            pass  # It is in the log, and every write will say it again.
 
     @property
     def start(self) -> int:
@@ -72,6 +90,11 @@ class CommitLog:
     def segments(self) -> Segments:
         """Its files."""
         return self._segments
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no room to write; None while there is."""
+        return self._room.refusal
 
     @property
     def fd(self) -> int:
@@ -132,18 +155,42 @@ class CommitLog:
         return [segment.fd for segment in writing]
 
     def prepare_ahead(self) -> None:
-        """Has the next segment made once the current one is more than half full."""
-        current = self._current
-        if (self.end - current.start) * 2 > current.size:
-            self._segments.prepare(current.end)
+        """Has room taken, and segments made, before they are needed; to be called often."""
+        segments, segment = self._segments, self._current
+        segments.take_up()
+        self._room.poll()
+        ahead = self._room.bytes_ahead(self.end - self.start, segments.segment_size)
+        while segment.allocated_through == segment.end:
+            following = segments.find(segment.end)
+            if following is None:
+                if self.end + ahead // 2 > segment.end:
+                    segments.prepare(segment.end)
+                break
+            segment = following
+        else:
+            if segment.allocated_through - self.end <= ahead // 2:
+                self._room.ask(segment, min(self.end + ahead, segment.end))
+        self._ask_from = segment.allocated_through - ahead // 2
 
     def next_segment(self, segment: Segment) -> Segment:
-        """The one behind, ready to be written.
+        """The one behind, open for writing.
 
         Raises:
             DiskFull: No room for it.
         """
         return self._open(self._segments.get_or_make(segment.end))
+
+    def take_room(self, segment: Segment, needed: int) -> None:
+        """Takes blocks of a segment that are not there yet.
+
+        Args:
+            segment: One that is open for writing.
+            needed: Through this commit-log offset.
+
+        Raises:
+            DiskFull: There are not as many.
+        """
+        self._room.take(segment, needed)
 
     def adopt(self, segment: Segment, end: int) -> None:
         """Notes that a gathered write has succeeded.
@@ -155,6 +202,8 @@ class CommitLog:
         self._current = segment
         self.end = end
         self._void_needed = False
+        if end > self._ask_from:
+            self.prepare_ahead()
 
     def note_failed_write(self) -> None:
         """Sees to it that what a failed write left behind is never taken for good.
@@ -186,7 +235,7 @@ class CommitLog:
                 segment.fd = os.open(segment.path, os.O_RDWR)
                 if os.fstat(segment.fd).st_size < segment.size:
                     # Cut from outside, or made when a smaller size was configured.
-                    os.posix_fallocate(segment.fd, 0, segment.size)
+                    os.ftruncate(segment.fd, segment.size)
                     os.fsync(segment.fd)
             except OSError as error:
                 raise storage_error(error, f"{segment.path} cannot be opened") from error
@@ -224,7 +273,7 @@ class Append:
     def _start(self, segment: Segment, position: int) -> None:
         self._segment = segment
         self._position = position
-        self._limit = segment.end - MARKER_SIZE
+        self._limit = segment.allocated_through - MARKER_SIZE
         self.pieces: list[Buffer] = []
         self._groups.append((segment, position, self.pieces))
 
@@ -235,17 +284,27 @@ class Append:
             size: Of the record, at most a segment less two markers.
 
         Raises:
-            DiskFull: No room for the next segment; nothing was written.
+            DiskFull: No room for it; nothing was written.
         """
+        if self._position + size > self._limit:
+            self._make_room(size)
         position = self._position
-        if position + size > self._limit:
-            following = self._log.next_segment(self._segment)
-            self.pieces.append(self._marker(MarkerKind.END, position, b""))
-            self._start(following, following.start)
-            position = self._position
-            assert position + size <= self._limit
         self._position = position + size
         return position
+
+    def _make_room(self, size: int) -> None:
+        """Sees to it that a record and the marker behind it have their blocks."""
+        commitlog, segment, needed = self._log, self._segment, size + MARKER_SIZE
+        if self._position + needed <= segment.end:
+            commitlog.take_room(segment, self._position + needed)
+            self._limit = segment.allocated_through - MARKER_SIZE
+            return
+        commitlog.take_room(segment, self._position + MARKER_SIZE)
+        following = commitlog.next_segment(segment)
+        assert needed <= following.size
+        commitlog.take_room(following, following.start + needed)
+        self.pieces.append(self._marker(MarkerKind.END, self._position, b""))
+        self._start(following, following.start)
 
     def mark(self, kind: MarkerKind, data: bytes = b"") -> int:
         """Places a marker; returns its commit-log offset."""

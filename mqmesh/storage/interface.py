@@ -161,7 +161,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: Name of the backend.
-        disk_bytes: What its files take, including room allocated ahead.
+        disk_bytes: What its files take, including room taken ahead.
         segments: Files of the log, 0 for backends without.
         min_commitlog_offset: Where the oldest stored batch may begin.
         max_commitlog_offset: Where the next batch will begin.
@@ -182,7 +182,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         damaged: Ranges of the log that are lost to bit rot and the like.
         writable: False once the store has stopped writing for good.
         disk_used_percent: How full the disk is, by whomever; 0 if it is not known.
-        disk_full: True while writes are refused because of that.
+        disk_full: True while writes are refused because of that, or because the last one found
+            no room.
         deleted_segments: Segments that retention has removed since the store was opened.
         deleted_bytes: Their size.
         clock_jumps: Leaps of the wall clock that were noticed since the store was opened.
@@ -233,7 +234,9 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             the log has come, 100 to 600,000 ms. A restart after a crash reads the log from
             there, so shorten it for quicker restarts.
         disk_reserve_bytes: Room on the disk that the log leaves for offsets, queues and
-            recovery, from 0: a new segment that would take it is refused with ``DiskFull``.
+            recovery, from 0: a write that would take it is refused with ``DiskFull``.
+        allocate_ahead_bytes: Room on the disk that the log takes ahead of its end, 64 KiB to
+            1 GiB. Where it holds more than that, it takes as much as it holds, up to a segment.
 
         file_reserved_time: How long messages are kept at least, 1 to 876,000 hours. Whole log
             segments go, so the last message of a segment decides.
@@ -272,6 +275,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     flush_interval_commitlog_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
     checkpoint_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = 16 * MIB
+    allocate_ahead_bytes: Annotated[int, msgspec.Meta(ge=MIN_SEGMENT_BYTES, le=1 * GIB)] = 16 * MIB
 
     file_reserved_time: Annotated[int, msgspec.Meta(ge=1, le=876_000)] = 72
     delete_when: Annotated[

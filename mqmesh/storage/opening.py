@@ -27,6 +27,7 @@ from mqmesh.storage.interface import (
     Wake,
 )
 from mqmesh.storage.log_beginning import LOST, NAME, read_log_beginning, write_log_beginning
+from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
@@ -117,20 +118,14 @@ def _open(
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
     resources.callback(files.close)
-    before = _open_files(directory, config, files, chores, sync, space_of)
+    before = _open_files(directory, config, files, chores, sync)
     resources.callback(before.checkpoint_file.close)
     checkpoint = before.checkpoint_file.newest
     started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
     if checkpoint is None and not started_clean:
         log.error("the checkpoint is lost, the whole log is read instead")
     recovered = _recover(before, checkpoint, clock, on_progress)
-    commitlog = CommitLog(
-        before.segments,
-        files,
-        end=recovered.end,
-        epoch=recovered.epoch,
-        store_id=recovered.store_id,
-    )
+    commitlog = _commitlog(before.segments, files, chores, config, space_of, recovered)
     resources.callback(commitlog.close)
     flusher = Flusher(
         durable_offset=recovered.end,
@@ -172,6 +167,31 @@ def _open(
     )
 
 
+def _commitlog(
+    segments: Segments,
+    files: OpenFiles,
+    chores: Chores,
+    config: StoreConfig,
+    space_of: SpaceOf,
+    recovered: Recovered,
+) -> CommitLog:
+    room = LogRoom(
+        segments.directory,
+        ahead_bytes=config.allocate_ahead_bytes,
+        keep_free_bytes=config.disk_reserve_bytes,
+        chores=chores,
+        space_of=space_of,
+    )
+    return CommitLog(
+        segments,
+        files,
+        room,
+        end=recovered.end,
+        epoch=recovered.epoch,
+        store_id=recovered.store_id,
+    )
+
+
 def _checkpointer(
     before: _Files,
     config: StoreConfig,
@@ -210,14 +230,11 @@ def _open_files(
     files: OpenFiles,
     chores: Chores,
     sync: Sync,
-    space_of: SpaceOf,
 ) -> _Files:
     segments = Segments(
         directory / "commitlog",
         segment_size=config.mapped_file_size_commit_log,
-        reserve_bytes=config.disk_reserve_bytes,
         chores=chores,
-        space_of=space_of,
     )
     queues = ConsumeQueues(
         directory / "consumequeue",

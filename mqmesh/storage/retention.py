@@ -33,7 +33,7 @@ class SealedFile(msgspec.Struct, frozen=True, gc=False):
     """A log segment that is not written to any more.
 
     Attributes:
-        size: In bytes.
+        size: Of its blocks on the disk, in bytes.
         modified_ms: Wall-clock time of its last write.
     """
 

@@ -1,12 +1,11 @@
-"""The files of the commit log: found by offset, allocated in full before use.
+"""The files of the commit log: found by offset, of their full size from the beginning.
 
 A segment's name is the commit-log offset of its first byte, 20 digits. All have
-the size that was configured when they were made. A file takes its name only
-after it was allocated and synced, so a file with a name can be written to its
-end without running out of room, and sync needs no change of its size.
+the size that was configured when they were made, so sync needs no change of it, and a
+map can cover a whole file. A file takes its name only after its size is synced.
+Blocks of the disk are taken later, see ``log_room.py``; a file is written only where it has them.
 """
 
-import errno
 import os
 import re
 from bisect import bisect_right
@@ -18,7 +17,9 @@ from typing import Final
 from mqmesh.errors import DiskFull, TooManyOpenFiles
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.chores import Chores
-from mqmesh.storage.disk_space import SpaceOf, system_space
+
+STAT_BLOCK_BYTES: Final = 512
+"""What ``st_blocks`` counts, on every file system."""
 
 _NAME: Final = re.compile(r"\d{20}")
 
@@ -31,20 +32,34 @@ class Segment:
         size: In bytes, as it was made; the file may have been cut since.
         path: Its file.
         fd: Open for writing, else -1. Owned by the commit log.
+        allocated_through: Before this commit-log offset, and behind what was there when the
+            file was opened, it may be written: its blocks are taken from the disk.
     """
 
-    __slots__ = ("fd", "path", "size", "start")
+    __slots__ = ("_block_bytes", "allocated_through", "fd", "path", "size", "start")
 
-    def __init__(self, start: int, size: int, path: str) -> None:
+    def __init__(self, start: int, size: int, path: str, block_bytes: int = 0) -> None:
         self.start = start
         self.size = size
         self.path = path
         self.fd = -1
+        self.allocated_through = start
+        self._block_bytes = block_bytes
 
     @property
     def end(self) -> int:
         """Commit-log offset behind its last byte."""
         return self.start + self.size
+
+    @property
+    def disk_bytes(self) -> int:
+        """What its blocks take on the disk."""
+        return max(self._block_bytes, self.allocated_through - self.start)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of those, what seems to be taken behind ``allocated_through``."""
+        return self.disk_bytes - (self.allocated_through - self.start)
 
 
 class Segments:
@@ -55,32 +70,27 @@ class Segments:
         directory: Path,
         *,
         segment_size: int,
-        reserve_bytes: int,
         chores: Chores,
-        space_of: SpaceOf = system_space,
     ) -> None:
         """Lists the files; removes what a crash left unfinished.
 
         Args:
             directory: Theirs; it exists.
             segment_size: Of new segments.
-            reserve_bytes: Room that a new one must leave on the disk.
             chores: Thread that prepares the next one.
-            space_of: Looks at the disk, on any thread.
         """
         self._directory = directory
         self._segment_size = segment_size
-        self._reserve_bytes = reserve_bytes
         self._chores = chores
-        self._space_of = space_of
         self._preparing: Future[Segment] | None = None
         for unfinished in directory.glob("*.new"):
             unfinished.unlink()
         paths = sorted(p for p in directory.iterdir() if _NAME.fullmatch(p.name))
         self._list: list[Segment] = []
         for path in paths:
-            start, size = int(path.name), path.stat().st_size
-            self._list.append(Segment(start, size, str(path)))
+            found = path.stat()
+            block_bytes = found.st_blocks * STAT_BLOCK_BYTES
+            self._list.append(Segment(int(path.name), found.st_size, str(path), block_bytes))
         for segment, follower in zip(self._list, self._list[1:], strict=False):
             # Cut from outside: the successor knows better, but a hole as large as a whole
             # file is a lost one. As large as its neighbour: the config may have changed.
@@ -109,8 +119,18 @@ class Segments:
 
     @property
     def disk_bytes(self) -> int:
-        """Size of all files."""
-        return sum(segment.size for segment in self._list)
+        """What the blocks of all files take."""
+        return sum(segment.disk_bytes for segment in self._list)
+
+    @property
+    def directory(self) -> Path:
+        """Theirs."""
+        return self._directory
+
+    @property
+    def segment_size(self) -> int:
+        """Of new ones, in bytes."""
+        return self._segment_size
 
     def find(self, commitlog_offset: int) -> Segment | None:
         """The segment that an offset lies in, None if there is none."""
@@ -129,11 +149,21 @@ class Segments:
         if self._preparing is None and self.find(start) is None:
             self._preparing = self._chores.submit(lambda: self._make(start))
 
+    def take_up(self) -> None:
+        """Lists the segment that the helper thread has made, if it is there by now."""
+        preparing = self._preparing
+        if preparing is None or not preparing.done():
+            return
+        self._preparing = None
+        # If it could not be made, whoever needs it will try, and is told.
+        if preparing.exception() is None:
+            self._insert(preparing.result())
+
     def get_or_make(self, start: int) -> Segment:
         """The segment that begins at an offset, made if there is none.
 
         Raises:
-            DiskFull: No room for it.
+            DiskFull: Not even for its name.
             StorageError: It cannot be made.
         """
         found = self.find(start)
@@ -193,22 +223,16 @@ class Segments:
         path = self._directory / f"{start:020d}"
         new = path.with_name(path.name + ".new")
         try:
-            room = self._space_of(self._directory).available
-            if room < self._segment_size + self._reserve_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                os.posix_fallocate(fd, 0, self._segment_size)
+                os.ftruncate(fd, self._segment_size)
                 os.fsync(fd)
-            except OSError:
-                os.unlink(new)
-                raise
             finally:
                 os.close(fd)
             os.rename(new, path)
             sync_directory(self._directory)
         except OSError as error:
             raise storage_error(
-                error, f"no room for a log segment of {self._segment_size} bytes"
+                error, f"{path}, a log segment of {self._segment_size} bytes, cannot be made"
             ) from error
         return Segment(start, self._segment_size, str(path))

@@ -415,7 +415,7 @@ class CommitLogStore(MessageStore):
             damaged=self._parts.damage.ranges,
             writable=self._stopped_by() is None,
             disk_used_percent=0.0 if cleaner.space is None else cleaner.space.used_percent,
-            disk_full=cleaner.gate.refusal is not None,
+            disk_full=cleaner.gate.refusal is not None or self._log.refusal is not None,
             deleted_segments=cleaner.deleted_segments,
             deleted_bytes=cleaner.deleted_bytes,
             clock_jumps=cleaner.age_clock.jumps,

@@ -3,6 +3,7 @@
 import builtins
 import errno
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import (
+    PATIENCE_SECONDS,
     SEGMENT_BYTES,
     StoreFiles,
     deliverable,
@@ -58,11 +60,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> FailingCalls:
 
 
 def full_disk(files: StoreFiles) -> CommitLogStore:
-    """A store that may not make another segment."""
+    """A store whose segment is nearly full, and that may take no blocks for another one."""
     files.config = msgspec.structs.replace(files.config, disk_reserve_bytes=0)
     store = files.open()
+    store._log._room._keep_free_bytes = 1 << 60
     put_bodies(store, [LARGE] * 3)
-    store._log.segments._reserve_bytes = 1 << 60
+    # The next one gets its name, and no blocks.
+    store.wait_for_chores()
+    store.tick(0)
+    assert files.segment(1).stat().st_blocks == 0
     return store
 
 
@@ -75,7 +81,7 @@ def test_a_full_disk_refuses_and_changes_nothing(files: StoreFiles) -> None:
                 [make_batch(["small"], first_sequence=3), make_batch([LARGE], first_sequence=4)],
                 NOW,
             )
-    assert store.stats() == before
+    assert store.stats() == msgspec.structs.replace(before, disk_full=True)
     assert read_queue(store) == [LARGE] * 3
     # What still fits is stored, and reading goes on.
     put_bodies(store, ["small"])
@@ -87,7 +93,7 @@ def test_writing_resumes_when_there_is_room_again(files: StoreFiles) -> None:
     with pytest.raises(DiskFull):
         put_bodies(store, [LARGE])
     store.tick(0)
-    store._log.segments._reserve_bytes = 0
+    store._log._room._keep_free_bytes = 0
     put_bodies(store, [LARGE])
     assert read_queue(store) == [LARGE] * 4
     store.close()
@@ -99,7 +105,7 @@ def test_a_refused_batch_may_be_sent_again(files: StoreFiles) -> None:
     batch = make_batch([LARGE], first_sequence=3)
     with pytest.raises(DiskFull):
         store.put([batch], NOW)
-    store._log.segments._reserve_bytes = 0
+    store._log._room._keep_free_bytes = 0
     (result,) = store.put([batch], NOW)
     assert result.base_queue_offset == 3
     assert result.status.name == "PUT_OK"
@@ -108,6 +114,9 @@ def test_a_refused_batch_may_be_sent_again(files: StoreFiles) -> None:
 def test_a_store_opens_on_a_full_disk_and_deletes_nothing(files: StoreFiles) -> None:
     store = full_disk(files)
     crashed = files.copy()
+    # A copy has blocks where the original has none.
+    os.truncate(crashed.segment(1), 0)
+    os.truncate(crashed.segment(1), SEGMENT_BYTES)
     store.close()
     crashed.config = msgspec.structs.replace(crashed.config, disk_reserve_bytes=1 << 60)
     recovered = crashed.open()
@@ -299,7 +308,12 @@ def test_want_of_descriptors_only_delays(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", scarce)
         patch.setattr(builtins, "open", scarce_io)
-        for now_ms in range(0, 5_000, 50):
+        now_ms = 0
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        # The log is refused by what is put below.
+        while now_ms < 5_000 or not (refused or name == "commitlog"):
+            assert time.monotonic() < deadline, "nothing is opened"
+            now_ms += 50
             store.tick(now_ms)
             store.wait_for_chores()
         with suppress(TooManyOpenFiles):
@@ -308,7 +322,7 @@ def test_want_of_descriptors_only_delays(
     assert refused
     assert store.stats().writable
     put_bodies(store, ["afterwards"])
-    settle(store, 10_000)
+    settle(store, now_ms)
     queue_files = {str(files.directory / "consumequeue" / path) for path in files.queue_files()}
     assert len(queue_files) == 3
     assert queue_files <= synced

@@ -14,7 +14,7 @@ from mqmesh.storage.interface import StoreConfig
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.units import MIB
+from mqmesh.units import GIB, KIB, MIB
 
 SIZE = 64 * MIB
 BODY = "x" * 100_000
@@ -36,14 +36,14 @@ class SmallDisk:
         self._filler = path / "filler"
 
     def space_of(self, directory: Path) -> Space:
-        """The room as the store sees it; told by file sizes where nothing could be mounted."""
+        """The room as the store sees it; told by the blocks of files without a mount."""
         if self._mounted:
             return system_space(directory)
         used = 0
         for root, _, names in os.walk(self.path):
             for name in names:
                 path = Path(root, name)
-                used += path.stat().st_size if path.exists() else 0
+                used += path.stat().st_blocks * 512 if path.exists() else 0
         return Space(min(used, SIZE), max(SIZE - used, 0))
 
     def fill(self) -> None:
@@ -112,6 +112,14 @@ def put_until_refused(store: CommitLogStore, first: int) -> int:
 
 def numbers(store: CommitLogStore) -> list[int]:
     return [int(body[:6]) for body in read_queue(store)]
+
+
+def log_path(disk: SmallDisk) -> Path:
+    return disk.path / "store" / "commitlog" / f"{0:020d}"
+
+
+def taken_bytes(disk: SmallDisk) -> int:
+    return sum(path.stat().st_blocks * 512 for path in (disk.path / "store").rglob("*"))
 
 
 def log_files(disk: SmallDisk) -> list[str]:
@@ -185,3 +193,62 @@ def test_a_topic_can_be_deleted_on_a_full_disk(small_disk: SmallDisk, open_store
         store.put([make_batch([BODY], first_sequence=15)], NOW)
     store.delete_topic("topic")
     assert store.topics() == []
+
+
+def test_a_store_without_messages_takes_little(small_disk: SmallDisk, open_store: Opener) -> None:
+    store = open_store(StoreConfig())
+    assert os.stat(log_path(small_disk)).st_size == GIB
+    assert taken_bytes(small_disk) <= store.stats().disk_bytes + 1 * MIB == 17 * MIB
+
+
+def test_a_disk_that_is_too_small_refuses_writes_until_there_is_room(
+    small_disk: SmallDisk, open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = msgspec.structs.replace(CONFIG, disk_reserve_bytes=SIZE)
+    store = open_store(config)
+    for _ in range(3):
+        with pytest.raises(DiskFull, match=f"{SIZE} bytes stay free .disk_reserve_bytes"):
+            store.put([make_batch(["a"])], NOW)
+        store.tick(0)
+        store.wait_for_chores()
+    assert store.stats().disk_full
+    assert [r.getMessage() for r in caplog.records if "writes are refused" in r.getMessage()] == [
+        caplog.records[0].getMessage()
+    ]
+    store.close()
+    store = open_store()
+    store.put([make_batch(["a"])], NOW)
+    assert read_queue(store) == ["a"]
+    assert not store.stats().disk_full
+
+
+def test_what_is_written_has_its_blocks_before(small_disk: SmallDisk, open_store: Opener) -> None:
+    config = msgspec.structs.replace(
+        CONFIG,
+        mapped_file_size_commit_log=8 * MIB,
+        allocate_ahead_bytes=64 * KIB,
+        disk_reserve_bytes=0,
+        disk_space_warning_level_ratio=100,
+    )
+    store = open_store(config)
+    stored = 0
+    while store.stats().max_commitlog_offset < 3 * MIB:
+        store.put([make_batch([f"{stored:06d}{BODY}"], first_sequence=stored)], NOW)
+        stored += 1
+        store.tick(stored)
+    for _ in range(2):
+        store.wait_for_chores()
+        store.tick(stored)
+    segment = next(iter(store._log.segments))
+    room = segment.allocated_through - store.stats().max_commitlog_offset
+    assert 1 * MIB < room <= 3 * MIB
+    small_disk.fill()
+    # All of that room can be used, nothing behind it.
+    more = 0
+    with pytest.raises(DiskFull, match="disk_reserve_bytes"):
+        while True:
+            number = stored + more
+            store.put([make_batch([f"{number:06d}{BODY}"], first_sequence=number)], NOW)
+            more += 1
+    assert more == room // (len(BODY) + 200)
+    assert numbers(store) == list(range(stored + more))

@@ -29,7 +29,7 @@ def chores() -> Iterator[Chores]:
 @pytest.fixture
 def scanner(tmp_path: Path, chores: Chores) -> Iterator[LogScanner]:
     """A scanner of one empty segment in ``tmp_path``."""
-    segments = Segments(tmp_path, segment_size=SEGMENT_BYTES, reserve_bytes=0, chores=chores)
+    segments = Segments(tmp_path, segment_size=SEGMENT_BYTES, chores=chores)
     segments.get_or_make(0)
     scanner = LogScanner(segments, store_id=STORE_ID)
     yield scanner
@@ -95,7 +95,7 @@ def test_the_next_good_record_is_found_wherever_it_is(
 ) -> None:
     # Examples share the directory.
     (tmp_path / ("0" * 20)).unlink(missing_ok=True)
-    segments = Segments(tmp_path, segment_size=SEGMENT_BYTES, reserve_bytes=0, chores=chores)
+    segments = Segments(tmp_path, segment_size=SEGMENT_BYTES, chores=chores)
     segments.get_or_make(0)
     fakes = b"MQM1MQB1" + noise + void(7) + make_batch(["MQM1"]).data
     write(tmp_path, 0, (fakes * (place // len(fakes) + 1))[:place])
@@ -129,7 +129,7 @@ def test_records_over_the_edge_of_a_window_are_read(tmp_path: Path) -> None:
 def test_a_search_through_the_log_can_be_ended_at_every_piece(
     tmp_path: Path, chores: Chores
 ) -> None:
-    segments = Segments(tmp_path, segment_size=4 * WINDOW_BYTES, reserve_bytes=0, chores=chores)
+    segments = Segments(tmp_path, segment_size=4 * WINDOW_BYTES, chores=chores)
     segments.get_or_make(0)
     write(tmp_path, 0, b"\xff" * (3 * WINDOW_BYTES))
     told: list[int] = []

@@ -1,11 +1,11 @@
 """The files of the log."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mqmesh.errors import DiskFull
 from mqmesh.storage.chores import Chores
 from mqmesh.storage.segments import Segments
 
@@ -19,24 +19,25 @@ def chores() -> Iterator[Chores]:
     chores.close()
 
 
-def listed(directory: Path, chores: Chores, size: int = SIZE, reserve_bytes: int = 0) -> Segments:
-    return Segments(directory, segment_size=size, reserve_bytes=reserve_bytes, chores=chores)
+def listed(directory: Path, chores: Chores, size: int = SIZE) -> Segments:
+    return Segments(directory, segment_size=size, chores=chores)
 
 
-def test_a_segment_is_allocated_in_full_and_named_by_its_start(
+def test_a_segment_has_its_full_size_without_blocks_and_is_named_by_its_start(
     tmp_path: Path, chores: Chores
 ) -> None:
     segments = listed(tmp_path, chores)
     first = segments.get_or_make(0)
     second = segments.get_or_make(SIZE)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["0" * 20, f"{SIZE:020d}"]
-    assert Path(second.path).stat().st_blocks * 512 >= SIZE
+    assert Path(second.path).stat().st_size == SIZE
+    assert Path(second.path).stat().st_blocks == 0
+    assert (second.allocated_through, segments.disk_bytes) == (SIZE, 0)
     assert segments.find(SIZE - 1) is first
     assert segments.find(SIZE) is second
     assert segments.find(2 * SIZE) is None
     assert segments.get_or_make(SIZE) is second
     assert (segments.first, segments.last, len(segments)) == (first, second, 2)
-    assert segments.disk_bytes == 2 * SIZE
 
 
 def test_a_segment_prepared_ahead_is_taken_up(tmp_path: Path, chores: Chores) -> None:
@@ -48,12 +49,27 @@ def test_a_segment_prepared_ahead_is_taken_up(tmp_path: Path, chores: Chores) ->
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_room_that_is_reserved_is_not_taken(tmp_path: Path, chores: Chores) -> None:
-    segments = listed(tmp_path, chores, reserve_bytes=1 << 60)
-    segments.prepare(0)
-    with pytest.raises(DiskFull):
-        segments.get_or_make(0)
-    assert list(tmp_path.iterdir()) == []
+def test_a_segment_that_is_ready_is_listed_without_being_needed(
+    tmp_path: Path, chores: Chores
+) -> None:
+    segments = listed(tmp_path, chores)
+    segments.get_or_make(0)
+    segments.prepare(SIZE)
+    chores.submit(lambda: None).result()
+    segments.take_up()
+    segments.take_up()
+    found = segments.find(SIZE)
+    assert found is segments.last is segments.get_or_make(SIZE)
+
+
+def test_blocks_of_files_that_were_there_before_count(tmp_path: Path, chores: Chores) -> None:
+    written = Path(listed(tmp_path, chores).get_or_make(0).path)
+    with written.open("r+b") as file:
+        file.write(b"x" * 5000)
+        os.fsync(file.fileno())
+    again = listed(tmp_path, chores)
+    assert again.disk_bytes == written.stat().st_blocks * 512 >= 5000
+    assert again.first.allocated_through == 0
 
 
 def test_unfinished_files_of_a_crash_are_removed(tmp_path: Path, chores: Chores) -> None:
