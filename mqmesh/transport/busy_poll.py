@@ -1,36 +1,43 @@
-"""Waiting awake for what will come in a moment."""
+"""Waiting awake for what will come in a moment, where measurements say that it pays."""
 
 import os
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-MAX_SLEPT: Final = 64
-"""So many waits at most are slept through after one that was spent awake in vain."""
+TRIAL_EVERY: Final = 32
+"""One wait in so many is spent the other way, to see whether it has become the better one."""
+TRIALS_FIRST: Final = 4
+"""Waits of either way before the first choice."""
+WORTH: Final = 0.8
+"""Awake must take less than this share of what a sleep takes: it costs a processor's time."""
+LONG_WAITS: Final = 4
+"""A wait counts as so many windows at most: how long somebody had nothing to say tells nothing."""
+
+_SHARE: Final = 1 / 8
 
 
 class Poller(Protocol):
-    """Asks the kernel; ``select.poll`` and ``select.epoll`` make one."""
+    """Asks the kernel; ``select.epoll`` makes one."""
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        """What is ready now, if ``timeout`` is 0."""
+        """What is ready within ``timeout`` seconds; 0 looks and does not wait."""
 
 
 class BusyPoll:
-    """Looks again and again, for a moment, before somebody goes to sleep in the kernel.
+    """Waits for descriptors, awake for a moment first where that makes waits shorter.
 
     A processor that fell asleep takes about as long to wake up as a broker needs for a small
     request, on virtual machines above all. So where one request follows the other, as from a
     program that sends synchronously, each of them is a third quicker if both sides stay awake
-    meanwhile. After each look in vain, other threads of the process and of the processor go first.
-
-    It costs a processor's time, so it is done only as long as it helps: when nothing came within
-    the window, the next wait is slept through, and twice as many each time that happens again.
+    meanwhile. Where no processor is idle it is the other way round: who looks again and again
+    keeps away what it waits for. So both ways are tried now and then, and the one is taken whose
+    waits were shorter. After each look in vain, other threads of the process and of the processor
+    go first.
 
     Args:
-        window_us: How long to wait awake, in microseconds; 0 for never.
-        processors: Of this process. With a single one it is never done: it would keep away
-            what it waits for.
+        window_us: How long to wait awake at most, in microseconds; 0 for never.
+        processors: Of this process. With a single one it is never done.
         clock_ns: Nanoseconds of a clock that does not go back.
     """
 
@@ -45,22 +52,45 @@ class BusyPoll:
             processors = len(os.sched_getaffinity(0))
         self._window_ns = window_us * 1_000 if processors > 1 else 0
         self._clock_ns = clock_ns
-        self._to_sleep = 0
-        self._next_sleep = 1
+        self._waits = 0
+        self._asleep_ns = self._awake_ns = 0.0
+        self._stay_awake = False
 
-    def poll(self, poller: Poller) -> list[tuple[int, int]]:
-        """What a poller finds within the window; nothing also if this wait is to be slept."""
+    def wait(self, poller: Poller, timeout_s: float) -> list[tuple[int, int]]:
+        """What a poller finds.
+
+        Args:
+            poller: Is asked.
+            timeout_s: How long to wait at most, in seconds.
+        """
         if not self._window_ns:
-            return []
-        if self._to_sleep:
-            self._to_sleep -= 1
-            return []
-        end_ns = self._clock_ns() + self._window_ns
+            return poller.poll(timeout_s)
+        begin_ns = self._clock_ns()
+        awake = self._choose()
+        found = self._look(poller, begin_ns + self._window_ns) if awake else []
+        if not found:
+            found = poller.poll(timeout_s)
+        self._learn(awake, self._clock_ns() - begin_ns)
+        return found
+
+    def _choose(self) -> bool:
+        self._waits += 1
+        if self._waits <= 2 * TRIALS_FIRST:
+            return self._waits > TRIALS_FIRST
+        return self._stay_awake != (self._waits % TRIAL_EVERY == 0)
+
+    def _look(self, poller: Poller, end_ns: int) -> list[tuple[int, int]]:
         while not (found := poller.poll(0)):
             if self._clock_ns() >= end_ns:
-                self._to_sleep = self._next_sleep
-                self._next_sleep = min(2 * self._next_sleep, MAX_SLEPT)
-                return []
+                break
             os.sched_yield()
-        self._next_sleep = 1
         return found
+
+    def _learn(self, awake: bool, waited_ns: int) -> None:
+        counted_ns = min(waited_ns, LONG_WAITS * self._window_ns)
+        if awake:
+            self._awake_ns += (counted_ns - self._awake_ns) * _SHARE
+        else:
+            self._asleep_ns += (counted_ns - self._asleep_ns) * _SHARE
+        if self._waits >= 2 * TRIALS_FIRST:
+            self._stay_awake = self._awake_ns < WORTH * self._asleep_ns

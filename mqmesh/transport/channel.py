@@ -18,6 +18,7 @@ SLICE_MS: Final = 50
 
 _EVENTS: Final = int(zmq.EVENTS)
 _IN: Final = int(zmq.POLLIN)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
 
@@ -30,7 +31,7 @@ class BlockingChannel:
     Args:
         context: ZeroMQ context of the client.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        busy_poll: How waits for answers begin; None to sleep at once.
+        busy_poll: How to wait for answers; None to sleep at once.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class BlockingChannel:
         self._connected = False
         self._cancelled = False
         self._socket = sockets.dealer(context)
-        self._socket.setsockopt(zmq.RCVTIMEO, SLICE_MS)
         self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
-        self._poll = select.poll()
-        self._poll.register(int(self._socket.get(zmq.FD)), select.POLLIN)
-        self._busy_poll = busy_poll
         self._monitor = sockets.monitor(self._socket)
+        self._poll = select.epoll()
+        for watched in (self._socket, self._monitor):
+            self._poll.register(int(watched.get(zmq.FD)), select.EPOLLIN)
+        self._busy_poll = busy_poll or BusyPoll(0)
         sockets.connect(self._socket, endpoint)
 
     def request(
@@ -73,16 +74,17 @@ class BlockingChannel:
         opaque = self._next_opaque
         self._next_opaque += 1
         frame = encode_frame(code, opaque, *parts, header=header)
-        self._look()  # a break before this request is not its concern
+        if self._poll.poll(0):
+            self._look()  # a break before this request is not its concern
         if not self._connected:
             self._wait_for_connection(deadline)
         self._send(frame, deadline)
         while True:
             try:
                 # The descriptor tells of changes only; what is there already must be asked for.
-                if self._busy_poll is not None and not int(self._socket.get(_EVENTS)) & _IN:
-                    self._busy_poll.poll(self._poll)
-                answer = self._socket.recv(copy=False)
+                if not int(self._socket.get(_EVENTS)) & _IN:
+                    self._busy_poll.wait(self._poll, SLICE_MS / 1_000)
+                answer = self._socket.recv(_NOBLOCK, copy=False)
             except zmq.Again:
                 self._check(deadline)
                 continue
@@ -103,6 +105,7 @@ class BlockingChannel:
         """Closes the connection."""
         if not self._closed:
             self._closed = True
+            self._poll.close()
             sockets.close(self._socket, self._monitor)
 
     def _send(self, frame: bytes, deadline: float) -> None:

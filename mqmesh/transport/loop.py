@@ -86,7 +86,7 @@ class EventLoop:
     Attributes:
         clock: Of the timers.
         callback_failures: Exceptions so far.
-        busy_poll: How waits begin, for loops that answer requests; None to sleep at once.
+        busy_poll: How to wait, for loops that answer requests; None to sleep at once.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -324,10 +324,9 @@ class EventLoop:
         if self._touched:
             ready = [source for source in self._touched if source.is_ready()]
             self._touched.clear()
-        found: list[tuple[int, int]] = []
         if self.busy_poll is not None and wait_ms and not ready:
-            found = self.busy_poll.poll(self._poll)
-        if not found:
+            found = self.busy_poll.wait(self._poll, wait_ms / 1_000)
+        else:
             found = self._poll.poll(0 if ready else wait_ms / 1_000)
         self._ticks += 1
         if self._is_look_round(in_vain=not (found or ready)):
