@@ -16,8 +16,7 @@ position bytes type    meaning
 24       8     i64     store_timestamp, ms
 32       4     u32     epoch: grows whenever a log's tail is cut or a master changes
 36       4     u32     store_id: random number of the store that wrote it
-40       2     u16     broker_attributes: none defined, 0
-42       6     bytes   reserved, 0
+40       8     bytes   store_check: by the store's key over bytes 8 to 39 and 48 to 55; else 0
 48       4     u32     producer_crc: CRC-32 of byte 52 to the end
 52       4     u32     total_size: header, meta and payload
 56       1     u8      version, 1
@@ -66,6 +65,7 @@ from mqmesh.payload import (
     find_messages,
     open_payload,
 )
+from mqmesh.store_check import NO_CHECK, StoreCheck
 from mqmesh.units import (
     MAX_OFFSET,
     MAX_TIMESTAMP_MS,
@@ -84,14 +84,13 @@ BROKER_PART_SIZE: Final = 48
 MAX_META_BYTES: Final = 1 * MIB
 MAX_BATCH_BYTES: Final = 16 * MIB
 
-
-_HEADER = struct.Struct("<4sIQQqIIH6sIIBBHIIIIIQQq")
-_BROKER_PART = struct.Struct("<4sIQQqIIH6s")
-_STAMPED = struct.Struct("<QQqIIH6sI")
+_HEADER = struct.Struct("<4sIQQqII8sIIBBHIIIIIQQq")
+_BROKER_PART = struct.Struct("<4sIQQqII8s")
+_STAMPED = struct.Struct("<QQqIIII")
 _PRODUCER_PART = struct.Struct("<IBBHIIIIIQQq")
 _U32 = struct.Struct("<I")
 _NO_BROKER_PART = MAGIC + bytes(BROKER_PART_SIZE - len(MAGIC))
-_RESERVED = bytes(6)
+_CRC_IN_STAMPED = 32
 _MIN_MESSAGE_BYTES = 5  # an array of a topic and a body: a store believes no more messages
 
 assert _HEADER.size == HEADER_SIZE
@@ -125,8 +124,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     store_timestamp: TimestampMs
     epoch: int
     store_id: int
-    broker_attributes: int
-    reserved: bytes
+    store_check: bytes
     producer_crc: int
     total_size: int
     version: int
@@ -402,23 +400,36 @@ def stamp(
     store_timestamp: int,
     epoch: int,
     store_id: int,
+    store_check: StoreCheck | None = None,
 ) -> bytes:
     """The broker's part of a batch.
+
+    Args:
+        header: What the producer wrote.
+        commitlog_offset: Where the batch begins in the log.
+        base_queue_offset: Of its first message.
+        store_timestamp: Now, in ms.
+        epoch: Of the log.
+        store_id: Of the store.
+        store_check: Of a store whose records stand side by side, so that they can be forged
+            from inside a body; None leaves zeros.
 
     Returns:
         The first 48 bytes; the producer's bytes follow them in the log unchanged.
     """
-    part = _STAMPED.pack(
+    fields = _STAMPED.pack(
         commitlog_offset,
         base_queue_offset,
         store_timestamp,
         epoch,
         store_id,
-        0,
-        _RESERVED,
         header.producer_crc,
+        header.total_size,
     )
-    return b"".join((MAGIC, _U32.pack(crc32(part)), part[:-4]))
+    check = NO_CHECK if store_check is None else store_check(fields)
+    part = fields[:_CRC_IN_STAMPED] + check
+    crc = crc32(fields[_CRC_IN_STAMPED : _CRC_IN_STAMPED + 4], crc32(part))
+    return b"".join((MAGIC, _U32.pack(crc), part))
 
 
 def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMeta:

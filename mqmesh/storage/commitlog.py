@@ -21,6 +21,7 @@ from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment, Segments
+from mqmesh.storage.store_key import StoreKey
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class CommitLog:
     """Appends records and reads ranges of bytes.
 
     Attributes:
+        key: That records are checked by.
         end: Commit-log offset of the next record.
         epoch: That records get.
         store_id: That records carry.
@@ -45,6 +47,7 @@ class CommitLog:
         files: OpenFiles,
         room: LogRoom,
         *,
+        key: StoreKey,
         end: int,
         epoch: int,
         store_id: int,
@@ -57,6 +60,7 @@ class CommitLog:
             segments: Its files.
             files: Descriptors for reading.
             room: Takes blocks for them.
+            key: Of the store.
             end: Where to go on.
             epoch: Of new records.
             store_id: Of new records.
@@ -67,6 +71,7 @@ class CommitLog:
         self._segments = segments
         self._files = files
         self._room = room
+        self.key = key
         self.end = end
         self.epoch = epoch
         self.store_id = store_id
@@ -343,6 +348,7 @@ class Append:
             store_id=self._log.store_id,
             store_timestamp=self._timestamp,
             data=data,
+            store_check=self._log.key.marker_check,
         )
 
 

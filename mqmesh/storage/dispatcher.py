@@ -19,6 +19,7 @@ from mqmesh.storage.message_index import MessageIndex
 from mqmesh.storage.message_index_merge import runs_to_merge
 from mqmesh.storage.message_index_part import Head, IndexPart, LogSlice
 from mqmesh.storage.segments import Segment
+from mqmesh.storage.store_key import StoreKey
 from mqmesh.units import MIB
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Dispatcher:
         log_directory: Path,
         index: MessageIndex,
         *,
+        key: StoreKey,
         store_id: int,
         boot_id: bytes,
         step_bytes: int,
@@ -103,7 +105,8 @@ class Dispatcher:
         Args:
             log_directory: Where the segments are.
             index: The index; stays its owner's.
-            store_id: Of the store whose log that is.
+            key: Of the store whose log that is.
+            store_id: Of the store.
             boot_id: Of the running system; zeros if it has none.
             step_bytes: Log bytes to read in one step, about.
             room: Asked before anything is written.
@@ -117,7 +120,7 @@ class Dispatcher:
         self._room = room
         self._boot_id = boot_id
         self.segments = SegmentList(log_directory)
-        self.reader = LogReader(self.segments, store_id=store_id)
+        self.reader = LogReader(self.segments, key=key, store_id=store_id)
         self.position = 0
         self.visible = 0
         self.minimum = 0

@@ -17,6 +17,7 @@ from typing import Final
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
 from mqmesh.half_batch import is_half
+from mqmesh.payload import Buffer
 from mqmesh.record_batch import (
     BROKER_PART_SIZE,
     HEADER_SIZE,
@@ -32,6 +33,7 @@ from mqmesh.storage.log_marker import (
     MARKER_MAGIC,
     MARKER_SIZE,
     MAX_MARKER_DATA,
+    NOT_OURS,
     MarkerKind,
     decode_marker,
 )
@@ -48,6 +50,8 @@ from mqmesh.storage.message_index_part import Deletion, LogSlice
 from mqmesh.storage.message_index_texts import TextMaker
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
+from mqmesh.storage.store_key import StoreKey
+from mqmesh.store_check import bears_check
 from mqmesh.units import KIB, MIB
 
 log = logging.getLogger(__name__)
@@ -141,14 +145,16 @@ class SegmentList:
 class LogReader:
     """Reads records of a log that another process writes."""
 
-    def __init__(self, segments: SegmentList, *, store_id: int) -> None:
+    def __init__(self, segments: SegmentList, *, key: StoreKey, store_id: int) -> None:
         """Opens nothing yet.
 
         Args:
             segments: The log's files.
+            key: Of the store.
             store_id: That records must have.
         """
         self.segments = segments
+        self._key = key
         self._store_id = store_id
         self._files = OpenFiles(_MOST_OPEN)
 
@@ -176,7 +182,7 @@ class LogReader:
             if not head:
                 raise OffsetOutOfRange(f"{segment.path} is gone")
             data = self._pread(segment, commitlog_offset, read_header(head).total_size)
-            header = check_stored(data)
+            header = self._check_batch(data)
         except CorruptBatch as error:
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
         if header.commitlog_offset != commitlog_offset or header.store_id != self._store_id:
@@ -259,6 +265,7 @@ class LogReader:
             head = self._pread(segment, offset, HEADER_SIZE)
             try:
                 header = _check_head(head)
+                self._check_ours(head)
                 if has_keys(header) or header.total_size < SKIM_BYTES:
                     return
                 if offset + header.total_size > stop:
@@ -301,7 +308,7 @@ class LogReader:
     def _learn_batch(
         self, record: memoryview, offset: int, segment: Segment, learned: LogSlice
     ) -> None:
-        header = check_stored(record)
+        header = self._check_batch(record)
         place = self._learn_header(header, offset, segment, learned)
         if is_half(header) or not has_keys(header):
             return
@@ -333,13 +340,22 @@ class LogReader:
         return place
 
     def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
-        marker = decode_marker(record)
+        marker = decode_marker(record, store_check=self._key.marker_check)
         self._check_place(offset, marker.commitlog_offset, marker.store_id)
         self._check_epoch(marker.epoch, learned)
         if marker.kind is MarkerKind.TOPIC_DELETED:
             topic = marker.data.decode("utf-8", "replace")
             learned.deletions = [*learned.deletions, Deletion(offset, topic)]
         return marker.kind is MarkerKind.END
+
+    def _check_batch(self, record: Buffer) -> BatchHeader:
+        header = check_stored(record)
+        self._check_ours(record)
+        return header
+
+    def _check_ours(self, record: Buffer) -> None:
+        if not bears_check(record, self._key.batch_check):
+            raise CorruptBatch(NOT_OURS)
 
     def _check_place(self, offset: int, commitlog_offset: int, store_id: int) -> None:
         if commitlog_offset != offset:
@@ -354,7 +370,7 @@ class LogReader:
 
     def _skip(self, segment: Segment, stop: int, reason: str, learned: LogSlice) -> None:
         """Passes over damage, up to the next good record."""
-        scanner = LogScanner(self.segments, store_id=self._store_id)
+        scanner = LogScanner(self.segments, key=self._key, store_id=self._store_id)
         try:
             found = scanner.resync(learned.start, stop, epoch=learned.epoch)
         finally:

@@ -47,6 +47,7 @@ def rebuild_index(
         dispatcher = Dispatcher(
             store.log_directory,
             index,
+            key=store.key,
             store_id=store.store_id,
             boot_id=read_boot_id(),
             step_bytes=STEP_BYTES,

@@ -14,7 +14,8 @@ position bytes type   meaning
 24       4     u32    epoch
 28       4     u32    store_id
 32       8     i64    store_timestamp, ms
-40       …     data   depends on the kind
+40       8     bytes  store_check: by the store's key over bytes 8 to 39 and the data; else 0
+48       …     data   depends on the kind
 ======== ===== ====== ==========================================================
 """
 
@@ -27,13 +28,17 @@ import msgspec
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.payload import Buffer
+from mqmesh.store_check import NO_CHECK, StoreCheck
 
 MARKER_MAGIC: Final = b"MQM1"
-MARKER_SIZE: Final = 40
+MARKER_SIZE: Final = 48
 """Of a marker without data; every segment keeps room for one at its end."""
 MAX_MARKER_DATA: Final = 4096
+NOT_OURS: Final = "it does not bear this store's check"
+"""What is said of bytes that look like a record and were not written there by this store."""
 
-_MARKER = struct.Struct("<4sIQIH2sIIq")
+_MARKER = struct.Struct("<4sIQIH2sIIq8s")
+_FIELDS: Final = slice(8, 40)
 _CRC_START: Final = 8
 
 assert _MARKER.size == MARKER_SIZE
@@ -70,8 +75,18 @@ def encode_marker(
     store_id: int,
     store_timestamp: int,
     data: bytes = b"",
+    store_check: StoreCheck | None = None,
 ) -> bytes:
     """Writes a marker.
+
+    Args:
+        kind: What it says.
+        commitlog_offset: Where it begins.
+        epoch: Of the log.
+        store_id: Of the store.
+        store_timestamp: Now, in ms.
+        data: Depends on the kind; up to ``MAX_MARKER_DATA`` bytes.
+        store_check: Of the store; None leaves zeros.
 
     Returns:
         Layout: marker, ``MARKER_SIZE + len(data)`` bytes.
@@ -88,13 +103,22 @@ def encode_marker(
         epoch,
         store_id,
         store_timestamp,
-    )
-    checked = fields[_CRC_START:] + data
+        NO_CHECK,
+    )[_FIELDS]
+    check = NO_CHECK if store_check is None else store_check(fields + data)
+    checked = fields + check + data
     return MARKER_MAGIC + crc32(checked).to_bytes(4, "little") + checked
 
 
-def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
+def decode_marker(
+    buffer: Buffer, position: int = 0, *, store_check: StoreCheck | None = None
+) -> Marker:
     """Reads and checks a marker.
+
+    Args:
+        buffer: Bytes that should hold it.
+        position: Where it should begin.
+        store_check: Of the store that must have written it; None for any.
 
     Raises:
         CorruptRecord: No good marker begins there.
@@ -102,7 +126,7 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
     """
     if len(buffer) - position < MARKER_SIZE:
         raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
-    magic, crc, offset, size, kind, _, epoch, store_id, timestamp = _MARKER.unpack_from(
+    magic, crc, offset, size, kind, _, epoch, store_id, timestamp, check = _MARKER.unpack_from(
         buffer, position
     )
     if magic != MARKER_MAGIC:
@@ -112,6 +136,13 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
     checked = bytes(memoryview(buffer)[position + _CRC_START : position + size])
     if crc32(checked) != crc:
         raise CorruptRecord(f"marker checksum is {crc32(checked):#010x}, not {crc:#010x}")
+    data = checked[MARKER_SIZE - _CRC_START :]
+    # Before the kind: what anybody may have written says nothing about later programs.
+    if (
+        store_check is not None
+        and store_check(checked[: _FIELDS.stop - _CRC_START] + data) != check
+    ):
+        raise CorruptRecord(NOT_OURS)
     try:
         known = MarkerKind(kind)
     except ValueError:
@@ -119,5 +150,4 @@ def decode_marker(buffer: Buffer, position: int = 0) -> Marker:
             f"the marker at {offset} is of kind {kind}, which this program does not know; it "
             f"leaves the store alone"
         ) from None
-    data = checked[MARKER_SIZE - _CRC_START :]
     return Marker(offset, size, known, epoch, store_id, timestamp, data)

@@ -1,9 +1,10 @@
 """Reads the log record by record and checks everything: for recovery and verification.
 
-A record counts only if its own commit-log offset is where it stands, its store
-id is this store's, its epoch is not lower than that of the record before, and
-its checksums are right. So neither zeros, nor what an earlier use of the disk
-left behind, nor a batch inside of a message's body is ever taken for a record.
+A record counts only if it bears the check that the store's key makes, its own
+commit-log offset is where it stands, its store id is this store's, its epoch is
+that of the record before or somewhat later, and its checksums are right. So
+neither zeros, nor what an earlier use of the disk left behind, nor a batch
+inside of a message's body, whatever its sender knew, is taken for a record.
 """
 
 import errno
@@ -29,15 +30,20 @@ from mqmesh.storage.log_marker import (
     MARKER_MAGIC,
     MARKER_SIZE,
     MAX_MARKER_DATA,
+    NOT_OURS,
     Marker,
     MarkerKind,
     decode_marker,
 )
 from mqmesh.storage.segments import Segment
+from mqmesh.storage.store_key import StoreKey
+from mqmesh.store_check import bears_check
 from mqmesh.units import MIB
 
 WINDOW_BYTES: Final = 1 * MIB
 ZEROS: Final = bytes(WINDOW_BYTES)
+MOST_EPOCHS_AT_ONCE: Final = 1 << 24
+"""By so much a record's epoch may exceed that of the one before; every failed write takes one."""
 _CRC_POSITION: Final = 48
 _VERSION_POSITION: Final = 56
 _OFFSET_POSITION: Final = 8
@@ -82,6 +88,7 @@ class LogScanner:
         self,
         segments: LogFiles,
         *,
+        key: StoreKey,
         store_id: int | None,
         on_piece: Callable[[int], None] = lambda offset: None,
     ) -> None:
@@ -89,11 +96,13 @@ class LogScanner:
 
         Args:
             segments: Files of the log.
+            key: Of the store.
             store_id: That records must have; None takes that of the first record read.
             on_piece: Told where each of the ``pieces`` begins; may raise to end the search.
         """
         self._on_piece = on_piece
         self._segments = segments
+        self._key = key
         self.store_id = store_id
         self._segment: Segment | None = None
         self._fd = -1
@@ -113,7 +122,8 @@ class LogScanner:
 
         Args:
             commitlog_offset: Where it begins.
-            epoch: Of the record before; a lower one is none.
+            epoch: Of the record before, 0 if that is not known; a lower one is none, nor is one
+                that is higher by more than ``MOST_EPOCHS_AT_ONCE``.
 
         Raises:
             CorruptRecord: No good record begins there.
@@ -131,11 +141,14 @@ class LogScanner:
             record = self._read_marker(segment, commitlog_offset)
         else:
             raise CorruptRecord(f"no record: it begins with {magic.hex() or 'nothing'}")
-        if record.epoch < epoch:
+        if record.epoch < epoch or (epoch and record.epoch > epoch + MOST_EPOCHS_AT_ONCE):
             raise CorruptRecord(f"epoch {record.epoch} after epoch {epoch}")
         return record
 
     def _read_batch(self, segment: Segment, start: int, view: memoryview) -> Record:
+        # First, since it is cheap: a body may be full of what looks like records.
+        if len(view) < HEADER_SIZE or not bears_check(view, self._key.batch_check):
+            raise CorruptRecord(NOT_OURS)
         if len(view) == HEADER_SIZE:
             _, size = _CRC_AND_SIZE.unpack_from(view, _CRC_POSITION)
             view = self._view(segment, start, min(size, MAX_BATCH_BYTES))
@@ -168,7 +181,7 @@ class LogScanner:
 
     def _read_marker(self, segment: Segment, start: int) -> Record:
         view = self._view(segment, start, MARKER_SIZE + MAX_MARKER_DATA)
-        marker = decode_marker(view)
+        marker = decode_marker(view, store_check=self._key.marker_check)
         self._check_place(start, marker.commitlog_offset, marker.store_id)
         end = start + marker.total_size
         if marker.kind is MarkerKind.END:

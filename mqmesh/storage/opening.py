@@ -33,6 +33,7 @@ from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
 from mqmesh.storage.recovery import Recovered, Recovery
 from mqmesh.storage.segments import Segments
+from mqmesh.storage.store_key import StoreKey, open_store_key
 from mqmesh.storage.store_lock import StoreLock
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class _Files:
 
     directory: Path
     segments: Segments
+    key: StoreKey
     queues: ConsumeQueues
     states: ProducerStates
     checkpoint_file: CheckpointFile
@@ -125,7 +127,7 @@ def _open(
     if checkpoint is None and not started_clean:
         log.error("the checkpoint is lost, the whole log is read instead")
     recovered = _recover(before, checkpoint, clock, on_progress)
-    commitlog = _commitlog(before.segments, files, chores, config, space_of, recovered)
+    commitlog = _commitlog(before, files, chores, config, space_of, recovered)
     resources.callback(commitlog.close)
     flusher = Flusher(
         durable_offset=recovered.end,
@@ -168,7 +170,7 @@ def _open(
 
 
 def _commitlog(
-    segments: Segments,
+    before: _Files,
     files: OpenFiles,
     chores: Chores,
     config: StoreConfig,
@@ -176,16 +178,17 @@ def _commitlog(
     recovered: Recovered,
 ) -> CommitLog:
     room = LogRoom(
-        segments.directory,
+        before.segments.directory,
         ahead_bytes=config.allocate_ahead_bytes,
         keep_free_bytes=config.disk_reserve_bytes,
         chores=chores,
         space_of=space_of,
     )
     return CommitLog(
-        segments,
+        before.segments,
         files,
         room,
+        key=before.key,
         end=recovered.end,
         epoch=recovered.epoch,
         store_id=recovered.store_id,
@@ -250,6 +253,7 @@ def _open_files(
     return _Files(
         directory,
         segments,
+        open_store_key(directory, is_new=not len(segments)),
         queues,
         ProducerStates(config.max_producer_states, config.producer_state_min_age_ms),
         CheckpointFile(checkpoint_path, sync=sync),
@@ -274,6 +278,7 @@ def _recover(
 
     recovery = Recovery(
         segments=before.segments,
+        key=before.key,
         queues=before.queues,
         states=before.states,
         damage=before.damage,

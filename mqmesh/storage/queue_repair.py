@@ -20,6 +20,7 @@ from mqmesh.storage.damage import DamageList
 from mqmesh.storage.log_marker import MarkerKind
 from mqmesh.storage.log_scan import LogScanner, Record
 from mqmesh.storage.segments import Segments
+from mqmesh.storage.store_key import StoreKey
 from mqmesh.units import MIB
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class QueueRepairs:
         queues: All queues; writes the entries.
         segments: Files of the log.
         damage: Gets what is damaged.
+        key: Of the store.
         store_id: Of all records.
         clock: For the labels of damage, and rests.
     """
@@ -49,12 +51,14 @@ class QueueRepairs:
         segments: Segments,
         damage: DamageList,
         *,
+        key: StoreKey,
         store_id: int,
         clock: Clock,
     ) -> None:
         self._queues = queues
         self._segments = segments
         self._damage = damage
+        self._key = key
         self._store_id = store_id
         self._clock = clock
         self._waiting: dict[ConsumeQueue, QueueRepair] = {}
@@ -93,6 +97,7 @@ class QueueRepairs:
             self._segments,
             self._damage,
             end=log_end,
+            key=self._key,
             store_id=self._store_id,
             clock=self._clock,
         )
@@ -150,6 +155,7 @@ class QueueRepair:
         damage: DamageList,
         *,
         end: int,
+        key: StoreKey,
         store_id: int,
         clock: Clock,
     ) -> None:
@@ -161,6 +167,7 @@ class QueueRepair:
             segments: Files of the log.
             damage: Gets what is damaged.
             end: Where the log ends now; all of it was written by then.
+            key: Of the store.
             store_id: Of all records.
             clock: For the labels of damage.
         """
@@ -171,7 +178,8 @@ class QueueRepair:
         self._end = end
         self._segments = segments
         self._position = segments.first.start
-        self._scanner = LogScanner(segments, store_id=store_id)
+        self._scanner = LogScanner(segments, key=key, store_id=store_id)
+        self._epoch = 0
         # What is in memory was never on a disk and is right.
         self._limit = queue.written
         self._expected = queue.first
@@ -207,13 +215,14 @@ class QueueRepair:
         self._expected = max(self._expected, self._queue.first)
         position = self._position = max(self._position, self._segments.first.start)
         try:
-            record = self._scanner.read(position, epoch=0)
+            record = self._scanner.read(position, epoch=self._epoch)
         except CorruptRecord as error:
-            beyond = self._scanner.resync(position, self._end, epoch=0) or self._end
+            found = self._scanner.resync(position, self._end, epoch=self._epoch)
+            beyond = found or self._end
             self._damage.add(position, beyond, str(error), self._clock.wall_ms())
             self._position = beyond
             return
-        self._position = record.end
+        self._position, self._epoch = record.end, record.epoch
         if record.batch is not None:
             self._check_batch(record)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:

@@ -22,7 +22,8 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
-from mqmesh.record_batch import Attributes, BatchHeader, read_meta
+from mqmesh.payload import MAX_MESSAGES
+from mqmesh.record_batch import HEADER_SIZE, Attributes, BatchHeader, read_meta
 from mqmesh.storage.checkpoint import Checkpoint
 from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.consume_queues import ConsumeQueues
@@ -33,6 +34,7 @@ from mqmesh.storage.log_scan import ZEROS, LogScanner, Record
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
 from mqmesh.storage.queue_table import QueueTable
 from mqmesh.storage.segments import Segment, Segments
+from mqmesh.storage.store_key import StoreKey
 from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ PROGRESS_EVERY_RECORDS: Final = 2048
 SAVE_EVERY_BYTES: Final = 1 * GIB
 """How much of the log is read at most before what was learned is saved."""
 MOST_TAILS_AT_ONCE: Final = 256
+MOST_LOST_UNSEEN: Final = 1 << 20
+"""Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
 EVERYTHING: Final = MAX_OFFSET // 2
 """Behind the end of any log."""
 
@@ -77,6 +81,7 @@ class Recovery:
         self,
         *,
         segments: Segments,
+        key: StoreKey,
         queues: ConsumeQueues,
         states: ProducerStates,
         damage: DamageList,
@@ -90,6 +95,7 @@ class Recovery:
 
         Args:
             segments: Files of the log.
+            key: Of the store.
             queues: Empty; filled by the run.
             states: Empty; filled by the run.
             damage: Gets what is damaged.
@@ -100,6 +106,7 @@ class Recovery:
             save_progress: Called when much was read, with everything saved up to there.
         """
         self._segments = segments
+        self._key = key
         self._queues = queues
         self._states = states
         self._damage = damage
@@ -110,6 +117,7 @@ class Recovery:
         self._save_progress = save_progress
         self._scanner = LogScanner(
             segments,
+            key=key,
             store_id=None if checkpoint is None else checkpoint.store_id,
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
@@ -279,6 +287,10 @@ class Recovery:
             return
         base = header.base_queue_offset
         queue = self._queues.find(meta.topic, header.queue_id)
+        if queue is not None and base - queue.end > self._most_lost_messages():
+            reason = f"queue offset {base} after {queue.end}: so many messages cannot be lost"
+            self._damage.add(record.start, record.end, reason, self._clock.wall_ms())
+            return
         if self._complete and base > (queue.end if queue else 0):
             self._gaps.add(meta.topic)
         if queue is None:
@@ -309,6 +321,14 @@ class Recovery:
             header.producer_crc,
         )
         self._states.note(meta.topic, header.queue_id, header.producer_id, stored)
+
+    def _most_lost_messages(self) -> int:
+        """By how much a queue may go on behind its end: what the damaged bytes held at most.
+
+        Void entries take room on the disk, so nothing else may bring them about.
+        """
+        lost_bytes = sum(one.end_offset - one.start_offset for one in self._damage.ranges)
+        return MOST_LOST_UNSEEN + lost_bytes // HEADER_SIZE * MAX_MESSAGES
 
     def _apply_deletion(self, start: int, marker: Marker) -> None:
         topic = marker.data.decode("utf-8", "replace")
@@ -346,6 +366,7 @@ class Recovery:
             epoch=epoch,
             store_id=self.store_id,
             store_timestamp=self._clock.wall_ms(),
+            store_check=self._key.marker_check,
         )
         self._void(segment, end, marker)
         return last - end

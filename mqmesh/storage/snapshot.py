@@ -7,6 +7,7 @@ Layout of the directory, also in ``docs/storage-format.md``::
     index/<20 digits>.sealed/ the index of a segment: data.mdb and seal
     index/<20 digits>.live/   a copy of one that was still being filled: data.mdb
     config/*.json             topics, consumer groups and their offsets
+    store-key                 by what the store knows its own records: keep it secret
     queue-table               bounds of queues, deleted topics, last batches of producers
     log-beginning             where retention had let the log begin
 
@@ -55,7 +56,7 @@ _FORMS: Final = {
     FileKind.SEGMENT: re.compile(r"commitlog/\d{20}\Z"),
     FileKind.INDEX: re.compile(r"index/\d{20}\.(sealed/(data\.mdb|seal)|live/data\.mdb)\Z"),
     FileKind.CONFIG: re.compile(r"config/[a-z_]{1,64}\.json\Z"),
-    FileKind.STATE: re.compile(r"(queue-table|log-beginning)\Z"),
+    FileKind.STATE: re.compile(r"(store-key|queue-table|log-beginning)\Z"),
 }
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}\Z")
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]

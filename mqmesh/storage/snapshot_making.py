@@ -54,7 +54,7 @@ _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
 _LIVE: Final = re.compile(r"\d{20}\.live\Z")
 _DOCUMENT: Final = re.compile(r"[a-z_]{1,64}\.json\Z")
-_STATE_FILES: Final = ("queue-table", "log-beginning")
+_STATE_FILES: Final = ("store-key", "queue-table", "log-beginning")
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 _NO_COPY_CALL: Final = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
@@ -411,8 +411,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path, size: int | None = None) -> None:
-    """Copies a file, or its first bytes, durably."""
+    """Copies a file, or its first bytes, durably; nobody may read the copy who may not read it."""
     with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
+        os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
         size = os.fstat(old.fileno()).st_size if size is None else size
         _copy_bytes(old.fileno(), new.fileno(), size)
         os.fsync(new.fileno())

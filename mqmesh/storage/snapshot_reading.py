@@ -23,6 +23,7 @@ from mqmesh.storage.message_index_part import HEAD_KEY, IndexPart, decode_head
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
 from mqmesh.storage.snapshot import Manifest, SnapshotLog, is_sound, load_manifest
+from mqmesh.storage.store_key import StoreKey, read_store_key
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 
 PLACES_AT_ONCE: Final = 1_024
@@ -112,6 +113,8 @@ class Snapshot:
         self.directory = directory
         self.manifest: Manifest = load_manifest(directory)
         self.log = SnapshotLog(directory, self.manifest)
+        # A snapshot of a store without a log has nothing to be checked, and perhaps no key.
+        self._key = read_store_key(directory) if list(self.log) else StoreKey.random()
 
     def read(self, wanted: LogRange | None = None) -> Iterator[Batch | Damage]:
         """Batches and damaged stretches, in the order of the log.
@@ -126,7 +129,7 @@ class Snapshot:
         position, stop = manifest.start_offset, manifest.end_offset
         if wanted is not None:
             position, stop = max(position, wanted.start_offset), min(stop, wanted.end_offset)
-        scanner = LogScanner(self.log, store_id=manifest.store_id)
+        scanner = LogScanner(self.log, key=self._key, store_id=manifest.store_id)
         epoch = _EVERY_EPOCH
         try:
             while position < stop:

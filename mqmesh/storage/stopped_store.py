@@ -31,6 +31,7 @@ from mqmesh.storage.log_scan import ZEROS, LogScanner
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import QueueTable, decode_table
+from mqmesh.storage.store_key import StoreKey, read_store_key
 from mqmesh.storage.store_lock import StoreLock
 from mqmesh.units import MAX_OFFSET
 
@@ -160,12 +161,13 @@ class StoppedCommitLog(StoppedStore):
     Attributes:
         store_id: Identity of the store; None if neither checkpoint nor log has told it yet.
         log_directory: Where the segments are.
+        key: That its records are checked by.
     """
 
     backend = "commitlog"
 
     def __init__(self, directory: Path) -> None:
-        """Reads the checkpoint and the queue table.
+        """Reads the key, the checkpoint and the queue table.
 
         Raises:
             StorageError: They cannot be read.
@@ -175,6 +177,8 @@ class StoppedCommitLog(StoppedStore):
         self._segments = SegmentList(self.log_directory)
         self._files = OpenFiles(_MOST_OPEN)
         self._names: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        # A store without a log has nothing to be checked, and perhaps no key yet.
+        self.key = read_store_key(directory) if len(self._segments) else StoreKey.random()
         checkpoint = read_checkpoint(directory / "checkpoint")
         self.clean = checkpoint is not None and checkpoint.clean
         self.store_id = None if checkpoint is None else checkpoint.store_id
@@ -216,7 +220,7 @@ class StoppedCommitLog(StoppedStore):
     def items(self, start: int | None = None) -> Iterator[Item]:
         """See ``StoppedStore.items``."""
         position = max(self.start, start or 0)
-        scanner = LogScanner(self._segments, store_id=self.store_id)
+        scanner = LogScanner(self._segments, key=self.key, store_id=self.store_id)
         epoch = 0
         try:
             while True:

@@ -4,6 +4,7 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
 
     lock                one process at a time
     checkpoint          how far everything is, two slots
+    store-key           proves that a record is this store's; twice
     queue-table         bounds of all queues, last batches of producers
     damaged-ranges      what is lost, if anything is
     commitlog/          the segments: the truth
@@ -47,12 +48,13 @@ from mqmesh.storage.interface import (
     StoreStats,
     Wake,
 )
-from mqmesh.storage.log_marker import MarkerKind
+from mqmesh.storage.log_marker import NOT_OURS, MarkerKind
 from mqmesh.storage.offset_by_time import find_offset_by_time
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.opening import Parts, open_parts
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
 from mqmesh.storage.queue_repair import QueueRepairs
+from mqmesh.store_check import bears_check
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class CommitLogStore(MessageStore):
             parts.queues,
             parts.commitlog.segments,
             parts.damage,
+            key=parts.commitlog.key,
             store_id=parts.commitlog.store_id,
             clock=parts.clock,
         )
@@ -177,6 +180,7 @@ class CommitLogStore(MessageStore):
         """Gives batches their offsets and writes them; ``placed`` gets those that are new."""
         commitlog, states = self._log, self._states
         epoch, store_id = commitlog.epoch, commitlog.store_id
+        store_check = commitlog.key.batch_check
         append = commitlog.begin(store_timestamp)
         ends: dict[ConsumeQueue, int] = {}
         results = []
@@ -208,6 +212,7 @@ class CommitLogStore(MessageStore):
                     store_timestamp=store_timestamp,
                     epoch=epoch,
                     store_id=store_id,
+                    store_check=store_check,
                 ),
                 memoryview(batch.data)[BROKER_PART_SIZE:],
             )
@@ -310,6 +315,9 @@ class CommitLogStore(MessageStore):
             header = check_stored(data)
         except CorruptBatch as error:
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
+        if not bears_check(data, self._log.key.batch_check):
+            # It may stand in the body of a message: offsets come from clients, too.
+            raise CorruptRecord(f"no batch begins at {commitlog_offset}: {NOT_OURS}")
         if header.commitlog_offset != commitlog_offset or header.store_id != self._log.store_id:
             raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
         return data

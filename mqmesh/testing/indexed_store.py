@@ -20,6 +20,7 @@ from mqmesh.storage.log_marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, dec
 from mqmesh.storage.message_index import MessageIndex
 from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
 from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW
 from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import KIB, MAX_TIMESTAMP_MS, MIB, TimestampMs
@@ -127,6 +128,7 @@ class IndexedStore:
         self.dispatcher = Dispatcher(
             self.files.directory / "commitlog",
             self.index,
+            key=read_store_key(self.files.directory),
             store_id=self.store.stats().store_id,
             boot_id=self.boot_id,
             step_bytes=self._step_bytes,

@@ -12,6 +12,7 @@ from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
 from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.log_marker import MarkerKind, encode_marker
 from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch
 from mqmesh.testing.store_files import (
     SEGMENT_BYTES,
@@ -236,6 +237,8 @@ def test_a_record_of_a_later_version_is_left_alone(files: StoreFiles) -> None:
     record = bytearray(crashed.read(start, end - start))
     record[56] = 2
     record[48:52] = zlib.crc32(record[52:]).to_bytes(4, "little")
+    key = read_store_key(crashed.directory)
+    record[40:48] = key.batch_check(bytes(record[8:40] + record[48:56]))
     record[4:8] = zlib.crc32(record[8:52]).to_bytes(4, "little")
     crashed.write(start, bytes(record))
     before = crashed.segment().read_bytes()
@@ -257,6 +260,7 @@ def test_a_marker_of_a_later_program_is_left_alone(files: StoreFiles) -> None:
         )
     )
     marker[20] = 99
+    marker[40:48] = read_store_key(crashed.directory).marker_check(bytes(marker[8:40]))
     marker[4:8] = zlib.crc32(marker[8:]).to_bytes(4, "little")
     crashed.write(offsets[5], bytes(marker))
     with pytest.raises(StorageError, match="kind 99"):

@@ -38,7 +38,12 @@ class Scene:
         parts = self.store._parts
         log = self.store._log
         self.repairs = QueueRepairs(
-            parts.queues, log.segments, parts.damage, store_id=log.store_id, clock=self.clock
+            parts.queues,
+            log.segments,
+            parts.damage,
+            key=log.key,
+            store_id=log.store_id,
+            clock=self.clock,
         )
 
     def begin(self) -> bool:

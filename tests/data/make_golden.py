@@ -6,6 +6,7 @@ one: it adds what is missing. A new format version gets new cases and new files 
 Run in the checkout: ``python tests/data/make_golden.py``.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ STAMP = {
     "store_timestamp": 1_700_000_000_999,
     "epoch": 6,
     "store_id": 2**32 - 1,
+    "store_check": lambda fields: hashlib.blake2b(
+        fields, key=bytes(range(32)), digest_size=8, person=b"mqmesh batch"
+    ).digest(),
 }
 """What the broker adds to the case ``everything`` in the file ``stored``."""
 

@@ -23,6 +23,7 @@ from mqmesh.record_batch import (
     read_meta,
     stamp,
 )
+from mqmesh.store_check import bears_check
 from mqmesh.testing.batches import join_batch, split_batches
 
 CASES = (
@@ -128,9 +129,13 @@ def test_encoding_still_gives_the_golden_bytes(golden: dict[str, Any], case: str
 
 
 def test_golden_stored_batch_carries_the_brokers_fields(golden: dict[str, Any]) -> None:
-    header = check_stored(golden["path_of"]("stored").read_bytes())
-    for field, value in golden["STAMP"].items():
+    batch = golden["path_of"]("stored").read_bytes()
+    header = check_stored(batch)
+    stamped = dict(golden["STAMP"])
+    check = stamped.pop("store_check")
+    for field, value in stamped.items():
         assert getattr(header, field) == value
+    assert bears_check(batch, check)
     assert header.attributes == 4 | 32 | 64 | Attributes.HAS_KEYS | Attributes.HAS_TAGS
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from mqmesh.delayed_batch import DelayedMeta, due_times, read_delayed_meta
 from mqmesh.errors import CorruptRecord
+from mqmesh.message import SCHEDULE_TOPIC
 from mqmesh.payload import split_payload
 from mqmesh.record_batch import Attributes, BatchHeader, read_header, read_payload
 from mqmesh.storage.interface import MessageStore
@@ -53,7 +54,11 @@ class OpenedBatches:
             data = store.read_at(CommitLogOffset(offset))
             header = read_header(data)
             meta = read_delayed_meta(data, header)
-            if not header.attributes & Attributes.HAS_DELAY or not meta.real_topic:
+            if not (
+                header.attributes & Attributes.HAS_DELAY
+                and meta.topic == SCHEDULE_TOPIC
+                and meta.real_topic
+            ):
                 raise CorruptRecord(f"the batch at {offset} is not one of delayed messages")
             found = OpenedBatch(data, header, meta, due_times(meta, header))
             self._bytes += found.size

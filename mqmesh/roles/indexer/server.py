@@ -17,6 +17,7 @@ from mqmesh.roles.indexer.queries import PendingQueries
 from mqmesh.storage.checkpoint import read_boot_id
 from mqmesh.storage.dispatcher import Dispatcher
 from mqmesh.storage.message_index import MessageIndex
+from mqmesh.storage.store_key import read_store_key
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer
 from mqmesh.transport.sockets import Context
@@ -152,6 +153,7 @@ class IndexerServer:
         self._dispatcher = Dispatcher(
             self._root / LOG_DIRECTORY,
             self._index,
+            key=read_store_key(self._root),
             store_id=store_id,
             boot_id=read_boot_id(),
             step_bytes=self._config.index.step_bytes,

@@ -13,6 +13,7 @@ from mqmesh.message import Message
 from mqmesh.record_batch import HEADER_SIZE
 from mqmesh.storage import dispatcher_reader
 from mqmesh.storage.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
+from mqmesh.storage.store_key import read_store_key
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_files import SEGMENT_BYTES
 
@@ -27,7 +28,9 @@ def indexed(tmp_path: Path) -> Iterator[IndexedStore]:
 def reader_of(indexed: IndexedStore, store_id: int | None = None) -> LogReader:
     segments = SegmentList(indexed.files.directory / "commitlog")
     return LogReader(
-        segments, store_id=indexed.store.stats().store_id if store_id is None else store_id
+        segments,
+        key=read_store_key(indexed.files.directory),
+        store_id=indexed.store.stats().store_id if store_id is None else store_id,
     )
 
 

@@ -20,7 +20,7 @@ NUMBERS = {"commitlog_offset": 1 << 40, "epoch": 7, "store_id": 0xDEADBEEF, "sto
 def test_marker_is_these_bytes_for_ever() -> None:
     data = encode_marker(MarkerKind.TOPIC_DELETED, **NUMBERS, data=b"topic")
     assert data.hex() == (
-        "4d514d313c05d16000000000000100002d0000000300000007000000efbeaddefbffffffffffffff746f706963"
+        "4d514d31bdf365d60000000000010000350000000300000007000000efbeaddefbffffffffffffff0000000000000000746f706963"
     )
 
 

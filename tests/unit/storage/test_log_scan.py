@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from mqmesh.errors import CorruptRecord
 from mqmesh.record_batch import HEADER_SIZE
 from mqmesh.storage.chores import Chores
-from mqmesh.storage.log_marker import MarkerKind, encode_marker
-from mqmesh.storage.log_scan import WINDOW_BYTES, LogScanner
+from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log_scan import MOST_EPOCHS_AT_ONCE, WINDOW_BYTES, LogScanner
 from mqmesh.storage.segments import Segments
+from mqmesh.storage.store_key import StoreKey
 from mqmesh.testing.store_contract import make_batch
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 STORE_ID = 0xABCD1234
+KEY = StoreKey(bytes(range(32)))
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def scanner(tmp_path: Path, chores: Chores) -> Iterator[LogScanner]:
     """A scanner of one empty segment in ``tmp_path``."""
     segments = Segments(tmp_path, segment_size=SEGMENT_BYTES, chores=chores)
     segments.get_or_make(0)
-    scanner = LogScanner(segments, store_id=STORE_ID)
+    scanner = LogScanner(segments, key=KEY, store_id=STORE_ID)
     yield scanner
     scanner.close()
 
@@ -42,13 +44,14 @@ def write(directory: Path, position: int, data: bytes) -> None:
         file.write(data)
 
 
-def void(position: int, *, epoch: int = 5, store_id: int = STORE_ID) -> bytes:
+def void(position: int, *, epoch: int = 5, store_id: int = STORE_ID, key: StoreKey = KEY) -> bytes:
     return encode_marker(
         MarkerKind.VOID,
         commitlog_offset=position,
         epoch=epoch,
         store_id=store_id,
         store_timestamp=0,
+        store_check=key.marker_check,
     )
 
 
@@ -67,7 +70,9 @@ def test_zeros_are_no_record(scanner: LogScanner) -> None:
         (void(0, store_id=7), "store 0x7"),
         (void(0, epoch=4), "epoch 4 after epoch 5"),
         (void(0)[:-1] + b"\1", "checksum"),
-        (bytes(make_batch().data), "header checksum"),
+        (void(0, epoch=6 + MOST_EPOCHS_AT_ONCE), "after epoch 5"),
+        (void(0, key=StoreKey(bytes(32))), "this store's check"),
+        (bytes(make_batch().data), "this store's check"),
     ],
 )
 def test_what_does_not_belong_there_is_no_record(
@@ -82,13 +87,13 @@ def test_a_scanner_without_an_id_takes_that_of_the_first_record(
     tmp_path: Path, scanner: LogScanner
 ) -> None:
     scanner.store_id = None
-    write(tmp_path, 0, void(0, store_id=9) + void(40, store_id=8))
-    assert scanner.read(0, epoch=0).end == 40
+    write(tmp_path, 0, void(0, store_id=9) + void(48, store_id=8))
+    assert scanner.read(0, epoch=0).end == 48
     with pytest.raises(CorruptRecord, match="store 0x8, not 0x9"):
-        scanner.read(40, epoch=0)
+        scanner.read(48, epoch=0)
 
 
-@given(place=st.integers(1, SEGMENT_BYTES - 40), noise=st.binary(max_size=300))
+@given(place=st.integers(1, SEGMENT_BYTES - MARKER_SIZE), noise=st.binary(max_size=300))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_the_next_good_record_is_found_wherever_it_is(
     tmp_path: Path, chores: Chores, place: int, noise: bytes
@@ -100,7 +105,7 @@ def test_the_next_good_record_is_found_wherever_it_is(
     fakes = b"MQM1MQB1" + noise + void(7) + make_batch(["MQM1"]).data
     write(tmp_path, 0, (fakes * (place // len(fakes) + 1))[:place])
     write(tmp_path, place, void(place))
-    scanner = LogScanner(segments, store_id=STORE_ID)
+    scanner = LogScanner(segments, key=KEY, store_id=STORE_ID)
     assert scanner.resync(0, SEGMENT_BYTES, epoch=0) == place
     assert scanner.resync(0, place, epoch=0) is None
     assert scanner.resync(0, SEGMENT_BYTES, epoch=6) is None
@@ -113,7 +118,7 @@ def test_records_over_the_edge_of_a_window_are_read(tmp_path: Path) -> None:
     store = files.open()
     sizes = [700_000, 5, 2 * WINDOW_BYTES, 400_000, 1, WINDOW_BYTES - 200, 3]
     put_bodies(store, ["x" * size for size in sizes])
-    scanner = LogScanner(store._log.segments, store_id=None)
+    scanner = LogScanner(store._log.segments, key=store._log.key, store_id=None)
     position, found = 0, []
     while position < store.stats().max_commitlog_offset:
         record = scanner.read(position, epoch=0)
@@ -133,7 +138,7 @@ def test_a_search_through_the_log_can_be_ended_at_every_piece(
     segments.get_or_make(0)
     write(tmp_path, 0, b"\xff" * (3 * WINDOW_BYTES))
     told: list[int] = []
-    scanner = LogScanner(segments, store_id=STORE_ID, on_piece=told.append)
+    scanner = LogScanner(segments, key=KEY, store_id=STORE_ID, on_piece=told.append)
     assert scanner.resync(0, 4 * WINDOW_BYTES, epoch=0) is None
     assert len(told) >= 3
     assert told == sorted(told)
@@ -141,6 +146,6 @@ def test_a_search_through_the_log_can_be_ended_at_every_piece(
     def stop(offset: int) -> None:
         raise LookupError(offset)
 
-    stopped = LogScanner(segments, store_id=STORE_ID, on_piece=stop)
+    stopped = LogScanner(segments, key=KEY, store_id=STORE_ID, on_piece=stop)
     with pytest.raises(LookupError):
         stopped.resync(0, 4 * WINDOW_BYTES, epoch=0)

@@ -154,6 +154,17 @@ def test_damaged_documents_are_not_restored(files, tmp_path):
         restore_snapshot(directory, tmp_path / "restored")
 
 
+def test_the_copies_of_the_key_are_for_their_owner_only(files, tmp_path):
+    store = files.open()
+    put_bodies(store, ["one"])
+    directory, manifest = snapshot_of(files, store, tmp_path)
+    assert "store-key" in [file.path for file in manifest.files]
+    restore_snapshot(directory, tmp_path / "restored")
+    for path in (directory / "store-key", tmp_path / "restored" / "store-key"):
+        assert path.read_bytes() == (files.directory / "store-key").read_bytes()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_an_empty_store_has_a_snapshot_too(files, tmp_path):
     directory, manifest = snapshot_of(files, files.open(), tmp_path)
     assert manifest.log_bytes == 0

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from mqmesh.storage import checkpoint, consume_queue, log_marker
+from mqmesh.storage import checkpoint, consume_queue, log_marker, store_key
 
 TYPES = {"s": "bytes", "B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
 
@@ -56,6 +56,7 @@ def struct_table(layout: struct.Struct) -> list[list[str]]:
         ("### Marker", log_marker, log_marker._MARKER),
         ("## Consume queue", consume_queue, consume_queue.ENTRY),
         ("## Checkpoint", checkpoint, checkpoint._SLOT),
+        ("### Store key", store_key, store_key._LAYOUT),
     ],
 )
 def test_tables_of_page_docstring_and_code_agree(

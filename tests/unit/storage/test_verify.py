@@ -181,7 +181,8 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:
     data = (source / "commitlog" / f"{0:020d}").read_bytes()
     copy.mkdir()
     (copy / "commitlog").mkdir()
-    (copy / "checkpoint").write_bytes((source / "checkpoint").read_bytes())
+    for name in ("checkpoint", "store-key"):
+        (copy / name).write_bytes((source / name).read_bytes())
     store.close()
     torn = results[2].commitlog_offset + 50
     (copy / "commitlog" / f"{0:020d}").write_bytes(data[:torn] + bytes(len(data) - torn))
