@@ -12,6 +12,7 @@ import time
 import pytest
 import zmq
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import (
     BrokerNotAvailable,
     ConfigError,
@@ -40,12 +41,14 @@ from mqmesh.protocol.command import (
     encode_frame,
     encode_header,
 )
+from mqmesh.protocol.locking import LockBatchRequest, LockBatchResponse, LockEntry
 from mqmesh.protocol.membership import (
     ConsumerData,
     ConsumerIdsChanged,
     ConsumerList,
     ConsumerListRequest,
     HeartbeatRequest,
+    HeartbeatResponse,
     Subscription,
     UnregisterClientRequest,
 )
@@ -94,6 +97,7 @@ class Site:
             storage=BrokerStoreConfig(**storage),
             **settings,
         )
+        self.clock = wire.loop.clock
         self.broker = BrokerServer(self.config, wire.context, wire.loop)
         self.endpoint = self.broker.start()
         self.sequences = itertools.count(0, 1_000)
@@ -102,7 +106,7 @@ class Site:
     def restart(self) -> None:
         """Stop the broker and start it on what it left; the client follows it."""
         self.broker.stop()
-        self.broker = BrokerServer(self.config, self.wire.context, self.wire.loop)
+        self.broker = BrokerServer(self.config, self.wire.context, self.wire.loop, self.clock)
         self.endpoint = self.broker.start()
         self.client = self.wire.client(self.endpoint)
 
@@ -362,6 +366,37 @@ def test_offsets_and_topics_outlive_a_restart_but_not_their_topic(site):
     with pytest.raises(TopicNotFound):
         site.pull()
     assert site.send(site.batch())[0].base_queue_offset == 0
+
+
+class SteppedClock(SystemClock):
+    """The machine's clocks; the wall clock is as wrong as a test says."""
+
+    wrong_ms = 0
+
+    def wall_ms(self):
+        return super().wall_ms() + self.wrong_ms
+
+
+def test_generations_and_locks_of_a_later_life_are_newer_also_after_a_step_back(site):
+    clock = site.clock = SteppedClock()
+    queue = LockEntry("t", 0)
+    seen = []
+    for wrong_ms in (0, -3_600_000, -3_600_000 * 24 * 365):
+        clock.wrong_ms = wrong_ms
+        site.restart()
+        site.send(site.batch())
+        data = ConsumerData("g", "CLUSTERING", "LAST_OFFSET", [Subscription("t")])
+        heartbeat = HeartbeatRequest("c", consumers=[data])
+        answer = site.ask(RequestCode.HEART_BEAT, heartbeat, HeartbeatResponse)
+        asked = LockBatchRequest("g", "c", [queue])
+        locked = site.ask(RequestCode.LOCK_BATCH_MQ, asked, LockBatchResponse)
+        while locked.queues[0].token < 0:  # former holders have their time first
+            site.wire.loop.tick(10)
+            locked = site.ask(RequestCode.LOCK_BATCH_MQ, asked, LockBatchResponse)
+        seen.append((answer.memberships[0].generation, locked.queues[0].token))
+    generations, tokens = zip(*seen, strict=True)
+    assert list(generations) == sorted(set(generations))
+    assert list(tokens) == sorted(set(tokens))
 
 
 def test_a_lost_topic_table_is_made_good_from_the_store(site, short_tmp_path):

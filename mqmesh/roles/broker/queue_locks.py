@@ -8,7 +8,8 @@ So a queue changes hands 3 s after a crash, not after the 60 s of the lease.
 Tokens tell holders apart: whoever presents the token of a lock and gets the same one back
 was never replaced. After a restart the table is empty while consumers still work on what they
 have. So for the same while nothing is granted, and who held a queue before says so; of those
-who do, the one with the newest token held it last.
+who do, the one with the newest token held it last. Each life's tokens are above those of the
+lives before.
 """
 
 from typing import Final
@@ -48,7 +49,7 @@ class QueueLocks:
         lease_ms: How long a lock lasts that is not renewed.
         lost_grace_ms: How long it lasts after its holder's connection broke.
         most: Locks allowed.
-        first_token: Above the tokens of earlier lives of the broker.
+        first_token: Above the tokens of earlier lives of the broker, and the first of this one.
         settled_ms: Monotonic time until which only former holders count.
         busy_retry_after_ms: What clients are told to wait when there are too many.
     """
@@ -66,7 +67,7 @@ class QueueLocks:
         self.lease_ms = lease_ms
         self._lost_grace_ms = lost_grace_ms
         self._most = most
-        self._next_token = first_token
+        self._first_token = self._next_token = first_token
         self._settled_ms = settled_ms
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
@@ -98,13 +99,14 @@ class QueueLocks:
         """
         known = self._groups.get(group, {}).get(queue)
         if now_ms < self._settled_ms:
-            if token > 0 and (known is None or token >= known.token):
+            if 0 < token < self._first_token and (known is None or token >= known.token):
                 self._enter(group, queue, client_id, peer, token, self._settled_ms)
             return LOCK_PENDING
         if known is not None and known.client_id != client_id and now_ms < known.ends_ms:
             return LOCK_HELD_BY_OTHER
         if known is None or known.client_id != client_id:
             token = self._next_token
+            self._next_token += 1
         else:
             token = known.token
         self._enter(group, queue, client_id, peer, token, now_ms)
@@ -170,7 +172,6 @@ class QueueLocks:
             )
         else:
             self._count += 1
-        self._next_token = max(self._next_token, token + 1)
         lock = QueueLock(client_id, peer, token, from_ms + self.lease_ms)
         self._groups.setdefault(group, {})[queue] = lock
         self._of_peer.setdefault(peer, {})[group, queue] = None

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, ConfigError, StoreClosed, TooManyOpenFiles
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    ConfigError,
+    StorageError,
+    StoreClosed,
+    TooManyOpenFiles,
+)
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
@@ -44,6 +50,7 @@ from mqmesh.roles.broker.handlers.transactions import (
 )
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
+from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.producer_keys import ProducerKeys
@@ -59,7 +66,7 @@ from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
-from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.storage.snapshot_making import remove_unfinished
@@ -107,6 +114,7 @@ class BrokerServer:
         self._version = importlib.metadata.version("mqmesh")
         self._instance_id = secrets.randbits(63)
         self._root = Path(config.store_path_root_dir)
+        self._life = 0
         self._state = "starting"
         self._started_ms = 0
         self._pumped_ms = 0
@@ -254,7 +262,9 @@ class BrokerServer:
         tables = BrokerTables(config, self._clock, self._loop.call_soon_threadsafe)
         self._tables = tables
         # A store that forgets everything must not meet offsets that remember it.
-        if config.storage.backend != "memory":
+        if config.storage.backend == "memory":
+            self._life = next_life(None, self._clock.wall_ms())
+        else:
             self._load(tables, store)
         return BrokerContext(
             config=config,
@@ -268,7 +278,7 @@ class BrokerServer:
                 grace_ms=config.client_lost_grace_ms,
                 expiry_ms=config.client_channel_expired_timeout_ms,
                 most_clients=config.max_clients,
-                first_generation=self._clock.wall_ms(),
+                first_generation=first_number(self._life),
                 busy_retry_after_ms=retry_after_ms,
             ),
             locks=self._make_locks(store),
@@ -307,7 +317,7 @@ class BrokerServer:
             lease_ms=config.rebalance_lock_max_live_time_ms,
             lost_grace_ms=config.rebalance_lock_lost_grace_ms,
             most=config.max_consumer_offsets,
-            first_token=self._clock.wall_ms() * 1_000,
+            first_token=first_number(self._life) + 1,
             settled_ms=self._clock.monotonic_ms() + wait_ms,
             busy_retry_after_ms=config.busy_retry_after_ms,
         )
@@ -321,7 +331,16 @@ class BrokerServer:
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
+        self._begin_life(directory / LIFE_FILE)
         tables.load(store, *self._files)
+
+    def _begin_life(self, path: Path) -> None:
+        life = self._life = next_life(load_document(path), self._clock.wall_ms())
+        try:
+            save_document(path, dump_life(life))
+        except StorageError as error:
+            # Reading and committing go on without it, and the clock mostly tells lives apart.
+            _log.error("%s could not be saved: %s", path, error)
 
     def _make_index(self) -> IndexerLink | None:
         config = self._config

@@ -116,21 +116,23 @@ def test_nothing_is_granted_until_former_holders_had_time_to_come_back():
 
 
 def test_of_former_holders_the_last_one_counts():
-    locks = make(settled_ms=3_000)
+    locks = make(settled_ms=3_000, first_token=1_000)
     for client, token in [("zombie", 5), ("owner", 9), ("zombie", 5)]:
         assert ask(locks, client, 100, token=token) == LOCK_PENDING
     assert ask(locks, "zombie", 3_000, token=5) == LOCK_HELD_BY_OTHER
     assert ask(locks, "owner", 3_000, token=9) == 9
 
 
-def test_tokens_of_former_lives_are_never_given_again():
-    locks = make(settled_ms=10, first_token=1)  # the clock was set back
-    ask(locks, "a", 0, token=500)
-    assert ask(locks, "b", 10, queue=("t", 1)) > 500
+def test_a_token_that_no_former_life_gave_counts_for_nothing():
+    locks = make(settled_ms=10, first_token=1_000)
+    for token in (1_000, 2**63 - 1):
+        assert ask(locks, "liar", 0, token=token) == LOCK_PENDING
+    assert ask(locks, "a", 10) == 1_000
+    assert ask(locks, "b", 10, queue=("t", 1)) == 1_001
 
 
 def test_a_former_holder_whose_connection_breaks_again_has_its_while():
-    locks = make(settled_ms=3_000)
+    locks = make(settled_ms=3_000, first_token=1_000)
     ask(locks, "a", 100, token=5)
     locks.on_disconnect(b"a", 200)
     assert ask(locks, "b", 3_000) == LOCK_HELD_BY_OTHER
@@ -138,7 +140,7 @@ def test_a_former_holder_whose_connection_breaks_again_has_its_while():
 
 
 def test_a_former_holder_may_give_up_at_once():
-    locks = make(settled_ms=3_000)
+    locks = make(settled_ms=3_000, first_token=1_000)
     ask(locks, "a", 100, token=5)
     assert locks.unlock("g", "a", Q)
     assert ask(locks, "b", 3_000) > 5
