@@ -1,8 +1,9 @@
 """What is known on disk about a running cluster: who supervises it, and who belongs to it.
 
-In the data folder, ``mqmesh.lock`` is held (flock) by the supervisor as long as it lives
-and holds its process id; ``mqmesh.run.json`` says what it runs. The kernel drops the lock
-however the supervisor dies, so a stale file is never taken for a running cluster.
+The supervisor holds the data folder itself (flock) as long as it lives, and in it
+``mqmesh.lock``, which has its process id; ``mqmesh.run.json`` says what it runs. The kernel
+drops the locks however the supervisor dies, so a stale file is never taken for a running
+cluster, and no removed file makes a running one look stopped.
 """
 
 import fcntl
@@ -10,12 +11,16 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.storage.directory_lock import DirectoryLock
+
+T = TypeVar("T")
 
 LOCK_NAME: Final = "mqmesh.lock"
 RUN_NAME: Final = "mqmesh.run.json"
@@ -83,14 +88,16 @@ class DataFolderLock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"data folder {folder}: {error.strerror or error}") from error
+        self._folder: DirectoryLock | None = None
         try:
-            is_ours = _try_lock(self._descriptor)
+            self._folder = _try(lambda: DirectoryLock(folder))
+            is_ours = self._folder is not None and _try(lambda: _lock(self._descriptor)) is not None
         except OSError as error:
-            os.close(self._descriptor)
+            self.release()
             raise ConfigError(f"data folder {folder}: no lock: {error.strerror}") from error
         if not is_ours:
-            os.close(self._descriptor)
-            holder = _pid_in(path)
+            self.release()
+            holder = supervisor_pid(folder)
             raise ConfigError(
                 f"data folder {folder}: a cluster is running on it already"
                 f"{f' (process {holder})' if holder else ''}; `mqmesh down` stops it"
@@ -101,11 +108,25 @@ class DataFolderLock:
     def release(self) -> None:
         """Lets the next one have it."""
         os.close(self._descriptor)
+        if self._folder is not None:
+            self._folder.release()
 
 
 def supervisor_pid(folder: Path) -> int:
     """Process id of the supervisor of a data folder, 0 when none is running."""
     path = folder / LOCK_NAME
+    try:
+        lock = DirectoryLock(folder, shared=True)
+    except BlockingIOError:
+        record = read_record(folder)
+        return _pid_in(path) or (record.pid if record is not None else 0)
+    except OSError:
+        return 0
+    is_held = lock.is_held
+    lock.release()
+    if is_held:
+        return 0
+    # A file system that does not lock directories.
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -199,16 +220,19 @@ def end_orphans(record: RunRecord) -> list[str]:
     return found
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try(take: Callable[[], T]) -> T | None:
     # Whoever looks whether a cluster is running holds the lock for microseconds.
     for _ in range(LOCK_TRIES):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return take()
         except BlockingIOError:
             time.sleep(LOCK_PAUSE_S)
-        else:
-            return True
-    return False
+    return None
+
+
+def _lock(descriptor: int) -> int:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
 
 
 def _pid_in(path: Path) -> int:

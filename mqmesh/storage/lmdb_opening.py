@@ -86,6 +86,7 @@ class Parts:
     directory: Path
     env: LmdbEnv
     contents: Contents
+    lock: StoreLock
     resources: contextlib.ExitStack
 
 
@@ -108,7 +109,8 @@ def open_environment(
     with contextlib.ExitStack() as resources:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            resources.callback(StoreLock(directory).release)
+            lock = StoreLock(directory)
+            resources.callback(lock.release)
             env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES, durable=durable)
             resources.callback(env.close)
             for made in (directory / DIRECTORY, directory, directory.parent):
@@ -129,7 +131,7 @@ def open_environment(
         contents.head = head
         env.write([(layout.HEAD_KEY, msgspec.msgpack.encode(head))])
         env.sync()
-        return Parts(directory, env, contents, resources.pop_all())
+        return Parts(directory, env, contents, lock, resources.pop_all())
 
 
 def load(env: LmdbEnv, states: ProducerStates) -> Contents:

@@ -395,6 +395,7 @@ class LmdbStore(MessageStore):
         del now_ms
         self._check_writable()
         try:
+            self._parts.lock.check()
             return self._remove_deleted() or self._remove_forgotten()
         except DiskFull as error:
             # LMDB copies what it changes; there may be room at the next tick.

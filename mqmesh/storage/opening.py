@@ -57,6 +57,7 @@ class Parts:
     clock: Clock
     recovered: Recovered
     started_clean: bool
+    lock: StoreLock
     resources: contextlib.ExitStack
     """Closes files and ends threads, last the lock."""
 
@@ -115,7 +116,8 @@ def _open(
     resources: contextlib.ExitStack,
 ) -> Parts:
     _make_directories(directory)
-    resources.callback(StoreLock(directory).release)
+    lock = StoreLock(directory)
+    resources.callback(lock.release)
     chores = Chores("mqmesh-chores")
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
@@ -165,6 +167,7 @@ def _open(
         clock,
         recovered,
         started_clean,
+        lock,
         resources.pop_all(),
     )
 

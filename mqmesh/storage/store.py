@@ -18,7 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange, StorageError, StoreClosed
+from mqmesh.errors import (
+    CorruptBatch,
+    CorruptRecord,
+    OffsetOutOfRange,
+    StorageError,
+    StoreClosed,
+    StoreLocked,
+)
 from mqmesh.record_batch import (
     BROKER_PART_SIZE,
     HEADER_SIZE,
@@ -369,6 +376,7 @@ class CommitLogStore(MessageStore):
     def tick(self, now_ms: int) -> bool:
         """See ``MessageStore.tick``."""
         self._check_writable()
+        self._check_place()
         self._see()
         self._log.prepare_ahead()
         more = self._write_tails()
@@ -474,6 +482,14 @@ class CommitLogStore(MessageStore):
         reason = self._stopped_by()
         if reason is not None:
             raise StoreClosed(f"the store has stopped: {reason}")
+
+    def _check_place(self) -> None:
+        try:
+            self._parts.lock.check()
+        except StoreLocked as error:
+            self._failure = str(error)
+            log.critical("the store stops: %s", error)
+            raise StoreClosed(self._failure) from error
 
     def _stopped_by(self) -> str | None:
         error = self._flusher.error

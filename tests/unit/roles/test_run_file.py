@@ -38,6 +38,17 @@ def test_a_lock_names_its_holder_and_refuses_a_second_one(tmp_path):
     assert supervisor_pid(tmp_path / "data") == 0
 
 
+def test_a_removed_lock_file_makes_no_running_cluster_look_stopped(tmp_path):
+    lock = DataFolderLock(tmp_path)
+    write_record(tmp_path, RECORD)
+    (tmp_path / LOCK_NAME).unlink()
+    assert supervisor_pid(tmp_path) == RECORD.pid
+    with pytest.raises(ConfigError, match=rf"running on it already \(process {RECORD.pid}\)"):
+        DataFolderLock(tmp_path)
+    lock.release()
+    assert supervisor_pid(tmp_path) == 0
+
+
 def test_a_lock_that_was_released_can_be_taken(tmp_path):
     for _ in range(2):
         DataFolderLock(tmp_path).release()
