@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -30,6 +30,16 @@ MAX_KEYS: Final = 64
 MAX_KEY_LENGTH: Final = 255
 MAX_SHARDING_KEY_LENGTH: Final = 255
 MAX_FLAG: Final = (1 << 31) - 1
+FIELD_LIMITS: Final = (
+    MAX_TAG_LENGTH,
+    MAX_KEYS,
+    MAX_KEY_LENGTH,
+    MAX_SHARDING_KEY_LENGTH,
+    MAX_PROPERTIES_BYTES,
+    MAX_FLAG,
+    MAX_TIMESTAMP_MS,
+)
+"""These bounds as ``mqmesh/native/slots.h`` wants them."""
 MAX_DELAY_MS: Final = 40 * 366 * 24 * 3_600_000
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -54,6 +64,9 @@ RESERVED_TOPICS: Final = frozenset(
         AUTO_CREATE_TOPIC,
     }
 )
+
+LONGEST_TOPIC: Final = max(len(RETRY_PREFIX), len(DLQ_PREFIX)) + MAX_GROUP_LENGTH
+"""In characters: that of a group whose name is as long as it may be."""
 
 _NAME = re.compile(r"(?!\.\.?\Z)[%|a-zA-Z0-9_.-]+\Z")
 """What names may be. A folder and its parent are none, whoever makes paths of names."""
@@ -177,6 +190,10 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 class StoredMessage(Message, array_like=True, gc=False):
     """One message, as a consumer receives it.
 
+    Keys and properties may be made only when they are looked at (``fast_decode.py``). What looks at
+    a class's slots from outside, as ``msgspec.structs.asdict`` and ``msgspec.json.encode`` do, does
+    not find them before: give it ``to_message()``.
+
     Attributes:
         queue_offset: Position in its message queue.
         batch: What it shares with the other messages of its batch.
@@ -184,6 +201,32 @@ class StoredMessage(Message, array_like=True, gc=False):
 
     queue_offset: QueueOffset = QueueOffset(-1)
     batch: BatchInfo | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another message has the same content, place and batch."""
+        return (
+            type(other) is StoredMessage
+            and as_plain(self) == as_plain(other)
+            and self.queue_offset == other.queue_offset
+            and self.batch == other.batch
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of all messages, which may be changed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What ``copy`` and others that take an object apart make another one of."""
+        plain = msgspec.structs.astuple(as_plain(self))
+        return StoredMessage, (*plain, self.queue_offset, self.batch)
+
+    def __copy__(self) -> "StoredMessage":
+        """For ``copy.copy``, which would ask msgspec otherwise."""
+        kind, fields = self.__reduce__()
+        return kind(*fields)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        """All fields, as of any struct."""
+        self.properties  # noqa: B018  # makes them
+        return super().__repr__()
 
     @property
     def info(self) -> BatchInfo:

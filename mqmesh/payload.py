@@ -176,7 +176,7 @@ def open_payload(
     return payload
 
 
-def decode_payload(payload: memoryview | bytes) -> list[StoredMessage]:
+def decode_payload(payload: Buffer) -> list[StoredMessage]:
     """The messages of an opened payload; their places are not filled in.
 
     Raises:

@@ -51,7 +51,7 @@ import msgspec
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
-from mqmesh.fast_decode import decode_plain
+from mqmesh.fast_decode import decode_at_once
 from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic
 from mqmesh.payload import (
     CODEC_NONE,
@@ -565,7 +565,7 @@ def decode_messages(
         CommitLogOffset(prepared),
     )
     if not containing and type(places) is range:
-        plain = decode_plain(payload, header.message_count, info)
+        plain = decode_at_once(payload, header.message_count, info)
         if plain is not None:
             return plain
     if containing:

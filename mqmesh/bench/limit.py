@@ -1,6 +1,6 @@
 """The limit: bare ZeroMQ programs that move the same bytes as mqmesh, and do nothing else.
 
-They use the same ``encode_plain``, ``batch_parts``, ``check_batch`` and ``decode_messages``,
+They use the same ``encode_at_once``, ``batch_parts``, ``check_batch`` and ``decode_messages``,
 the same write into a preallocated file and the same transport. There are no topics, queues,
 offsets, routes, retries, threads or timers, so no broker in pyzmq can be faster. What was
 tried and found no faster stands in ``docs/benchmarks.md``.
@@ -33,7 +33,7 @@ from mqmesh.bench.workload import (
     stamp_body,
     wait_go,
 )
-from mqmesh.fast_encode import encode_plain
+from mqmesh.fast_encode import encode_at_once
 from mqmesh.message import Message
 from mqmesh.message_checks import Extras
 from mqmesh.payload import MAX_RAW_BYTES, encode_payload
@@ -253,7 +253,7 @@ def drain_paced(task: Task) -> Report:
 
 def _encode(messages: list[Message], first_sequence: int) -> bytes:
     # As mqmesh's producer: the look at the messages is part of it where that is in C.
-    payload = encode_plain(messages, max_body_bytes=MAX_RAW_BYTES, one_sharding_key=True)
+    payload = encode_at_once(messages, max_body_bytes=MAX_RAW_BYTES, is_one=True)
     parts = batch_parts(
         payload or encode_payload(messages, extras=Extras.NONE),
         topic=TOPIC,

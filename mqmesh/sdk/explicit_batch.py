@@ -46,9 +46,10 @@ def explicit_batch(
     if type(messages) is list:
         # What another thread does with the list must not make a batch of this and that.
         messages = messages[:]
-    payload = codec.plain(messages, max_message_size, one_sharding_key=True)
+    payload = codec.at_once(messages, max_message_size, is_one=True)
     if payload is not None:
-        return ExplicitBatch(messages[0], payload)
+        delay = delay_of(messages[0])
+        return ExplicitBatch(messages[0], payload, delay, _due_times(messages, delay))
     checked, extras = check_messages_of_batch(messages, max_message_size=max_message_size)
     first, delay, due_times = checked[0], 0, b""
     if extras is Extras.ANY:
@@ -57,6 +58,9 @@ def explicit_batch(
         delay = delay_of(first)
         if any(delay_of(one) != delay for one in checked):
             raise InvalidArgument("the messages of a batch have different delays")
-        if delay == AT_TIMES:
-            due_times = pack_due_times([one.deliver_at_ms for one in checked])
+        due_times = _due_times(checked, delay)
     return ExplicitBatch(first, codec.payload(checked, extras), delay, due_times)
+
+
+def _due_times(messages: Sequence[Message], delay: int) -> bytes:
+    return pack_due_times([one.deliver_at_ms for one in messages]) if delay == AT_TIMES else b""

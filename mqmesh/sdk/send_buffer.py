@@ -44,7 +44,7 @@ class SendBuffer:
         may_wait: False in threads that must not wait for room.
     """
 
-    # Slots, because _fast_send.c looks for the accounts there.
+    # Slots, because native/send.c looks for the accounts there.
     __slots__ = (
         "_admitted_bytes",
         "_bytes",
@@ -174,7 +174,6 @@ class SendBuffer:
             self._bytes += size
             if bound:
                 batch.bound = True
-                batch.usual = False
             if on_done is not None:
                 batch.callbacks.append((on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
@@ -185,7 +184,7 @@ class SendBuffer:
         """``append`` for most messages, if a batch is open that they can join.
 
         Any queue will do, nobody is called back, usual retries. Nothing needs to be scheduled: that
-        was done for the batch's first message. ``_fast_send.c`` does the same.
+        was done for the batch's first message. ``native/send.c`` does the same.
 
         Args:
             topic, deadline_ms: As for ``append``.
@@ -197,6 +196,7 @@ class SendBuffer:
             if (
                 batch is None
                 or not batch.usual
+                or batch.bound
                 or not batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
                 or batch.size + size >= self._max_batch_bytes
                 or self._bytes >= self._admitted_bytes

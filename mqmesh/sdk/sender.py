@@ -18,7 +18,7 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
-from mqmesh.fast_encode import encode_plain
+from mqmesh.fast_encode import encode_at_once
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -103,15 +103,15 @@ class BatchCodec:
             # Also what messages do that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
 
-    def plain(
-        self, messages: Sequence[Message], max_message_size: int, *, one_sharding_key: bool
+    def at_once(
+        self, messages: Sequence[Message], max_message_size: int, *, is_one: bool
     ) -> Payload | None:
-        """Checks and encodes messages at once; see ``fast_encode.encode_plain``."""
+        """Checks and encodes messages at once; see ``fast_encode.encode_at_once``."""
         try:
-            return encode_plain(
+            return encode_at_once(
                 messages,
                 max_body_bytes=max_message_size,
-                one_sharding_key=one_sharding_key,
+                is_one=is_one,
                 compress_over_bytes=self._compress_over_bytes,
             )
         except Exception as error:
@@ -130,7 +130,7 @@ class BatchCodec:
         payload = batch.payload
         if payload is None:
             # Checked when they were sent; this is the quickest way to encode most of them.
-            payload = self.plain(batch.messages, MAX_RAW_BYTES, one_sharding_key=False)
+            payload = self.at_once(batch.messages, MAX_RAW_BYTES, is_one=False)
             if payload is None:
                 payload = self.payload(batch.messages)
             batch.payload = payload

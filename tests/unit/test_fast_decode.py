@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 
 from mqmesh import fast_decode
 from mqmesh.errors import CorruptBatch
-from mqmesh.fast_decode import decode_plain, is_compiled
+from mqmesh.fast_decode import decode_at_once, is_compiled
 from mqmesh.message import (
     MAX_FLAG,
     MAX_KEY_LENGTH,
     MAX_KEYS,
+    MAX_PROPERTIES_BYTES,
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     NO_KEYS,
@@ -27,9 +30,11 @@ from mqmesh.message import (
     QueueOffset,
     StoredMessage,
     TimestampMs,
+    format_message_id,
 )
 from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
 from mqmesh.record_batch import check_batch, decode_messages, encode_batch
+from mqmesh.units import MAX_TIMESTAMP_MS
 
 FIRST = 1_000
 
@@ -56,7 +61,7 @@ BATCH = batch_of()
 
 
 def plain(payload, count, batch=BATCH):
-    return decode_plain(payload, count, batch)
+    return decode_at_once(payload, count, batch)
 
 
 def carefully(payload, count, batch=BATCH):
@@ -120,6 +125,17 @@ def test_topics_of_all_sizes(topic):
         {"flag": MAX_FLAG},
         {"sharding_key": "s"},
         {"sharding_key": "s" * MAX_SHARDING_KEY_LENGTH},
+        {"tag": "é" * MAX_TAG_LENGTH},
+        {"keys": ("é", "\U0001f680" * MAX_KEY_LENGTH)},
+        {"sharding_key": "é" * MAX_SHARDING_KEY_LENGTH},
+        {"properties": {}},
+        {"properties": {"": ""}},
+        {"properties": {"origin": "JFK", "é": "ü"}, "keys": ("é",)},
+        {"properties": {f"{n:02d}": "x" for n in range(16)}},
+        {"properties": {"n" * 31: "v" * 32, "m" * 255: "w" * MAX_PROPERTIES_BYTES}},
+        {"delay_level": 300},
+        {"deliver_at_ms": 0x1_0000_0000},
+        {"deliver_at_ms": MAX_TIMESTAMP_MS},
         {"tag": "a", "keys": ("k", "l"), "flag": 300, "sharding_key": "s"},
     ],
 )
@@ -140,24 +156,23 @@ def test_messages_side_by_side_share_their_tag():
         Message("u", b"x"),
         Message("tt", b"x"),
         Message("", b"x"),
-        Message("t", b"x", "é"),
         Message("t", b"x", ""),
         Message("t", b"x", "a" * (MAX_TAG_LENGTH + 1)),
-        Message("t", b"x", None, ("é",)),
         Message("t", b"x", None, ("",)),
         Message("t", b"x", None, ("k" * (MAX_KEY_LENGTH + 1),)),
         Message("t", b"x", None, ("k",) * (MAX_KEYS + 1)),
-        Message("t", b"x", properties={"a": "b"}),
-        Message("t", b"x", properties={}),
         Message("t", b"x", flag=MAX_FLAG + 1),
         Message("t", b"x", flag=-1),
         Message("t", b"x", flag=1 << 63),
         Message("t", b"x", sharding_key=""),
-        Message("t", b"x", sharding_key="é"),
         Message("t", b"x", sharding_key="s" * 256),
-        Message("t", b"x", delay_level=1),
-        Message("t", b"x", deliver_at_ms=1),
         Message("t", b"x", flag=True),
+        Message("t", b"x", delay_level=MAX_FLAG + 1),
+        Message("t", b"x", deliver_at_ms=MAX_TIMESTAMP_MS + 1),
+        Message("t", b"x", deliver_at_ms=(1 << 64) - 1),
+        Message("t", b"x", properties={"a": "b" * (MAX_PROPERTIES_BYTES + 1)}),
+        Message("t", b"x", properties={"a": None}),
+        Message("t", b"x", properties=["a"]),
         Message("t", "text"),
         Message("t", None),
         Message(b"t", b"x"),
@@ -178,8 +193,8 @@ def references(batch):
 
 def test_what_was_decoded_before_an_unusual_message_is_let_go():
     batch = batch_of("".join(["a topic", " of its own"]))
-    messages = [Message(batch.topic, b"x", "a tag"), Message(batch.topic, b"x", "é")]
-    data = encode_payload(messages).data
+    messages = [Message(batch.topic, b"x", "a tag"), Message(batch.topic, b"x", "")]
+    data = msgspec.msgpack.encode(messages)
     del messages
     before = references(batch)
     for _ in range(100):
@@ -189,11 +204,14 @@ def test_what_was_decoded_before_an_unusual_message_is_let_go():
 
 def test_nothing_is_left_behind_by_messages_that_are_gone():
     batch = batch_of("".join(["a topic", " of its own"]))
-    message = Message(batch.topic, b"x", "a", ("k",), flag=500, sharding_key="s")
+    message = Message(batch.topic, b"x", "a", ("k",), {"a": "b"}, flag=500, sharding_key="s")
     data = encode_payload([message] * 50).data
     before = references(batch)
     for _ in range(100):
-        assert len(plain(data, 50, batch)) == 50
+        found = plain(data, 50, batch)
+        assert len([one.message_id for one in found if one.property("a") == "b"]) == 50
+        assert found[0].keys == found[1].keys
+        del found
     assert references(batch) == before
 
 
@@ -225,14 +243,15 @@ def test_another_number_of_messages_is_left_to_others(count):
 
 
 def test_every_cut_is_left_to_others():
-    data = encode_payload([Message("t", b"x", "a", ("k",), sharding_key="s")] * 3).data
+    data = encode_payload([Message("t", b"x", "a", ("k",), {"a": "b"}, sharding_key="s")] * 3).data
     for size in range(len(data)):
         assert plain(data[:size], 3) is None
     assert plain(data + b"\0", 3) is None
 
 
 def test_every_flipped_bit_is_read_as_the_careful_way_reads_it():
-    messages = [Message("t", b"x", "a", ("k", "l"), flag=300, sharding_key="s")] * 2
+    one = Message("t", b"x", "a", ("k", "é"), {"a": "b", "c": ""}, 300, "s", 0, 1 << 33)
+    messages = [one] * 2
     data = bytearray(encode_payload(messages).data)
     for bit in range(8 * len(data)):
         data[bit // 8] ^= 1 << bit % 8
@@ -248,10 +267,9 @@ def test_a_payload_may_be_any_buffer(kind):
     assert plain(kind(data), 3) == carefully(data, 3)
 
 
-def test_a_large_array_is_left_to_others():
-    assert plain(encode_payload([Message("t", b"x")] * MAX_MESSAGES).data, MAX_MESSAGES) is None
-    data = encode_payload([Message("t", b"x")] * (MAX_MESSAGES - 1)).data
-    assert len(plain(data, MAX_MESSAGES - 1)) == MAX_MESSAGES - 1
+@pytest.mark.parametrize("count", [MAX_MESSAGES - 1, MAX_MESSAGES])
+def test_a_large_array_is_read_as_well(count):
+    assert len(plain(encode_payload([Message("t", b"x")] * count).data, count)) == count
 
 
 def test_more_keys_than_a_batch_may_have_are_left_to_others():
@@ -313,9 +331,181 @@ class Collected(msgspec.Struct, array_like=True):
 
 
 def test_the_part_in_c_refuses_classes_it_cannot_fill():
-    for kind, words in ((Collected, "collector"), (Message, "queue_offset")):
+    for kind, words in ((Collected, "collector"), (Message, "topic")):
         with pytest.raises((TypeError, AttributeError), match=words):
-            type(fast_decode._decoder)(message_type=kind, no_keys=(), limits=(1,) * 6)
+            type(fast_decode._decoder)(
+                message_type=kind,
+                batch_type=BatchInfo,
+                no_keys=(),
+                max_strings=1,
+                field_limits=(1,) * 7,
+            )
+
+
+# ---- What is looked at --------------------------------------------------------------------
+
+
+def fresh(**fields):
+    """A message as a consumer gets it, its keys and properties still encoded."""
+    (found,) = plain(encode_payload([Message("t", b"x", **fields)]).data, 1)
+    return found
+
+
+def is_encoded(message):
+    """Asks msgspec, which looks at the slots themselves."""
+    try:
+        msgspec.structs.astuple(message)
+    except AttributeError:
+        return True
+    return False
+
+
+ORDINARY = {"keys": ("k", "é"), "properties": {"a": "b", "é": "ü"}}
+
+
+@pytest.mark.parametrize("look", [lambda one: one.keys, lambda one: one.properties, repr])
+def test_keys_and_properties_are_made_when_they_are_looked_at(look):
+    message = fresh(**ORDINARY)
+    assert is_encoded(message)
+    look(message)
+    assert not is_encoded(message)
+    assert (message.keys, message.properties) == (ORDINARY["keys"], ORDINARY["properties"])
+    assert message.keys is message.keys
+    assert message.properties is message.properties
+
+
+@pytest.mark.parametrize(
+    "fields", [{"keys": ("k",)}, {"properties": {"a": "b"}}, {"properties": {}}, ORDINARY]
+)
+def test_whatever_there_is_of_them(fields):
+    message = fresh(**fields)
+    assert is_encoded(message)
+    assert message.properties == fields.get("properties")
+    assert message.keys == fields.get("keys", NO_KEYS)
+    assert not is_encoded(fresh())
+
+
+def test_one_property_is_found_without_making_the_others():
+    message = fresh(**ORDINARY)
+    assert message.property("a") == "b"
+    assert message.property("é", "none") == "ü"
+    assert message.property("k") is None
+    assert message.property("missing", "none") == "none"
+    assert message.property("\ud800", "none") == "none"
+    assert is_encoded(message)
+    assert message.property(name="a") == "b"
+    assert message.property("missing", default=5) == 5
+    assert message.properties is not None
+    assert message.property("é") == "ü"
+    assert fresh(keys=("k",)).property("a", "none") == "none"
+    with pytest.raises(TypeError):
+        message.property()
+    with pytest.raises(TypeError):
+        fresh(**ORDINARY).property(1, 2, 3, 4)
+    assert StoredMessage.property(fresh(**ORDINARY), "a") == "b"
+
+
+def test_the_last_of_two_properties_with_one_name_counts_as_it_does_for_msgspec():
+    data = msgspec.msgpack.encode([Message("t", b"x", properties={"a": "1", "b": "2"})])
+    data = data.replace(b"\xa1b", b"\xa1a")
+    (message,) = plain(data, 1)
+    assert message.property("a") == "2"
+    assert message.properties == {"a": "2"} == carefully(data, 1)[0].properties
+
+
+def test_fields_may_be_set_and_deleted():
+    message = fresh(**ORDINARY)
+    message.keys = ("other",)
+    assert (message.keys, message.properties) == (("other",), ORDINARY["properties"])
+    message = fresh(**ORDINARY)
+    message.properties = None
+    assert (message.keys, message.properties) == (ORDINARY["keys"], None)
+    message = fresh(**ORDINARY)
+    del message.keys
+    assert message.properties == ORDINARY["properties"]
+    with pytest.raises(AttributeError):
+        message.keys  # noqa: B018
+    with pytest.raises(AttributeError):
+        message.message_id = "x"
+
+
+def remade(message):
+    kind, fields = message.__reduce__()
+    return kind(*fields)
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, remade])
+def test_copies_are_equal(twin):
+    message = fresh(**ORDINARY)
+    assert twin(message) == message
+    assert twin(fresh(**ORDINARY)).to_message() == Message("t", b"x", **ORDINARY)
+    assert message != fresh()
+    assert message != Message("t", b"x", **ORDINARY)
+
+
+@pytest.mark.parametrize("name", ["message_id", *fast_decode._OF_BATCH])
+def test_facts_of_the_batch_are_those_in_python(name):
+    message = fresh()
+    in_python = vars(StoredMessage)[name].__wrapped__
+    assert getattr(message, name) == in_python.fget(message)
+    assert getattr(StoredMessage, name) is in_python
+    message.batch = None
+    with pytest.raises(AssertionError):
+        getattr(message, name)
+
+
+@pytest.mark.parametrize(
+    ("producer_id", "first_sequence", "ordinal"),
+    [
+        (0, 0, 0),
+        (2**64 - 1, 2**64 - 1, 0),
+        (0xABCDEF, 0x0123456789, 77),
+        (1, 2**64 - 1, 1),
+        (1, 5, -1),
+        (2**64, 0, 0),
+        (-1, 0, 0),
+    ],
+)
+def test_message_ids_of_all_sizes(producer_id, first_sequence, ordinal):
+    message = fresh()
+    message.batch = msgspec.structs.replace(
+        BATCH, producer_id=producer_id, first_sequence=first_sequence
+    )
+    message.queue_offset = QueueOffset(FIRST + ordinal)
+    assert message.message_id == format_message_id(producer_id, first_sequence + ordinal)
+
+
+def test_a_field_is_made_of_what_it_needs():
+    kind = type(vars(StoredMessage)["keys"])
+    for arguments in ((5, "keys", property()), (fast_decode._decoder, "keys", 5)):
+        with pytest.raises(TypeError, match="made of"):
+            kind(*arguments)
+    with pytest.raises(AttributeError):
+        kind(fast_decode._decoder, "no such field", property())
+    with pytest.raises(TypeError, match="made of"):
+        type(vars(StoredMessage)["property"])(5, print)
+
+
+def test_threads_that_look_at_once_see_the_same():
+    data = encode_payload([Message("t", b"x", **ORDINARY)] * 300).data
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            messages = plain(data, 300)
+            seen: list[list[object]] = [[], []]
+
+            def look(into, messages=messages):
+                into += [(one.keys, one.properties) for one in messages]
+
+            threads = [threading.Thread(target=look, args=(into,)) for into in seen]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(a[0] is b[0] and a[1] is b[1] for a, b in zip(*seen, strict=True))
+    finally:
+        sys.setswitchinterval(before)
 
 
 # ---- Whatever comes -----------------------------------------------------------------------
@@ -327,7 +517,7 @@ messages = st.builds(
     body=st.binary(max_size=300),
     tag=st.none() | texts,
     keys=st.lists(texts, max_size=20).map(tuple),
-    properties=st.none() | st.dictionaries(texts, texts, max_size=1),
+    properties=st.none() | st.dictionaries(texts, texts, max_size=3),
     flag=st.integers(0, MAX_FLAG),
     sharding_key=st.none() | texts,
     delay_level=st.sampled_from([0, 0, 0, 1]),
@@ -343,7 +533,18 @@ def test_it_agrees_with_the_careful_way_whatever_was_sent(batch):
         assert found == carefully(data, len(batch))
 
 
-PIECES = [b"\x91", b"\x92", b"\x99", b"\xa1t", b"\xc4\x01x", b"\xc0", b"\x90", b"\x00", b"\xa1a"]
+PIECES = [
+    b"\x91",
+    b"\x92",
+    b"\x99",
+    b"\xa1t",
+    b"\xc4\x01x",
+    b"\xc0",
+    b"\x90",
+    b"\x00",
+    b"\xa1a",
+    b"\x81",
+]
 pieces = st.lists(st.sampled_from(PIECES) | st.binary(max_size=3), max_size=40).map(b"".join)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import random
+import sys
+import threading
 from types import SimpleNamespace
 
 import msgspec
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 
 from mqmesh import fast_encode
 from mqmesh.errors import MQMeshError
-from mqmesh.fast_encode import encode_plain, is_compiled
+from mqmesh.fast_encode import MAX_KNOWN_TAGS, encode_at_once, is_compiled
 from mqmesh.message import (
+    FIELD_LIMITS,
     MAX_FLAG,
     MAX_KEY_LENGTH,
     MAX_KEYS,
+    MAX_PROPERTIES_BYTES,
     MAX_SHARDING_KEY_LENGTH,
     MAX_TAG_LENGTH,
     Message,
@@ -32,13 +36,14 @@ from mqmesh.payload import (
     decode_payload,
     encode_payload,
 )
+from mqmesh.units import MAX_TIMESTAMP_MS
 
 MAX_BODY = 4 * 1024 * 1024
 
 
 def plain(messages, **options):
-    defaults = {"max_body_bytes": MAX_BODY, "one_sharding_key": False}
-    return encode_plain(messages, **(defaults | options))
+    defaults = {"max_body_bytes": MAX_BODY, "is_one": False}
+    return encode_at_once(messages, **(defaults | options))
 
 
 def carefully(messages, **options):
@@ -87,6 +92,24 @@ def test_as_many_messages_as_a_batch_may_have(count):
         {"flag": MAX_FLAG},
         {"sharding_key": "s"},
         {"sharding_key": "s" * MAX_SHARDING_KEY_LENGTH},
+        {"tag": "é" * MAX_TAG_LENGTH},
+        {"tag": "\U0001f680" * MAX_TAG_LENGTH},
+        {"keys": ["é", "\U0001f680" * MAX_KEY_LENGTH]},
+        {"sharding_key": "é" * MAX_SHARDING_KEY_LENGTH},
+        {"properties": {}},
+        {"properties": {"origin": "JFK", "é": "ü"}},
+        {"properties": {"empty": ""}},
+        {"properties": {f"{n:02d}": "x" for n in range(15)}},
+        {"properties": {f"{n:02d}": "x" for n in range(16)}},
+        {"properties": {"n" * 31: "v" * 32, "m" * 255: "w" * 256}},
+        {"properties": {"n": "v" * (MAX_PROPERTIES_BYTES - 1)}},
+        {"properties": {"n": "é" * (MAX_PROPERTIES_BYTES // 2 - 1)}},
+        {"delay_level": 1},
+        {"delay_level": MAX_FLAG},
+        {"deliver_at_ms": 1},
+        {"deliver_at_ms": 0xFFFF_FFFF},
+        {"deliver_at_ms": 0x1_0000_0000},
+        {"deliver_at_ms": MAX_TIMESTAMP_MS},
         {"tag": "a", "keys": ("k", "l"), "flag": 300, "sharding_key": "s"},
     ],
 )
@@ -98,9 +121,39 @@ def test_what_else_a_message_may_have(fields):
     assert bool(payload.tag_hashes) == ("tag" in fields)
 
 
+@pytest.fixture
+def no_tags_known(monkeypatch):
+    before = dict(fast_encode._hashes)
+    fast_encode._hashes.clear()
+    yield
+    fast_encode._hashes.clear()
+    fast_encode._hashes.update(before)
+
+
+@pytest.mark.usefixtures("no_tags_known")
 def test_tags_that_differ_and_tags_that_do_not():
-    for tags in (["a", "a"], ["a", "b"], [None, "b"], ["a", None]):
+    for tags in (["a", "a"], ["a", "b"], [None, "b"], ["a", None], ["é", "é", None, "".join("ab")]):
         messages = [Message("t", b"x", tag) for tag in tags]
+        for _ in range(2):  # the second time its tags are known
+            assert plain(messages) == encode_payload(messages)
+
+
+@pytest.mark.usefixtures("no_tags_known")
+def test_of_many_tags_only_so_many_are_kept():
+    many = [Message("t", b"x", f"tag-{n}") for n in range(MAX_KNOWN_TAGS + 1)]
+    for _ in range(2):
+        assert plain(many) == encode_payload(many)
+        assert len(fast_encode._hashes) == MAX_KNOWN_TAGS
+    other = [Message("t", b"x", "another")]
+    assert plain(other) == encode_payload(other)
+    assert list(fast_encode._hashes) == ["another"]
+
+
+@pytest.mark.usefixtures("no_tags_known")
+def test_a_hash_that_is_none_is_not_used():
+    messages = [Message("t", b"x", "a")]
+    for hash_of_a in (b"short", 5):
+        fast_encode._hashes["a"] = hash_of_a
         assert plain(messages) == encode_payload(messages)
 
 
@@ -119,6 +172,14 @@ class Other(Message, array_like=True):
     more: int = 0
 
 
+class Properties(dict):
+    """No plain dict."""
+
+
+def many_properties():
+    return {f"{n:07d}": "v" for n in range(MAX_PROPERTIES_BYTES // 8 + 1)}
+
+
 def unusual():
     body = b"x" * 100
     return {
@@ -127,10 +188,8 @@ def unusual():
         "tag with a bar": Message("t", body, "a|b"),
         "tag with a blank before": Message("t", body, " a"),
         "tag with a tab behind": Message("t", body, "a\t"),
-        "tag beyond ASCII": Message("t", body, "é"),
         "tag of another class": Message("t", body, Text("a")),
         "bytes for a tag": Message("t", body, b"a"),
-        "key beyond ASCII": Message("t", body, None, ("é",)),
         "key of a surrogate": Message("t", body, None, ("\ud800",)),
         "key of another class": Message("t", body, None, (Text("k"),)),
         "empty key": Message("t", body, None, ("k", "")),
@@ -141,8 +200,22 @@ def unusual():
         "a text for keys": Message("t", body, None, "abc"),
         "a set for keys": Message("t", body, None, {"k"}),
         "None for keys": Message("t", body, None, None),
-        "properties": Message("t", body, properties={"a": "b"}),
-        "no properties": Message("t", body, properties={}),
+        "tag with a wide blank before": Message("t", body, "\u3000a"),
+        "tag of a surrogate": Message("t", body, "\ud800"),
+        "sharding key of a surrogate": Message("t", body, sharding_key="\ud800"),
+        "list for properties": Message("t", body, properties=[("a", "b")]),
+        "another dict for properties": Message("t", body, properties=Properties(a="b")),
+        "property without a name": Message("t", body, properties={"": "b"}),
+        "property of a surrogate": Message("t", body, properties={"a": "\ud800"}),
+        "property of bytes": Message("t", body, properties={"a": b"b"}),
+        "property of another class": Message("t", body, properties={"a": Text("b")}),
+        "property name of another class": Message("t", body, properties={Text("a"): "b"}),
+        "number for a property": Message("t", body, properties={"a": 5}),
+        "too much of a property": Message("t", body, properties={"a": "b" * MAX_PROPERTIES_BYTES}),
+        "too many properties": Message("t", body, properties=many_properties()),
+        "level and time": Message("t", body, delay_level=1, deliver_at_ms=1),
+        "delay level too large": Message("t", body, delay_level=MAX_FLAG + 1),
+        "time too late": Message("t", body, deliver_at_ms=MAX_TIMESTAMP_MS + 1),
         "True for a flag": Message("t", body, flag=True),
         "False for a flag": Message("t", body, flag=False),
         "a flag too large": Message("t", body, flag=MAX_FLAG + 1),
@@ -151,10 +224,7 @@ def unusual():
         "None for a flag": Message("t", body, flag=None),
         "empty sharding key": Message("t", body, sharding_key=""),
         "sharding key too long": Message("t", body, sharding_key="s" * 256),
-        "sharding key beyond ASCII": Message("t", body, sharding_key="é"),
-        "delay level": Message("t", body, delay_level=1),
         "False for a delay level": Message("t", body, delay_level=False),
-        "time of delivery": Message("t", body, deliver_at_ms=1),
         "negative time": Message("t", body, deliver_at_ms=-1),
         "other topic": Message("u", body),
         "longer topic": Message("tt", body),
@@ -168,7 +238,6 @@ def unusual():
         "time for a body": Message("t", datetime.datetime(2026, 1, 1)),
         "unknown for a body": Message("t", object()),
         "body too large": Message("t", bytes(101)),
-        "reserved property": Message("t", body, properties={"RECONSUME_TIMES": "1"}),
         "stored message": StoredMessage("t", body),
         "subclass": Other("t", body),
         "list": ["t", body, None, (), None, 0, None, 0],
@@ -191,17 +260,35 @@ def test_a_field_that_was_deleted():
         messages = [Message("t", b"x") for _ in range(3)]
         delattr(messages[1], name)
         assert plain(messages) is None
-        assert plain(messages[1:], one_sharding_key=True) is None
+        assert plain(messages[1:], is_one=True) is None
 
 
 def test_sharding_keys_may_differ_unless_they_must_not():
     same = [Message("t", b"x", sharding_key="ab"), Message("t", b"y", sharding_key="a" + chr(98))]
-    assert plain(same, one_sharding_key=True) == encode_payload(same)
+    assert plain(same, is_one=True) == encode_payload(same)
     for other in (None, "ac", "abc"):
         differing = [*same, Message("t", b"z", sharding_key=other)]
-        assert plain(differing, one_sharding_key=True) is None
-        assert plain(differing[::-1], one_sharding_key=True) is None
+        assert plain(differing, is_one=True) is None
+        assert plain(differing[::-1], is_one=True) is None
         assert plain(differing) == encode_payload(differing)
+
+
+def test_reserved_properties_are_left_to_others_where_users_may_have_set_them():
+    messages = [Message("t", b"x", properties={"a": "b", "RECONSUME_TIMES": "5"})]
+    assert plain(messages, is_one=True) is None
+    assert plain(messages) == encode_payload(messages)
+
+
+def test_delays_may_differ_unless_they_must_not():
+    at_times = [Message("t", b"x", deliver_at_ms=5), Message("t", b"y", deliver_at_ms=1 << 40)]
+    levels = [Message("t", b"x", delay_level=300), Message("t", b"y", delay_level=300)]
+    for same in (at_times, levels):
+        assert plain(same, is_one=True) == carefully(same)
+        for other in ({}, {"delay_level": 2}, {"deliver_at_ms": 6 if same is levels else 0}):
+            differing = [*same, Message("t", b"z", **other)]
+            assert plain(differing, is_one=True) is None
+            assert plain(differing[::-1], is_one=True) is None
+            assert plain(differing) == carefully(differing)
 
 
 @pytest.mark.parametrize(
@@ -252,17 +339,59 @@ def test_the_part_in_c_refuses_other_arguments(arguments):
         fast_encode._encoder.encode([], 1 << 80, True)
 
 
-@pytest.mark.parametrize("place", [0, 3, 4, 8])
+@pytest.mark.parametrize("place", [0, 1, 3, 4, 6, 7, 8])
 def test_the_part_in_c_refuses_limits_that_cannot_be_written(place):
-    limits = [10] * 9
+    limits = [10] * 11
     limits[place] = 1 << 33
     with pytest.raises(ValueError, match="beyond"):
-        type(fast_encode._encoder)(message_type=Message, limits=tuple(limits))
+        type(fast_encode._encoder)(
+            message_type=Message,
+            hashes={},
+            reserved=frozenset(),
+            limits=tuple(limits[:4]),
+            field_limits=tuple(limits[4:]),
+        )
 
 
 def test_the_part_in_c_refuses_classes_without_slots():
     with pytest.raises(TypeError, match="no slot"):
-        type(fast_encode._encoder)(message_type=SlotlessMessage, limits=(10,) * 9)
+        type(fast_encode._encoder)(
+            message_type=SlotlessMessage,
+            hashes={},
+            reserved=frozenset(),
+            limits=(10,) * 4,
+            field_limits=FIELD_LIMITS,
+        )
+
+
+def test_a_list_that_another_thread_changes_makes_whole_batches():
+    """Each of them is a batch that the list was at some time; nothing is read that was freed."""
+    short, long = [Message("t", b"s", "a")], [Message("t", b"l" * 300, "bb", ("k",))] * 50
+    batch = list(short)
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            batch[:] = long
+            batch[0].properties = {"a": "b" * 40}
+            batch[0].keys = ["k"] * 9
+            batch[:] = short
+            long[0].properties = None
+            long[0].keys = ("k",)
+
+    before = sys.getswitchinterval()
+    changer = threading.Thread(target=change)
+    sys.setswitchinterval(1e-6)
+    changer.start()
+    try:
+        for _ in range(3_000):
+            payload = fast_encode._encoder.encode(batch, MAX_BODY, False)
+            bodies = {one.body[:1] for one in decode_payload(payload[0])}
+            assert len(bodies) == 1
+    finally:
+        done.set()
+        changer.join()
+        sys.setswitchinterval(before)
 
 
 class SlotlessMessage:
@@ -292,21 +421,23 @@ def test_it_agrees_with_the_careful_way_whatever_comes(batch):
         assert payload == carefully(batch)
 
 
-easy = st.text("abc", min_size=1, max_size=300)
+easy = st.text("abcé\u20ac", min_size=1, max_size=300)
 easy_messages = st.builds(
     Message,
     topic=st.just("t"),
     body=st.binary(min_size=1, max_size=300),
     tag=st.none() | easy.map(lambda text: text[:255]),
     keys=st.lists(easy.map(lambda text: text[:255]), max_size=20),
+    properties=st.none() | st.dictionaries(easy, st.just("") | easy, max_size=20),
     flag=st.integers(0, MAX_FLAG),
+    deliver_at_ms=st.just(0) | st.integers(0, MAX_TIMESTAMP_MS),
     sharding_key=st.none() | easy.map(lambda text: text[:255]),
 )
 
 
 @settings(max_examples=200)
 @given(st.lists(easy_messages, min_size=1, max_size=40))
-def test_nothing_plain_is_left_to_others(batch):
+def test_nothing_legal_is_left_to_others(batch):
     payload = plain(batch)
     assert payload is not None
     assert payload == carefully(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqmesh.errors import ClientClosed
-from mqmesh.fast_encode import encode_plain
+from mqmesh.fast_encode import encode_at_once
 from mqmesh.message import Message, MessageQueue
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.messaging import BatchOutcome
@@ -98,8 +98,8 @@ def test_a_list_that_another_thread_changes_makes_no_batch_of_this_and_that(monk
 
     def meddle(messages, *rest, **options):
         sent.append(Message("t", b"y", "b"))
-        return encode_plain(messages, *rest, **options)
+        return encode_at_once(messages, *rest, **options)
 
-    monkeypatch.setattr(sender_module, "encode_plain", meddle)
+    monkeypatch.setattr(sender_module, "encode_at_once", meddle)
     payload = explicit_batch(sent, BatchCodec(PRODUCER_KEY, None), 1_000).payload
     assert payload == encode_payload([message] * 8)

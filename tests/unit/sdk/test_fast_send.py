@@ -15,13 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqmesh.errors import ClientClosed, InvalidArgument, QueueFull
-from mqmesh.message import MAX_KEY_LENGTH, MAX_KEYS, MAX_TAG_LENGTH, NO_KEYS, Message, MessageQueue
+from mqmesh.message import (
+    MAX_FLAG,
+    MAX_KEY_LENGTH,
+    MAX_KEYS,
+    MAX_PROPERTIES_BYTES,
+    MAX_TAG_LENGTH,
+    NO_KEYS,
+    Message,
+    MessageQueue,
+)
 from mqmesh.message_checks import check_messages
 from mqmesh.sdk import fast_send as fast_send_module
 from mqmesh.sdk.fast_send import fast_send, is_compiled
 from mqmesh.sdk.lanes import TopicLanes
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.producer_options import ProducerOptions
+from mqmesh.sdk.queue_selector import queue_index
 from mqmesh.sdk.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.send_result import SendFuture
 from mqmesh.sdk.sender import GIVE_WAY_MESSAGES
@@ -76,9 +86,10 @@ class Sends:
     def carefully(self, message: Message, **wishes: Any) -> SendFuture:
         self.careful_calls += 1
         (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
-        bound = message.sharding_key is not None
+        key = message.sharding_key
+        bound = key is not None
         future, _ = self.buffer.append(
-            self.lanes.lanes[0] if bound else None,
+            None if key is None else self.lanes.lanes[queue_index(key, len(self.lanes.lanes))],
             self.topics[message.topic],
             message,
             message_size(message),
@@ -120,9 +131,9 @@ MESSAGES = st.builds(
     body=st.binary(min_size=0, max_size=1_001),
     tag=st.none() | TEXTS,
     keys=st.just(NO_KEYS) | st.lists(TEXTS, max_size=3) | st.tuples(TEXTS),
-    properties=st.sampled_from([None] * 5 + [{"a": "b"}]),
+    properties=st.sampled_from([None] * 5) | st.dictionaries(TEXTS, TEXTS, max_size=2),
     flag=st.sampled_from([0] * 5 + [1, -1, 1 << 70]),
-    sharding_key=st.sampled_from([None] * 5 + ["s"]),
+    sharding_key=st.sampled_from([None] * 5 + ["s", "s", "é", "a" * 255, "", "a" * 256]),
     delay_level=st.sampled_from([0] * 5 + [3]),
     deliver_at_ms=st.sampled_from([0] * 5 + [1_000]),
 )
@@ -191,6 +202,11 @@ def test_whatever_is_sent_the_two_ways_end_the_same(steps):
         Message("t", b"x", None, ["key"]),
         Message("t", b"x", "tag", ("k" * MAX_KEY_LENGTH,) * MAX_KEYS),
         Message("t", b"x", None, []),
+        Message("t", b"x", "é", ["é"]),
+        Message("t", b"x", properties={}),
+        Message("t", b"x", properties={"origin": "JFK", "é": ""}),
+        Message("t", b"x", properties={"a": "b" * (MAX_PROPERTIES_BYTES - 1)}),
+        Message("t", b"x", flag=MAX_FLAG),
     ],
 )
 def test_what_wants_nothing_special_goes_the_fast_way(message):
@@ -220,7 +236,6 @@ class Letter(Message, array_like=True, gc=False):
         Message("t", "x"),  # type: ignore[arg-type]
         Message("t", b"x", ""),
         Message("t", b"x", "t" * (MAX_TAG_LENGTH + 1)),
-        Message("t", b"x", "é"),
         Message("t", b"x", Text("tag")),
         Message("t", b"x", b"tag"),  # type: ignore[arg-type]
         Message("t", b"x", " tag"),
@@ -232,10 +247,15 @@ class Letter(Message, array_like=True, gc=False):
         Message("t", b"x", None, [1]),  # type: ignore[list-item]
         Message("t", b"x", None, ["k" * (MAX_KEY_LENGTH + 1)]),
         Message("t", b"x", None, ["k"] * (MAX_KEYS + 1)),
-        Message("t", b"x", properties={}),
         Message("t", b"x", sharding_key="s"),
-        Message("t", b"x", flag=1),
         Message("t", b"x", flag=False),
+        Message("t", b"x", flag=-1),
+        Message("t", b"x", properties={"": "b"}),
+        Message("t", b"x", properties={"TTL": "5"}),
+        Message("t", b"x", properties={"a": 1}),  # type: ignore[dict-item]
+        Message("t", b"x", properties={"a": "b" * MAX_PROPERTIES_BYTES}),
+        Message("t", b"x", sharding_key=""),
+        Message("t", b"x", sharding_key="\ud800"),
         Message("t", b"x", flag=1 << 70),
         Message("t", b"x", delay_level=1),
         Message("t", b"x", deliver_at_ms=1),
@@ -244,6 +264,26 @@ class Letter(Message, array_like=True, gc=False):
 )
 def test_what_needs_a_closer_look_goes_the_careful_way(message):
     assert not Sends(ROOMY).is_fast(message)
+
+
+@pytest.mark.parametrize("key", ["s", "é", "another", "k" * 255])
+def test_a_sharding_key_goes_the_fast_way_into_a_batch_of_its_queue(key):
+    sends = Sends(ROOMY)
+    first, second = (sends.send(Message("t", body, sharding_key=key)) for body in (b"1", b"2"))
+    assert second.batch is first.batch
+    assert first.batch.queue == sends.lanes.queues[queue_index(key, 6)]
+    assert sends.careful_calls == 1
+
+
+def test_what_may_go_anywhere_stays_apart_from_what_may_not():
+    sends = Sends(ROOMY)
+    one_key = [sends.send(Message("t", b"bound", sharding_key="s")) for _ in range(50)]
+    loose = [sends.send(Message("t", b"anywhere")) for _ in range(50)]
+    more = sends.send(Message("t", b"bound", sharding_key="s"))
+    assert {one.batch for one in one_key} == {more.batch}
+    assert len({one.batch for one in loose}) == 1
+    assert (more.batch.bound, loose[0].batch.bound) == (True, False)
+    assert sends.careful_calls == 2
 
 
 def test_a_field_that_was_deleted_is_no_crash():
@@ -470,7 +510,7 @@ def test_who_has_a_send_async_of_his_own_keeps_it():
 
 
 def test_without_a_compiler_it_is_the_method(world, monkeypatch):
-    monkeypatch.setattr(fast_send_module, "_fast_send", None)
+    monkeypatch.setattr(fast_send_module, "FastSend", None)
     assert not is_compiled()
     producer = world.producer()
     assert not is_short(producer)

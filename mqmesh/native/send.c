@@ -1,35 +1,37 @@
 /* The fast path of an asynchronous send; see fast_send.py.
 
-   It does what message_checks.check_messages and SendBuffer.append do for a message that any queue
-   will do for, when a batch is open that it can join. Everything else is left to Python.
+   It does what message_checks.check_messages and SendBuffer.append do for a message that is not
+   delayed, when a batch is open that it can join: that of its sharding key's queue, or any.
+   Everything else is left to Python.
 
    From the look at the lock to the last store no Python code is called, the interpreter is not
    given away, and nothing is made that the garbage collector tracks. So whoever holds the lock
    has it before or after, never in between. */
 
-#include "../_plain_message.h"
+#include "slots.h"
 #include <time.h>
 
 typedef struct {
-    Py_ssize_t usual, deadline_ms, deadline_max_ms, size, messages;
+    Py_ssize_t usual, bound, deadline_ms, deadline_max_ms, size, messages;
 } BatchSlots;
 
 /* Limits of messages and batches; what they mean stands where Python has them. */
 typedef struct {
-    Py_ssize_t max_message_size, max_tag_length, max_keys, max_key_length;
-    Py_ssize_t max_batch_bytes, max_batch_messages;
+    Py_ssize_t max_message_size, max_batch_bytes, max_batch_messages;
     Py_ssize_t message_overhead, string_overhead;
     Py_ssize_t give_way_messages; /* a power of two */
+    FieldLimits field;
 } Limits;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *otherwise, *buffer, *topics, *locked, *clock_ns, *give_way, *no_keys;
+    PyObject *otherwise, *buffer, *topics, *locked, *clock_ns, *give_way, *reserved;
     PyTypeObject *message_type, *lanes_type, *lane_type, *batch_type, *future_type;
     MessageSlots message;
     BatchSlots batch;
-    Py_ssize_t lanes_sticky, lane_open, buffer_bytes, buffer_admitted, future_batch, future_index;
+    Py_ssize_t lanes_sticky, lanes_all, lane_open, buffer_bytes, buffer_admitted;
+    Py_ssize_t future_batch, future_index;
     Limits limits;
     long long timeout_ms;
     int is_system_clock; /* clock_ns is the interpreter's own: asked without a call of it */
@@ -42,18 +44,20 @@ find_slots(FastSend *self)
 {
     PyTypeObject *batch = self->batch_type;
     PyTypeObject *future = self->future_type, *buffer = Py_TYPE(self->buffer);
-    int failed = find_message_slots(self->message_type, &self->message)
-        || find_slot(batch, "usual", &self->batch.usual)
-        || find_slot(batch, "deadline_ms", &self->batch.deadline_ms)
-        || find_slot(batch, "deadline_max_ms", &self->batch.deadline_max_ms)
-        || find_slot(batch, "size", &self->batch.size)
-        || find_slot(batch, "messages", &self->batch.messages)
-        || find_slot(self->lanes_type, "sticky", &self->lanes_sticky)
-        || find_slot(self->lane_type, "open", &self->lane_open)
-        || find_slot(buffer, "_bytes", &self->buffer_bytes)
-        || find_slot(buffer, "_admitted_bytes", &self->buffer_admitted)
-        || find_slot(future, "_batch", &self->future_batch)
-        || find_slot(future, "index", &self->future_index);
+    int failed = mq_find_message_slots(self->message_type, &self->message)
+        || mq_find_slot(batch, "usual", &self->batch.usual)
+        || mq_find_slot(batch, "bound", &self->batch.bound)
+        || mq_find_slot(batch, "deadline_ms", &self->batch.deadline_ms)
+        || mq_find_slot(batch, "deadline_max_ms", &self->batch.deadline_max_ms)
+        || mq_find_slot(batch, "size", &self->batch.size)
+        || mq_find_slot(batch, "messages", &self->batch.messages)
+        || mq_find_slot(self->lanes_type, "sticky", &self->lanes_sticky)
+        || mq_find_slot(self->lanes_type, "lanes", &self->lanes_all)
+        || mq_find_slot(self->lane_type, "open", &self->lane_open)
+        || mq_find_slot(buffer, "_bytes", &self->buffer_bytes)
+        || mq_find_slot(buffer, "_admitted_bytes", &self->buffer_admitted)
+        || mq_find_slot(future, "_batch", &self->future_batch)
+        || mq_find_slot(future, "index", &self->future_index);
     return failed ? -1 : 0;
 }
 
@@ -74,22 +78,25 @@ static PyObject *
 fast_send_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "otherwise", "buffer", "topics", "lock", "clock_ns", "give_way", "no_keys",
+        "otherwise", "buffer", "topics", "lock", "clock_ns", "give_way", "reserved",
         "message_type", "lanes_type", "lane_type", "batch_type", "future_type",
-        "timeout_ms", "limits", NULL
+        "timeout_ms", "limits", "field_limits", NULL
     };
-    PyObject *otherwise, *buffer, *topics, *lock, *clock_ns, *give_way, *no_keys;
+    PyObject *otherwise, *buffer, *topics, *lock, *clock_ns, *give_way, *reserved;
     PyTypeObject *message_type, *lanes_type, *lane_type, *batch_type, *future_type;
     long long timeout_ms;
     Limits limits;
+    FieldLimits *field = &limits.field;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOO!OOOOO!O!O!O!O!L(nnnnnnnnn):FastSend", names,
-            &otherwise, &buffer, &PyDict_Type, &topics, &lock, &clock_ns, &give_way, &no_keys,
+            args, kwargs, "$OOO!OOOO!O!O!O!O!O!L(nnnnnn)(nnnnnnn):FastSend", names,
+            &otherwise, &buffer, &PyDict_Type, &topics, &lock, &clock_ns, &give_way,
+            &PyFrozenSet_Type, &reserved,
             &PyType_Type, &message_type, &PyType_Type, &lanes_type, &PyType_Type, &lane_type,
             &PyType_Type, &batch_type, &PyType_Type, &future_type, &timeout_ms,
-            &limits.max_message_size, &limits.max_tag_length, &limits.max_keys,
-            &limits.max_key_length, &limits.max_batch_bytes, &limits.max_batch_messages,
-            &limits.message_overhead, &limits.string_overhead, &limits.give_way_messages))
+            &limits.max_message_size, &limits.max_batch_bytes, &limits.max_batch_messages,
+            &limits.message_overhead, &limits.string_overhead, &limits.give_way_messages,
+            &field->tag, &field->keys, &field->key, &field->sharding_key, &field->properties,
+            &field->flag, &field->deliver_at_ms))
         return NULL;
     FastSend *self = (FastSend *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -100,7 +107,7 @@ fast_send_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->topics = Py_NewRef(topics);
     self->clock_ns = Py_NewRef(clock_ns);
     self->give_way = Py_NewRef(give_way);
-    self->no_keys = Py_NewRef(no_keys);
+    self->reserved = Py_NewRef(reserved);
     self->message_type = (PyTypeObject *)Py_NewRef(message_type);
     self->lanes_type = (PyTypeObject *)Py_NewRef(lanes_type);
     self->lane_type = (PyTypeObject *)Py_NewRef(lane_type);
@@ -132,7 +139,7 @@ fast_send_traverse(FastSend *self, visitproc visit, void *arg)
     Py_VISIT(self->locked);
     Py_VISIT(self->clock_ns);
     Py_VISIT(self->give_way);
-    Py_VISIT(self->no_keys);
+    Py_VISIT(self->reserved);
     Py_VISIT(self->message_type);
     Py_VISIT(self->lanes_type);
     Py_VISIT(self->lane_type);
@@ -160,7 +167,7 @@ fast_send_dealloc(FastSend *self)
     Py_CLEAR(self->topics);
     Py_CLEAR(self->locked);
     Py_CLEAR(self->clock_ns);
-    Py_CLEAR(self->no_keys);
+    Py_CLEAR(self->reserved);
     Py_CLEAR(self->message_type);
     Py_CLEAR(self->lanes_type);
     Py_CLEAR(self->lane_type);
@@ -172,57 +179,66 @@ fast_send_dealloc(FastSend *self)
 
 /* ---- Checking: -1 where only Python can tell, else the bytes that texts are taken to need --- */
 
-static Py_ssize_t
-tag_size(FastSend *self, PyObject *tag)
+/* Of nothing, or of a text that takes so many bytes. */
+static inline Py_ssize_t
+optional_size(const FastSend *self, PyObject *text, Py_ssize_t bytes)
 {
-    if (tag == Py_None)
+    if (text == Py_None)
         return 0;
-    Py_ssize_t length = tag_length(tag, self->limits.max_tag_length);
-    return length < 0 ? -1 : length + self->limits.string_overhead;
+    return bytes < 0 ? -1 : bytes + self->limits.string_overhead;
 }
 
 static Py_ssize_t
-keys_size(FastSend *self, PyObject *keys)
+keys_size(const FastSend *self, PyObject *keys)
 {
-    if (keys == self->no_keys)
-        return 0;
-    Py_ssize_t count = key_count(keys, self->limits.max_keys), total = 0;
+    Py_ssize_t count = key_count(keys, self->limits.field.keys), total = 0;
     if (count < 0)
         return -1;
     for (Py_ssize_t number = 0; number < count; number++) {
-        PyObject *key = PySequence_Fast_GET_ITEM(keys, number);
-        Py_ssize_t length = ascii_length(key, self->limits.max_key_length);
-        if (length < 0)
+        Py_ssize_t bytes = text_bytes(
+            PySequence_Fast_GET_ITEM(keys, number), self->limits.field.key);
+        if (bytes < 0)
             return -1;
-        total += length + self->limits.string_overhead;
+        total += bytes + self->limits.string_overhead;
     }
     return total;
 }
 
-/* Of a message that is surely legal, but for its topic's name, and wants nothing special. */
 static Py_ssize_t
-texts_size(FastSend *self, PyObject *message)
+properties_size(const FastSend *self, PyObject *properties)
+{
+    if (properties == Py_None)
+        return 0;
+    Py_ssize_t bytes = properties_bytes(properties, self->reserved, self->limits.field.properties);
+    return bytes < 0 ? -1 : bytes + 2 * self->limits.string_overhead * PyDict_GET_SIZE(properties);
+}
+
+/* Of a message that is surely legal, but for its topic's name, and not delayed. */
+static Py_ssize_t
+texts_size(const FastSend *self, PyObject *message)
 {
     const MessageSlots *at = &self->message;
+    const FieldLimits *limits = &self->limits.field;
     if (!Py_IS_TYPE(message, self->message_type))
         return -1;
     PyObject *topic = SLOT(message, at->topic), *body = SLOT(message, at->body);
     if (topic == NULL || !PyUnicode_CheckExact(topic) || body == NULL || !PyBytes_CheckExact(body))
         return -1;
     Py_ssize_t size = PyBytes_GET_SIZE(body);
-    PyObject *zero = SLOT(message, at->flag);
     if (size <= 0 || size > self->limits.max_message_size
-            || SLOT(message, at->properties) != Py_None
-            || SLOT(message, at->sharding_key) != Py_None
-            || zero == NULL || !PyLong_CheckExact(zero) || PyLong_AsLong(zero) != 0
-            || SLOT(message, at->delay_level) != zero
-            || SLOT(message, at->deliver_at_ms) != zero) {
-        PyErr_Clear(); /* a flag beyond all bounds */
+            || number_of(SLOT(message, at->flag), limits->flag) < 0
+            || number_of(SLOT(message, at->delay_level), 0) < 0
+            || number_of(SLOT(message, at->deliver_at_ms), 0) < 0)
         return -1;
-    }
-    Py_ssize_t tag = tag_size(self, SLOT(message, at->tag));
+    PyObject *tag = SLOT(message, at->tag), *sharding_key = SLOT(message, at->sharding_key);
+    Py_ssize_t tag_needs = optional_size(self, tag, tag_bytes(tag, limits->tag));
+    Py_ssize_t sharding_key_needs = optional_size(
+        self, sharding_key, text_bytes(sharding_key, limits->sharding_key));
     Py_ssize_t keys = keys_size(self, SLOT(message, at->keys));
-    return tag < 0 || keys < 0 ? -1 : tag + keys;
+    Py_ssize_t properties = properties_size(self, SLOT(message, at->properties));
+    if (tag_needs < 0 || sharding_key_needs < 0 || keys < 0 || properties < 0)
+        return -1;
+    return tag_needs + sharding_key_needs + keys + properties;
 }
 
 /* ---- Sending ----------------------------------------------------------------------------- */
@@ -264,19 +280,56 @@ make_future(FastSend *self, PyObject *batch, Py_ssize_t index)
     return future;
 }
 
-/* A message joins the open batch of its topic's sticky lane: its future, and how many bytes it is
-   time to give way for, or 0. None when it cannot join; nothing was changed then. */
+/* As zlib's; texts of a few bytes are not worth a table. */
+static unsigned long
+crc32_of(const char *bytes, Py_ssize_t size)
+{
+    unsigned long crc = 0xffffffffUL;
+    for (Py_ssize_t place = 0; place < size; place++) {
+        crc ^= (unsigned char)bytes[place];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (0xedb88320UL & (0UL - (crc & 1)));
+    }
+    return crc ^ 0xffffffffUL;
+}
+
+/* The lane of a message's sharding key, as queue_selector.queue_index has it, or the sticky one;
+   borrowed, NULL if it is none. */
+static PyObject *
+choose_lane(const FastSend *self, PyObject *lanes, PyObject *sharding_key)
+{
+    PyObject *lane;
+    if (sharding_key == Py_None) {
+        lane = SLOT(lanes, self->lanes_sticky);
+    } else {
+        PyObject *all = SLOT(lanes, self->lanes_all);
+        Py_ssize_t size = 0;
+        const char *bytes = utf8_of(sharding_key, &size);
+        if (bytes == NULL || all == NULL || !PyTuple_CheckExact(all) || PyTuple_GET_SIZE(all) == 0)
+            return NULL;
+        unsigned long count = (unsigned long)PyTuple_GET_SIZE(all);
+        lane = PyTuple_GET_ITEM(all, (Py_ssize_t)(crc32_of(bytes, size) % count));
+    }
+    return lane != NULL && Py_IS_TYPE(lane, self->lane_type) ? lane : NULL;
+}
+
+/* A message joins the open batch of its lane: its future, and how many bytes it is time to give
+   way for, or 0. None when it cannot join; nothing was changed then. */
 static PyObject *
 join(FastSend *self, PyObject *lanes, PyObject *message, Py_ssize_t texts, long long deadline_ms,
      long long *to_give_way)
 {
     const BatchSlots *at = &self->batch;
     const Limits *limits = &self->limits;
-    PyObject *lane = SLOT(lanes, self->lanes_sticky);
-    if (lane == NULL || !Py_IS_TYPE(lane, self->lane_type))
+    PyObject *sharding_key = SLOT(message, self->message.sharding_key);
+    PyObject *lane = choose_lane(self, lanes, sharding_key);
+    if (lane == NULL)
         Py_RETURN_NONE;
+    /* What may go anywhere stays apart from what may not. */
+    PyObject *bound = sharding_key == Py_None ? Py_False : Py_True;
     PyObject *batch = SLOT(lane, self->lane_open);
-    if (batch == NULL || !Py_IS_TYPE(batch, self->batch_type) || SLOT(batch, at->usual) != Py_True)
+    if (batch == NULL || !Py_IS_TYPE(batch, self->batch_type) || SLOT(batch, at->usual) != Py_True
+            || SLOT(batch, at->bound) != bound)
         Py_RETURN_NONE;
     PyObject *messages = SLOT(batch, at->messages);
     if (messages == NULL || !PyList_CheckExact(messages))
@@ -385,7 +438,7 @@ fast_send_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *
     return future;
 }
 
-/* ---- The module -------------------------------------------------------------------------- */
+/* ---- The object -------------------------------------------------------------------------- */
 
 static PyMemberDef fast_send_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastSend, vectorcall), READONLY, NULL},
@@ -405,37 +458,9 @@ static PyType_Slot fast_send_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec fast_send_spec = {
-    .name = "mqmesh.sdk._fast_send.FastSend",
+PyType_Spec mq_fast_send_spec = {
+    .name = "mqmesh._native.FastSend",
     .basicsize = sizeof(FastSend),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = fast_send_slots,
 };
-
-static int
-module_exec(PyObject *module)
-{
-    PyObject *type = PyType_FromSpec(&fast_send_spec);
-    if (type == NULL)
-        return -1;
-    int failed = PyModule_AddObjectRef(module, "FastSend", type);
-    Py_DECREF(type);
-    return failed;
-}
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, module_exec},
-    {0, NULL},
-};
-
-static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mqmesh.sdk._fast_send",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC
-PyInit__fast_send(void)
-{
-    return PyModuleDef_Init(&module_def);
-}
