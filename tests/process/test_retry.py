@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections import Counter
 
 import pytest
@@ -23,10 +22,11 @@ from mqmesh.message import (
     PROPERTY_RESENT_FROM_DLQ,
     Message,
 )
+from mqmesh.payload import Payload, compress_payload
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.retries import ResendStatus
-from mqmesh.record_batch import BROKER_PART_SIZE, encode_batch
+from mqmesh.record_batch import batch_parts
 from mqmesh.sdk.consume_result import ConsumeResult
 from mqmesh.sdk.dead_letters import DeadLetterClient, DeadLetterFilter
 from mqmesh.sdk.producer import Producer
@@ -39,7 +39,11 @@ from mqmesh.transport.channel import BlockingChannel
 
 PATIENCE_S = 30.0
 LEVELS = "1s 1s 1s 1s 1s 1s"
-SETTINGS = {"default_topic_queue_nums": "4", "message_delay_level": LEVELS}
+SETTINGS = {
+    "default_topic_queue_nums": "4",
+    "message_delay_level": LEVELS,
+    "check_compressed_batches": "false",  # so that something undecodable can be stored
+}
 _numbers = itertools.count()
 
 
@@ -344,20 +348,14 @@ def test_members_without_the_topic_leave_a_trace(cluster, names):
     assert other.seen == []
 
 
-def undecodable(data):
-    """A batch whose checksum is right and whose messages are none."""
-    raw = bytearray(data)
-    raw[-1:] = b"\xc1"  # msgpack never uses this byte
-    crc = zlib.crc32(raw[BROKER_PART_SIZE + 4 :])
-    raw[BROKER_PART_SIZE : BROKER_PART_SIZE + 4] = crc.to_bytes(4, "little")
-    return bytes(raw)
-
-
 def send_undecodable(cluster, topic):
     """Three messages to queue 0 that nobody can read; returns their first offset."""
-    batch = undecodable(
-        encode_batch(
-            [Message(topic, b"a"), Message(topic, b"b"), Message(topic, b"c")],
+    # Compressed, since this broker does not look inside then.
+    raw = b"\x93" + b"\xc1" * 1_000  # msgpack never uses this byte
+    stored, codec = compress_payload(raw)
+    batch = b"".join(
+        batch_parts(
+            Payload(stored, codec, len(raw), 3, False, b""),
             topic=topic,
             queue_id=0,
             producer_id=PRODUCER_ID,

@@ -87,6 +87,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             600,000 ms. A crash puts consumers back by at most so much.
 
         max_message_size: Largest body in bytes, 1 B to 15 MiB. Consumers must hold it.
+        check_compressed_batches: Inflate batches that clients compressed, to check their messages
+            as those of others are checked. Costs about a millisecond of processor time a MiB of
+            messages; without it a faulty client can store what no consumer can read.
         max_held_pulls: Pulls waiting at a time, 1 to 10,000,000; beyond it a pull that finds
             nothing is refused with SYSTEM_BUSY. About 1 KiB of memory each.
         max_staged_bytes: Message bytes gathered before one write to the log, 64 KiB to 1 GiB.
@@ -153,6 +156,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
 
     max_message_size: Annotated[int, msgspec.Meta(ge=1, le=15 * MIB)] = MAX_MESSAGE_BYTES_DEFAULT
+    check_compressed_batches: bool = True
     max_held_pulls: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
     max_staged_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1024 * MIB)] = 64 * MIB
     max_sync_flush_waits: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000

@@ -31,6 +31,8 @@ from mqmesh.message import (
     SCHEDULE_TOPIC,
     TRANS_HALF_TOPIC,
 )
+from mqmesh.payload import CODEC_NONE
+from mqmesh.payload_check import check_payload
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
@@ -40,6 +42,7 @@ from mqmesh.record_batch import (
     BatchMeta,
     check_batch,
     read_header,
+    read_payload,
 )
 from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
 from mqmesh.roles.broker.delays import to_schedule
@@ -233,6 +236,7 @@ def _admit(
                 f"{header.message_count} messages of {header.raw_size} bytes together; a body "
                 f"may have {limit} (max_message_size)"
             )
+        _check_messages(context, header, data, goal)
         if is_half:
             twin = admit_half(context, header)
             if twin is not None:
@@ -246,6 +250,19 @@ def _admit(
         return _refusal(context, error)
     context.stage.batches.append(batch)
     return None
+
+
+def _check_messages(
+    context: BrokerContext, header: BatchHeader, data: memoryview, topic: str
+) -> None:
+    config = context.config
+    if header.codec != CODEC_NONE and not config.check_compressed_batches:
+        return
+    try:
+        payload = read_payload(data, header)
+    except CorruptBatch as error:
+        raise MessageIllegal(str(error)) from error
+    check_payload(payload, header.message_count, topic, config.max_message_size)
 
 
 def _read_meta(context: BrokerContext, header: BatchHeader, data: memoryview) -> BatchMeta:

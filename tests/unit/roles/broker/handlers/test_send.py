@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqmesh.errors import CorruptBatch, DiskFull, RemoteProtocolError, StoreClosed, SystemBusy
 from mqmesh.message import Message
+from mqmesh.payload import CODEC_NONE, Payload, compress_payload
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.record_batch import Attributes, encode_batch
+from mqmesh.record_batch import Attributes, batch_parts, encode_batch
 from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
@@ -346,3 +348,69 @@ def test_counters_tell_what_happened(stage):
     assert (total.put_refused, total.put_bytes > 100) == (1, True)
     topic = stage.context.topics.require("t")
     assert (topic.put_messages, topic.last_update) == (2, {0: stage.clock.wall_ms()})
+
+
+# ---- What is in a batch ---------------------------------------------------------------------
+
+
+def batch_of(data: bytes, count: int = 1, topic: str = "t", compress: bool = False) -> bytes:
+    """A batch whose header is right, with anything for messages."""
+    stored, codec = compress_payload(data) if compress else (data, CODEC_NONE)
+    assert (codec == CODEC_NONE) is not compress
+    payload = Payload(stored, codec, len(data), count, False, b"")
+    return b"".join(
+        batch_parts(
+            payload,
+            topic=topic,
+            queue_id=0,
+            producer_id=PRODUCER_ID,
+            first_sequence=0,
+            born_timestamp=1,
+        )
+    )
+
+
+GARBAGE = [
+    msgspec.msgpack.encode([{"no": "message"}]),
+    msgspec.msgpack.encode([Message("t", b"x", "")]),
+    msgspec.msgpack.encode([Message("t", b"x", None, ("k",) * 300_000)]),
+    msgspec.msgpack.encode([Message("other", b"x" * 100)]),
+    msgspec.msgpack.encode([Message("t", b"x" * 100, properties={"a": "b" * 40_000})]),
+    msgspec.msgpack.encode([Message("t", b"x" * 100)]) + bytes(100),
+    msgspec.msgpack.encode([Message("t", bytes(4 * 1024 * 1024 + 1))]),
+    b"\x91" + bytes(100),
+    b"\x90" + bytes(100),
+]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("data", GARBAGE)
+def test_messages_that_no_consumer_could_read_are_refused(stage, data, compress):
+    if compress:
+        try:
+            bad = batch_of(data, compress=True)
+        except AssertionError:
+            bad = batch_of(data + b"\0" * 1_000, compress=True)  # too small to be compressed
+    else:
+        bad = batch_of(data)
+    good, refused, last = stage.send(stage.batch(), bad, stage.batch(queue_id=1))
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert refused.remark
+    assert (good.code, last.code) == (0, 0)
+    assert stage.pull()[1] == [b"body"]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_messages_of_another_topic_than_their_batch_are_refused(stage, compress):
+    data = msgspec.msgpack.encode([Message("secret", b"x" * 100)])
+    (outcome,) = stage.send(batch_of(data, compress=compress))
+    assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "topic 'secret' differs from 't'" in outcome.remark
+
+
+def test_a_broker_may_believe_what_was_compressed(make_stage):
+    data = msgspec.msgpack.encode([Message("secret", b"x" * 100)])
+    stage = make_stage(check_compressed_batches=False)
+    believed, looked_at = stage.send(batch_of(data, compress=True), batch_of(data))
+    assert believed.code == 0
+    assert looked_at.code == ResponseCode.MESSAGE_ILLEGAL
