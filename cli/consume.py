@@ -23,10 +23,10 @@ from mqmesh.message import StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pull_consumer import PullConsumer
 
-from .interrupt import Interrupt
 from .options import json_option, namesrv_option
 from .render import print_json, timestamp
 

@@ -19,10 +19,10 @@ from mqmesh.logs import one_line
 from mqmesh.message import Message
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.send_result import SendFuture, SendResult
 
-from .interrupt import Interrupt
 from .main import INTERRUPTED
 from .options import json_option, namesrv_option
 from .render import print_json

@@ -13,11 +13,11 @@ from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError
 from mqmesh.logs import one_line
 from mqmesh.record_batch import decode_messages
 from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.storage.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
 from mqmesh.storage.verify import VerifyReport, verify_store
 
 from .consume import parts_of
-from .interrupt import Interrupt
 from .main import INTERRUPTED
 from .options import json_option
 from .query import full_dict

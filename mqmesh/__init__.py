@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.push_consumer import PushConsumer as PushConsumer
     from mqmesh.sdk.queries import QueryClient as QueryClient
     from mqmesh.sdk.requests import is_request as is_request
+    from mqmesh.sdk.run import run as run
     from mqmesh.sdk.send_result import SendFuture as SendFuture
     from mqmesh.sdk.send_result import SendResult as SendResult
     from mqmesh.sdk.tracks import TrackClient as TrackClient
@@ -97,6 +98,7 @@ _MODULE_OF = {
     "TransactionOptions": "mqmesh.sdk.producer_options",
     "TransactionProducer": "mqmesh.sdk.transaction_producer",
     "is_request": "mqmesh.sdk.requests",
+    "run": "mqmesh.sdk.run",
 }
 
 __all__ = [
@@ -143,6 +145,7 @@ __all__ = [
     "TransactionProducer",
     "__version__",
     "is_request",
+    "run",
 ]
 
 

@@ -33,6 +33,7 @@ from mqmesh.sdk.aio_admin import (
 from mqmesh.sdk.aio_consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio_producer import Producer
 from mqmesh.sdk.aio_transactions import TransactionListener, TransactionProducer
+from mqmesh.sdk.run import run_async as run
 
 __all__ = [
     "AdminClient",
@@ -47,4 +48,5 @@ __all__ = [
     "TransactionAdmin",
     "TransactionListener",
     "TransactionProducer",
+    "run",
 ]

@@ -21,6 +21,7 @@ from mqmesh.sdk.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.rebalance import AllocateStrategy
+from mqmesh.sdk.run import run_async
 
 
 class PullConsumer:
@@ -339,6 +340,15 @@ class PushConsumer:
         """As ``mqmesh.PushConsumer.close``; also from within a listener."""
         self._inner.closer = asyncio.current_task()
         await asyncio.to_thread(self._inner.close)
+
+    @property
+    def closed(self) -> bool:
+        """As ``mqmesh.PushConsumer.closed``."""
+        return self._inner.closed
+
+    async def run(self) -> None:
+        """As ``mqmesh.PushConsumer.run``."""
+        await run_async(self)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -57,6 +57,11 @@ class Producer:
         """Waits a moment for sends without an outcome, then closes."""
         await asyncio.to_thread(self._inner.close)
 
+    @property
+    def closed(self) -> bool:
+        """As ``mqmesh.Producer.closed``."""
+        return self._inner.closed
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

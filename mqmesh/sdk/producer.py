@@ -21,6 +21,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.at_exit import close_at_exit, closed
 from mqmesh.sdk.client import ClientEngine
 from mqmesh.sdk.direct_path import DirectPath
 from mqmesh.sdk.explicit_batch import explicit_batch
@@ -43,8 +44,6 @@ from mqmesh.sdk.sender import (
 )
 from mqmesh.version import VERSION
 
-CLOSE_FLUSH_S: Final = 1.0
-"""How long ``close`` waits for sends that have no outcome yet."""
 MAX_TIMEOUT_MS: Final = 600_000
 
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
@@ -52,7 +51,7 @@ _WHY_NOT: Final = {
     "new": "the producer is not started; call start() or use it with 'with'",
     "closed": "the producer is closed",
     "dead": "the producer's thread died; the log says why",
-    "forked": "the producer belongs to the process that made it; make one after the fork",
+    "forked": "the producer belongs to the process that started it; start one after the fork",
 }
 """Why a producer in some state does not send."""
 _log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Producer(ProducerRequests):
     broker when theirs fails; if the first one had stored them all the same, they are at
     both, with the same message ids.
 
-    A producer belongs to its process: make it after ``fork``, not before.
+    A producer belongs to the process that starts it: start it after ``fork``, not before.
 
     Args:
         group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
@@ -94,9 +93,18 @@ class Producer(ProducerRequests):
     ) -> None:
         self.group = check_group(group)
         self.options = make_options(self._options_type, options, "producer option")
-        client = client_options(client, namesrv_addr)
+        self._client = client_options(client, namesrv_addr)
+        self._make_parts()
+        self._short: Callable[..., SendFuture] | None = None
+        self._life = threading.Lock()
+        self._state = "new"
+        self._is_copy = False
+        tell_of_forks(self)
+
+    def _make_parts(self) -> None:
+        """Makes all that belongs to one process."""
         self._engine = ClientEngine(
-            client,
+            self._client,
             heartbeat=self._heartbeat,
             on_routes=self._routes_changed,
             on_command=self._take_command,
@@ -112,7 +120,6 @@ class Producer(ProducerRequests):
             clock=self._engine.loop.clock,
             may_wait=lambda: not self._engine.loop.in_loop_thread,
         )
-        # What each send_async needs, at hand.
         self._clock_ns = self._engine.loop.clock.monotonic_ns
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
@@ -132,14 +139,9 @@ class Producer(ProducerRequests):
         )
         self._direct = DirectPath(self._engine, self._codec, one.busy_poll_us)
         self._requests = Requests(self._engine, one.max_pending_requests)
-        # What brokers send by themselves, and who takes it, in the engine's thread.
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
         }
-        self._short: Callable[..., SendFuture] | None = None
-        self._life = threading.Lock()
-        self._state = "new"
-        tell_of_forks(self)
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -151,17 +153,21 @@ class Producer(ProducerRequests):
         """
         with self._life:
             if self._state == "new":
+                if self._is_copy:
+                    self._engine.loop.close()  # the parent's; what it was to watch never began
+                    self._make_parts()
                 self._shorten()
                 self._engine.start()
                 self._state = "running"
+                close_at_exit(self)
         if self._state != "running":
             self._refuse()
 
     def close(self) -> None:
-        """Waits up to a second for sends without an outcome, then closes; idempotent.
+        """Waits up to ``close_timeout_ms`` for sends without an outcome, then closes; idempotent.
 
-        What has no outcome by then ends with ``ClientClosed``, before this returns unless it
-        is called by a callback.
+        What has no outcome by then ends with ``ClientClosed``, before this returns unless it is
+        called by a callback, and is logged. The end of the program closes what nobody closed.
         """
         if self._state == "forked":
             return  # the parent may have held any lock
@@ -172,14 +178,19 @@ class Producer(ProducerRequests):
             return
         patience_s = 0.0
         if before == "running" and not self._engine.loop.in_loop_thread:
-            deadline = time.monotonic() + CLOSE_FLUSH_S
-            self._buffer.wait_empty(CLOSE_FLUSH_S)
-            patience_s = max(deadline - time.monotonic(), 0)
+            timeout_s, began_s = self.options.close_timeout_ms / 1_000, time.monotonic()
+            self._buffer.wait_empty(timeout_s)
+            patience_s = max(began_s + timeout_s - time.monotonic(), 0)
         self._direct.close(patience_s)
         self._engine.close()
+        closed(self)
 
     def on_fork(self) -> None:
-        """This process is a fork; it must make a producer of its own."""
+        """This process is a fork, where only a producer that was not started can be used."""
+        if self._state == "new":
+            self._life = threading.Lock()  # a thread of the parent may have had it
+            self._is_copy = True
+            return
         self._state = "forked"
         self._lengthen()
 
@@ -560,7 +571,8 @@ class Producer(ProducerRequests):
                 self._state = "dead"
                 self._lengthen()
         self._sender.end_all(
-            ClientClosed("the producer was closed before it was known that the message is stored")
+            ClientClosed("the producer was closed before it was known that the message is stored"),
+            f"producer group {self.group}",
         )
         self._requests.end_all(ClientClosed("the producer was closed before a reply came"))
 

@@ -30,6 +30,8 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             only as long as answers do come within that time. 0 spares the processor, and a send
             takes about half as long again.
         max_pending_requests: Calls of ``request`` that may wait for their replies at a time.
+        close_timeout_ms: How long ``close``, and the end of the program, wait for sends that have
+            no outcome yet.
     """
 
     send_msg_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 3_000
@@ -45,6 +47,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 200
     max_pending_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    close_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 3_000
 
 
 class TransactionOptions(ProducerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +83,7 @@ class ProducerKeywords(TypedDict, total=False):
     max_requests_in_flight: int
     busy_poll_us: int
     max_pending_requests: int
+    close_timeout_ms: int
 
 
 class TransactionKeywords(ProducerKeywords, total=False):

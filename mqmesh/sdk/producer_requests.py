@@ -201,6 +201,11 @@ class ProducerRequests:
         """Replies that came when nobody waited for them any more; they were dropped."""
         return self._requests.late_replies
 
+    @property
+    def closed(self) -> bool:
+        """True after ``close``, or when the producer's thread died."""
+        return self._engine.closed
+
     # ---- What the producer has ---------------------------------------------------------
 
     def send_async(

@@ -39,6 +39,7 @@ from mqmesh.sdk.pull_loop import PullCounters
 from mqmesh.sdk.pulled_batch import PulledBatch
 from mqmesh.sdk.queue_sink import QueueSink
 from mqmesh.sdk.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.run import run
 
 WATCH_INTERVAL_MS: Final = 1_000
 SENT_BACK_S: Final = 0.5
@@ -151,9 +152,9 @@ class PushConsumer:
             for message in messages:
                 print(message.body)
 
-        with PushConsumer("audit") as consumer:
-            consumer.subscribe("orders", listener=on_messages)
-            ...
+        consumer = PushConsumer("audit")
+        consumer.subscribe("orders", listener=on_messages)
+        consumer.run()  # or start() and close(), or "with"
 
     Args:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
@@ -256,6 +257,22 @@ class PushConsumer:
         else:
             self._service.close(0)
             self._engine.client.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``, or when the consumer's thread died."""
+        return self._state == "closed" or self._engine.client.closed
+
+    def run(self) -> None:
+        """Starts, consumes until SIGINT or SIGTERM, ends the calls that run, commits and closes.
+
+        For several clients in one process there is ``mqmesh.run``.
+
+        Raises:
+            InvalidArgument: This is not the main thread, where alone signals can be handled.
+            MQMeshError: As for ``start``.
+        """
+        run(self)
 
     def __enter__(self) -> Self:
         self.start()

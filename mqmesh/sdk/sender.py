@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -306,14 +307,27 @@ class Sender:
         self._coming.add(batch)
         self._engine.post(lambda: self._adopt(lane, batch, answer))
 
-    def end_all(self, error: MQMeshError) -> None:
-        """Ends every batch that has no outcome yet, and lets no message in any more."""
-        for batch in self._buffer.close():
+    def end_all(self, error: MQMeshError, whose: str) -> None:
+        """Ends every batch that has no outcome yet, and lets no message in any more.
+
+        Args:
+            error: What those who wait are told.
+            whose: In the log, which tells what was lost also where nobody waits.
+        """
+        waiting, held, coming = self._buffer.close(), list(self._held.items()), list(self._coming)
+        lost: Counter[str] = Counter()
+        for batch in [*waiting, *(batch for batch, _ in held), *coming]:
+            if not batch.done:
+                lost[batch.queue.topic] += batch.explicit_count or len(batch.messages)
+        for batch in waiting:
             self._finish(batch, None, error)
-        for batch, lane in list(self._held.items()):
+        for batch, lane in held:
             self._end(lane, batch, None, error)
-        for batch in list(self._coming):
+        for batch in coming:
             batch.finish(None, error)
+        if lost:
+            what = ", ".join(f"{count} to {topic}" for topic, count in sorted(lost.items()))
+            _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
 
     def _adopt(self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError) -> None:
         self._coming.discard(batch)

@@ -29,7 +29,7 @@ from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.half_sender import HalfSender
 from mqmesh.sdk.listener_pool import GROW_MS, ListenerPool
 from mqmesh.sdk.options import ClientOptions, NamesrvAddr
-from mqmesh.sdk.producer import CLOSE_FLUSH_S, Producer
+from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.producer_options import ProducerKeywords, TransactionKeywords, TransactionOptions
 from mqmesh.sdk.queue_selector import QueueSelector
 from mqmesh.sdk.send_result import GRACE_MS, SendFuture, SendResult
@@ -79,22 +79,25 @@ class TransactionProducer(Producer):
         client: ClientOptions | None = None,
         **options: Unpack[TransactionKeywords],
     ) -> None:
-        common = cast("ProducerKeywords", options)  # the others are of _options_type
-        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
-        one = self.options
-        assert isinstance(one, TransactionOptions)
         if not callable(getattr(listener, "check_local_transaction", None)) or not callable(
             getattr(listener, "execute_local_transaction", None)
         ):
             raise InvalidArgument("listener must be a TransactionListener")
         self._listener = listener
+        common = cast("ProducerKeywords", options)  # the others are of _options_type
+        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
+
+    def _make_parts(self) -> None:
+        super()._make_parts()
+        one = self.options
+        assert isinstance(one, TransactionOptions)
         self._halves = HalfSender(self._engine, self.group, one, new_key())
         self._ends = EndSender(self._engine, self.group)
         self._executors = ListenerPool("mqmesh-transaction", one.execute_thread_count)
         self._checkers = ListenerPool("mqmesh-check-back", one.check_thread_pool_max_size)
         self._checks = CheckService(
             self.group,
-            listener.check_local_transaction,
+            self._listener.check_local_transaction,
             self._ends,
             self._checkers,
             self._engine.loop.clock,
@@ -113,20 +116,22 @@ class TransactionProducer(Producer):
             ClientClosed: After ``close``.
         """
         is_new = self._state == "new"
-        if is_new:
-            self._engine.loop.call_every(GROW_MS, self._executors.tick)
-            self._engine.loop.call_every(GROW_MS, self._checkers.tick)
         super().start()
         if is_new:
-            self._engine.post(lambda: self._engine.find_route(TRANS_HALF_TOPIC, self._meet))
+            self._engine.post(self._begin)
+
+    def _begin(self) -> None:
+        self._engine.loop.call_every(GROW_MS, self._executors.tick)
+        self._engine.loop.call_every(GROW_MS, self._checkers.tick)
+        self._engine.find_route(TRANS_HALF_TOPIC, self._meet)
 
     def close(self) -> None:
-        """Waits up to a second for transactions under way, then closes; idempotent.
+        """Waits up to ``close_timeout_ms`` for transactions under way, then closes; idempotent.
 
         What is not decided by then the broker asks about.
         """
         if self._state == "running" and not self._engine.loop.in_loop_thread:
-            deadline = time.monotonic() + CLOSE_FLUSH_S
+            deadline = time.monotonic() + self.options.close_timeout_ms / 1_000
             while self._open and time.monotonic() < deadline:
                 future = next(iter(self._open.copy()), None)
                 if future is None:
@@ -407,7 +412,7 @@ class TransactionProducer(Producer):
     def _ended(self) -> None:
         super()._ended()
         closed = ClientClosed("the producer was closed before the transaction had ended")
-        self._halves.sender.end_all(closed)
+        self._halves.sender.end_all(closed, f"half messages of group {self.group}")
         self._ends.end_all(closed)
         for future in list(self._open):
             self._finish(future, None, closed)

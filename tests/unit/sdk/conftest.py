@@ -30,6 +30,7 @@ class World:
 
     def producer(self, *, topic: str | None = "t", **options) -> Producer:
         """A started producer that knows the route of a topic and has met its brokers."""
+        options = {"close_timeout_ms": 1, **options}
         producer = Producer("g", namesrv_addr=self.cluster.namesrv_addr, **options)
         self.producers.append(producer)
         producer.start()
@@ -51,7 +52,6 @@ class World:
 def world(monkeypatch):
     network = SimulatedNetwork()
     network.install(monkeypatch.setattr)
-    monkeypatch.setattr("mqmesh.sdk.producer.CLOSE_FLUSH_S", 0.001)
     world = World(network)
     yield world
     for producer in world.producers:

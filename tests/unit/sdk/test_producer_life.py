@@ -163,9 +163,8 @@ def test_closing_ends_every_send(world, faults, after_ms):
     }
 
 
-def test_close_waits_for_what_is_under_way(world, monkeypatch):
-    monkeypatch.setattr("mqmesh.sdk.producer.CLOSE_FLUSH_S", 10.0)
-    producer = world.producer()
+def test_close_waits_for_what_is_under_way(world):
+    producer = world.producer(close_timeout_ms=10_000)
     future = producer.send_async(message())
     closer = threading.Thread(target=producer.close)
     closer.start()

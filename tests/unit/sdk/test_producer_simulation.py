@@ -55,6 +55,7 @@ class Course:
             batch_messages=self.random.choice([1, 5, 2_000]),
             send_latency_fault_enable=self.random.random() < 0.5,
             retry_another_broker_when_not_store_ok=self.random.random() < 0.3,
+            close_timeout_ms=1,
         )
         self.producer.start()
         network.call(lambda: self.producer.fetch_publish_queues("t"))
@@ -145,7 +146,6 @@ class Course:
 def network(monkeypatch):
     network = SimulatedNetwork()
     network.install(monkeypatch.setattr)
-    monkeypatch.setattr("mqmesh.sdk.producer.CLOSE_FLUSH_S", 0.001)
     yield network
     network.close()
 

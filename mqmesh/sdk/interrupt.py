@@ -3,7 +3,10 @@
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""What ends a program in order: Ctrl-C, and what systemd, Docker and Kubernetes send."""
 
 
 class Interrupt:
@@ -26,7 +29,7 @@ class Interrupt:
             self._event.set()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             self._former[number] = signal.signal(number, note)
         return self
 
