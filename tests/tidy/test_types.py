@@ -74,3 +74,17 @@ def test_mypy_finds_wrong_names_and_types(tmp_path: Path) -> None:
     assert found.returncode == 1, found.stdout + found.stderr
     planted = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if "# planted" in line}
     assert {int(number) for number in ERROR.findall(found.stdout)} == planted, found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_program_of_one_page_type_checks_strictly() -> None:
+    programs = ["examples/orders_service.py", "examples/test_orders_service.py"]
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *programs],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr

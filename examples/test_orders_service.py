@@ -1,0 +1,30 @@
+"""The service and its worker beside a real cluster: pytest examples/test_orders_service.py"""
+
+import queue
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from mqmesh import StoredMessage
+from mqmesh.testing.cluster_for_tests import ClusterForTests
+
+
+def test_an_order_that_is_placed_is_billed(
+    mqmesh_cluster: ClusterForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MQMESH_NAMESRV", mqmesh_cluster.namesrv_addr)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    service = import_module("orders_service")
+    billed: queue.SimpleQueue[list[StoredMessage]] = queue.SimpleQueue()
+    monkeypatch.setattr(service, "bill", billed.put)
+
+    with TestClient(service.app) as client, service.worker():
+        answer = client.post("/orders", json={"id": "1", "item": "apple"})
+        assert answer.status_code == 201
+        (message,) = billed.get(timeout=30)
+
+    assert message.message_id == answer.json()["message_id"]
+    assert service.Order.model_validate_json(message.body).item == "apple"
+    assert list(message.keys) == ["1"]
