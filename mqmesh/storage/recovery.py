@@ -7,8 +7,12 @@ tail is cut durably. Only if the system has not restarted, so that no page was
 lost, a bad record with good ones behind it is damage there too. Opening a store
 that was closed in order is the same, only that there is nothing to read.
 
+What is taken for good behind the synced mark is written again before it is synced:
+after a failed sync the page cache shows what the disk does not have.
+
 A crash in the middle of recovery does no harm: nothing is changed before the
-end was found, and the steps of the cut are in an order that can be repeated.
+end was found (bytes that are written again are the same), and the
+steps of the cut are in an order that can be repeated.
 """
 
 import logging
@@ -33,6 +37,7 @@ from mqmesh.storage.log_marker import MARKER_SIZE, Marker, MarkerKind, encode_ma
 from mqmesh.storage.log_scan import ZEROS, LogScanner, Record
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
 from mqmesh.storage.queue_table import QueueTable
+from mqmesh.storage.rewriting import Rewriting
 from mqmesh.storage.segments import Segment, Segments
 from mqmesh.storage.store_key import StoreKey
 from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
@@ -122,6 +127,7 @@ class Recovery:
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
+        self._rewriting = Rewriting(segments, self._first_doubtful())
         self._epoch = 0
         self._read_bytes = 0
         self._queues_synced_through = 0
@@ -154,6 +160,7 @@ class Recovery:
             end = self._rebuild(table)
         finally:
             self._scanner.close()
+            self._rewriting.close()
         epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
         cut = self._cut(end, epoch + 1)
         if cut:
@@ -207,7 +214,9 @@ class Recovery:
         start = min(table.head.through, checkpoint.dispatched_through)
         if start == table.head.through:
             self._epoch = table.head.epoch
-        if not self._same_boot and checkpoint.queues_synced_through < start:
+        # Nor are pages of queues believed that a sync may have failed for.
+        trusted = self._same_boot and checkpoint.clean
+        if not trusted and checkpoint.queues_synced_through < start:
             start = checkpoint.queues_synced_through
             self._rewritten = set()
             self._epoch = 0
@@ -270,7 +279,16 @@ class Recovery:
         self._damage.add(position, beyond, reason, self._clock.wall_ms())
         return beyond
 
+    def _first_doubtful(self) -> int:
+        """Commit-log offset behind which the page cache may show what the disk does not have."""
+        checkpoint, segments = self._checkpoint, self._segments
+        if checkpoint is not None:
+            return EVERYTHING if checkpoint.clean else checkpoint.synced_through
+        # Nobody knows. What is full was synced soon after, and one segment is made ahead.
+        return min((segment.start for segment in list(segments)[-2:]), default=0)
+
     def _apply(self, record: Record) -> None:
+        self._rewriting.write(record.start, record.data)
         if record.batch is not None:
             self._apply_batch(record, record.batch)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
