@@ -25,6 +25,9 @@ class DocumentSaver:
         dump: Makes the document; called in the loop's thread.
         executor: Where the write, which waits for the disk, is done.
         call_soon: The loop's way to be called from another thread.
+
+    Attributes:
+        failure: Why the last write failed; None if it did not.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class DocumentSaver:
         executor: Executor,
         call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
+        self.failure: StorageError | None = None
         self._path = path
         self._dump = dump
         self._executor = executor
@@ -100,6 +104,7 @@ class DocumentSaver:
             self._dirty = True
             if not isinstance(error, StorageError):
                 error = StorageError(f"{self._path} could not be saved: {error!r}")
+        self.failure = error
         for on_saved in told:
             on_saved(error)
         if not self._closing and (self._waiting or (self._dirty and error is None)):

@@ -26,10 +26,11 @@ from mqmesh.storage.atomic_file import sync_directory
 from mqmesh.storage.checkpointer import Checkpointer
 from mqmesh.storage.chores import Chores
 from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.disk_space import Space, SpaceOf
 from mqmesh.storage.flush import Flusher
-from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.interface import QueueMove, StoreConfig
 from mqmesh.storage.log_beginning import NAME, write_log_beginning
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_minimum import remove_unused
@@ -42,6 +43,7 @@ from mqmesh.storage.retention import (
     files_to_delete,
 )
 from mqmesh.storage.segments import STAT_BLOCK_BYTES, Segment
+from mqmesh.units import QueueOffset
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,9 @@ class Cleaner:
         wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
         deleted_segments: Removed so far.
         deleted_bytes: Their size.
+        forced_segments: Those of them that went before their time.
+        forced_moves: Where queues began before that, and begin now, by topic and queue; whoever
+            has been told takes them out.
     """
 
     def __init__(
@@ -118,6 +123,8 @@ class Cleaner:
         self.wish = 0
         self.deleted_segments = 0
         self.deleted_bytes = 0
+        self.forced_segments = 0
+        self.forced_moves: dict[tuple[str, int], QueueMove] = {}
         self._blind = False
         self._pass: Iterator[bool] | None = None
         self._look_ms: int | None = None
@@ -216,7 +223,7 @@ class Cleaner:
                     verdict.count - count,
                     verdict.reason,
                 )
-        return Verdict(count, verdict.reason) if count else Verdict(0)
+        return Verdict(count, verdict.reason, verdict.forced) if count else Verdict(0)
 
     def _sealed(self) -> list[Segment]:
         """Segments that are full, durable and closed, up to the first one that is not."""
@@ -238,10 +245,10 @@ class Cleaner:
         following = segments.after(going[-1])
         assert following is not None
         moved: set[str] = set()
-        yield from self._advance(following.start, moved)
+        yield from self._advance(following.start, moved, forced=verdict.forced)
         note = partial(write_log_beginning, self._directory.parent / NAME, following.start)
         yield from _wait(self._chores.submit(note))
-        yield from self._remove_segments(len(going), verdict.reason)
+        yield from self._remove_segments(len(going), verdict)
         if not moved:
             return
         # Only now: on a full disk the segments make the room that the queue table needs.
@@ -251,7 +258,7 @@ class Cleaner:
         for topic in moved:
             yield from self._remove_queue_files(topic)
 
-    def _advance(self, log_start: int, moved: set[str]) -> Iterator[bool]:
+    def _advance(self, log_start: int, moved: set[str], *, forced: bool) -> Iterator[bool]:
         """Moves the beginnings of queues; notes the topics in which there were some."""
         until_ns = time.monotonic_ns() + MOST_WORKING_NS
         for queue in list(self._queues):
@@ -260,19 +267,38 @@ class Cleaner:
                 until_ns = time.monotonic_ns() + MOST_WORKING_NS
             if self._queues.find(queue.topic, queue.queue_id) is not queue:
                 continue  # deleted meanwhile
+            before = queue.first
             try:
                 if self._queues.advance(queue, log_start):
                     moved.add(queue.topic)
+                    if forced:
+                        self._note_forced(queue, before)
             except CorruptRecord as error:
                 # Whoever reads there has the queue repaired.
                 log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
 
-    def _remove_segments(self, count: int, reason: str) -> Iterator[bool]:
+    def _note_forced(self, queue: ConsumeQueue, before: int) -> None:
+        place = queue.topic, queue.queue_id
+        known = self.forced_moves.get(place)
+        self.forced_moves[place] = QueueMove(
+            *place,
+            first_before=QueueOffset(before) if known is None else known.first_before,
+            first=QueueOffset(queue.first),
+        )
+
+    def _remove_segments(self, count: int, verdict: Verdict) -> Iterator[bool]:
         segments = self._log.segments
         gone = segments.take_first(count)
         for segment in gone:
             self._files.close_path(segment.path)
-        log.info("%d log segments go, the log begins at %d now: %s", count, self._log.start, reason)
+        log.log(
+            logging.ERROR if verdict.forced else logging.INFO,
+            "%d log segments go%s, the log begins at %d now: %s",
+            count,
+            " before their time" if verdict.forced else "",
+            self._log.start,
+            verdict.reason,
+        )
         for number, segment in enumerate(gone):
             try:
                 yield from _wait(self._chores.submit(partial(self._unlink, segment.path)))
@@ -280,6 +306,7 @@ class Cleaner:
                 segments.put_back(gone[number:])
                 raise
             self.deleted_segments += 1
+            self.forced_segments += verdict.forced
             self.deleted_bytes += segment.size
 
     def _unlink(self, path: str) -> None:

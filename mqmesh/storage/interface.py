@@ -156,6 +156,22 @@ class RecoveryProgress(msgspec.Struct, frozen=True, gc=False):
 OnProgress = Callable[[RecoveryProgress], None]
 
 
+class QueueMove(msgspec.Struct, frozen=True, gc=False):
+    """A queue that begins somewhere else, since its oldest messages were removed.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        first_before: Queue offset of its first message before.
+        first: And now.
+    """
+
+    topic: str
+    queue_id: int
+    first_before: QueueOffset
+    first: QueueOffset
+
+
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers about a store, for people and metrics.
 
@@ -186,6 +202,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
             no room.
         deleted_segments: Segments that retention has removed since the store was opened.
         deleted_bytes: Their size.
+        forcibly_deleted_segments: Those of them that went before their time, to make room.
         clock_jumps: Leaps of the wall clock that were noticed since the store was opened.
     """
 
@@ -214,6 +231,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_full: bool = False
     deleted_segments: int = 0
     deleted_bytes: int = 0
+    forcibly_deleted_segments: int = 0
     clock_jumps: int = 0
 
 
@@ -244,13 +262,14 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             digits each, ``;`` between them. Choose hours with little traffic.
         disk_max_used_space_ratio: When the disk is so full, 1 to 100 percent, expired segments
             are removed at any hour.
-        disk_space_clean_forcibly_ratio: When the disk is so full, 1 to 100 percent, the oldest
-            segments are removed whatever their age, so consumers may lose what they have not
-            read yet.
+        disk_space_clean_forcibly_ratio: With ``clean_file_forcibly_enable``: when the disk is so
+            full, 1 to 100 percent, the oldest segments are removed whatever their age, so consumers
+            may lose what they have not read yet.
         disk_space_warning_level_ratio: When the disk is so full, 1 to 100 percent, writes are
             refused until there is room again; reads, commits and deletes go on.
         clean_file_forcibly_enable: Whether ``disk_space_clean_forcibly_ratio`` counts. Without
-            it nothing goes before its time, and a full disk only refuses writes.
+            it nothing goes before its time, and a full disk only refuses writes. With it each
+            removal is an error in the log that says which groups lose how much.
         clean_resource_interval_ms: How often segments to remove are looked for, and how long
             after the start for the first time, 100 to 3,600,000 ms.
         delete_files_batch_max: Segments removed at most at a time, 1 to 10,000. It bounds what
@@ -284,7 +303,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     disk_max_used_space_ratio: _Percent = 75
     disk_space_clean_forcibly_ratio: _Percent = 85
     disk_space_warning_level_ratio: _Percent = 90
-    clean_file_forcibly_enable: bool = True
+    clean_file_forcibly_enable: bool = False
     clean_resource_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] = 10_000
     delete_files_batch_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10
 
@@ -430,6 +449,13 @@ class MessageStore(ABC):
     def retention_wish(self) -> CommitLogOffset:
         """Retention would remove the log before this, and ``keep_from`` forbids it; 0 if not."""
         return CommitLogOffset(0)
+
+    def take_forced_moves(self) -> list[QueueMove]:
+        """Queues of which messages were removed before their time, since the call before.
+
+        Backends that never do so need not listen.
+        """
+        return []
 
     @abstractmethod
     def tick(self, now_ms: int) -> bool:

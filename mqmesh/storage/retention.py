@@ -2,8 +2,8 @@
 
 Pure: ages, hours and the room on the disk are given. Three rules, in this order:
 
-1. At or past ``disk_space_clean_forcibly_ratio`` the oldest segments go whatever their
-   age, as many as bring the disk below that mark.
+1. With ``clean_file_forcibly_enable``, at or past ``disk_space_clean_forcibly_ratio``, the
+   oldest segments go whatever their age, as many as bring the disk below that mark.
 2. Segments older than ``file_reserved_time`` go at once at or past
    ``disk_max_used_space_ratio``, else in the hours of ``delete_when``.
 3. No pass takes more than ``delete_files_batch_max``: whatever is wrong, somebody can
@@ -47,10 +47,12 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         count: So many of the oldest segments.
         reason: Why, for people.
+        forced: Before their time, since the disk is full.
     """
 
     count: int
     reason: str = ""
+    forced: bool = False
 
 
 def files_to_delete(
@@ -66,6 +68,8 @@ def files_to_delete(
         config: Marks and times.
     """
     percent = space.used_percent
+    reserved_ms = config.file_reserved_time * HOUR_MS
+    expired = count_older(files, now_ms - reserved_ms)
     if config.clean_file_forcibly_enable and percent >= config.disk_space_clean_forcibly_ratio:
         count = _enough_files(files, space, config.disk_space_clean_forcibly_ratio)
         reason = (
@@ -73,13 +77,12 @@ def files_to_delete(
             f"{config.disk_space_clean_forcibly_ratio})"
         )
     else:
-        reserved_ms = config.file_reserved_time * HOUR_MS
-        count = count_older(files, now_ms - reserved_ms)
+        count = expired
         reason = f"older than {config.file_reserved_time} h (file_reserved_time)"
         if percent < config.disk_max_used_space_ratio and hour not in hours_of(config.delete_when):
             count = 0
     count = min(count, config.delete_files_batch_max)
-    return Verdict(count, reason) if count else Verdict(0)
+    return Verdict(count, reason, count > expired) if count else Verdict(0)
 
 
 def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:

@@ -51,6 +51,7 @@ from mqmesh.storage.interface import (
     OnProgress,
     PutResult,
     PutStatus,
+    QueueMove,
     StoreConfig,
     StoreStats,
     Wake,
@@ -373,6 +374,14 @@ class CommitLogStore(MessageStore):
         """See ``MessageStore.retention_wish``."""
         return CommitLogOffset(self._cleaner.wish)
 
+    def take_forced_moves(self) -> list[QueueMove]:
+        """See ``MessageStore.take_forced_moves``."""
+        moves = self._cleaner.forced_moves
+        if not moves:
+            return []
+        self._cleaner.forced_moves = {}
+        return list(moves.values())
+
     def tick(self, now_ms: int) -> bool:
         """See ``MessageStore.tick``."""
         self._check_writable()
@@ -434,6 +443,7 @@ class CommitLogStore(MessageStore):
             disk_full=cleaner.gate.refusal is not None or self._log.refusal is not None,
             deleted_segments=cleaner.deleted_segments,
             deleted_bytes=cleaner.deleted_bytes,
+            forcibly_deleted_segments=cleaner.forced_segments,
             clock_jumps=cleaner.age_clock.jumps,
         )
 

@@ -1,5 +1,6 @@
 """Retention on real files: what goes, what stays, and a kill at every step of it."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -184,7 +185,6 @@ def test_a_pass_takes_no_more_than_it_may(kept: Kept) -> None:
 
 
 def test_a_full_disk_refuses_writes_until_there_is_room(kept: Kept) -> None:
-    kept.reopen(clean_file_forcibly_enable=False)
     kept.put(7)
     kept.space = Space(92 * TIB, 8 * TIB)
     kept.run(200)
@@ -201,8 +201,22 @@ def test_a_full_disk_refuses_writes_until_there_is_room(kept: Kept) -> None:
     assert numbers(kept.store) == [7]
 
 
-def test_by_force_only_as_much_goes_as_is_needed(kept: Kept) -> None:
-    kept.reopen(disk_reserve_bytes=0)
+def test_by_default_nothing_unread_goes_from_a_full_disk(kept: Kept) -> None:
+    kept.put(31)
+    kept.make_durable()
+    before = kept.segments()
+    for used in (86, 91, 100):
+        kept.space = Space(used * TIB, (100 - used) * TIB)
+        kept.run(30_000)
+    assert kept.segments() == before
+    assert numbers(kept.store) == list(range(31))
+    assert kept.store.take_forced_moves() == []
+
+
+def test_by_force_only_as_much_goes_as_is_needed(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept.reopen(disk_reserve_bytes=0, clean_file_forcibly_enable=True)
     kept.put(31)
     kept.make_durable()
 
@@ -222,6 +236,16 @@ def test_by_force_only_as_much_goes_as_is_needed(kept: Kept) -> None:
     kept.run(30_000)
     assert kept.space.used_percent == 84
     assert numbers(kept.store) == list(range(9, 31))
+    assert kept.store.stats().forcibly_deleted_segments == 3
+    assert [
+        record.getMessage().partition(",")[0]
+        for record in caplog.records
+        if record.levelno == logging.ERROR
+    ] == ["3 log segments go before their time"]
+    # Told once, and as one move however many passes there were.
+    (move,) = kept.store.take_forced_moves()
+    assert (move.topic, move.queue_id, move.first_before, move.first) == ("topic", 0, 0, 9)
+    assert kept.store.take_forced_moves() == []
 
 
 def test_opening_on_a_full_disk_removes_nothing(kept: Kept) -> None:

@@ -63,11 +63,14 @@ class Keeper(msgspec.Struct, frozen=True):
         save_topics: The topic table changed: save it, tell the name servers, then call back.
         save_offsets: Save the consumer offsets without waiting for their turn.
         save_groups: The settings of the groups changed: save them.
+        offsets_failure: Why the consumer offsets could not be saved when last it was tried; None if
+            they could.
     """
 
     save_topics: Callable[[OnSaved | None], None]
     save_offsets: Callable[[OnSaved | None], None]
     save_groups: Callable[[OnSaved | None], None]
+    offsets_failure: Callable[[], StorageError | None] = lambda: None
 
 
 class Retries(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.handlers.dead_letters import forget_marks
 from mqmesh.roles.broker.handlers.membership import send_notices
+from mqmesh.roles.broker.handlers.offsets import tell_forced_losses
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
 from mqmesh.roles.broker.handlers.schedule import (
@@ -288,7 +289,9 @@ class BrokerServer:
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify, server.note_refusal),
-            keeper=Keeper(self._save_topics, tables.save_offsets, tables.save_groups),
+            keeper=Keeper(
+                self._save_topics, tables.save_offsets, tables.save_groups, tables.offsets_failure
+            ),
             admission=SendAdmission(
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
@@ -525,6 +528,7 @@ class BrokerServer:
             self._broker.stats.sample(self._clock.monotonic_ms())
             hold_log(self._broker)
             forget_marks(self._broker)
+            tell_forced_losses(self._broker)
 
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:

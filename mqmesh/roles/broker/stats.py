@@ -32,6 +32,8 @@ class Counters(msgspec.Struct):
         sent_back_messages: Messages that consumers sent back.
         dead_letters: Those of them that became dead letters.
         resent_dead_letters: Dead letters that were sent once more.
+        forced_lost_messages: Messages that were removed before their time although a group had not
+            consumed them; those of several groups count for each.
     """
 
     send_requests: int = 0
@@ -52,6 +54,7 @@ class Counters(msgspec.Struct):
     sent_back_messages: int = 0
     dead_letters: int = 0
     resent_dead_letters: int = 0
+    forced_lost_messages: int = 0
 
 
 class BrokerStats:

@@ -93,6 +93,11 @@ class BrokerTables:
         self._saved_changes = self.offsets.changes
         self._save(OFFSETS_FILE, on_saved)
 
+    def offsets_failure(self) -> StorageError | None:
+        """Why the consumer offsets could not be saved the last time; None if they could."""
+        saver = self._savers.get(OFFSETS_FILE)
+        return None if saver is None else saver.failure
+
     def save_groups(self, on_saved: OnSaved | None = None) -> None:
         """Saves the settings of the groups, then calls back."""
         self._save(GROUPS_FILE, on_saved)

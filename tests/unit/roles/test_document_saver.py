@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import deque
 from concurrent.futures import Future
 
 import pytest
 
-from mqmesh.errors import StorageError
+from mqmesh.errors import DiskFull, StorageError
 from mqmesh.roles.document_saver import DocumentSaver
 from mqmesh.storage.atomic_file import load_document
 
@@ -130,3 +132,22 @@ def test_a_close_that_cannot_save_says_so(tmp_path):
     bench.saver.save()
     with pytest.raises(StorageError):
         bench.saver.close()
+
+
+def test_the_last_failure_is_known_until_a_write_succeeds(bench, monkeypatch):
+    assert bench.saver.failure is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing_sync)
+        bench.saver.save()
+        bench.turn()
+        bench.executor.work()
+        bench.turn()
+    assert isinstance(bench.saver.failure, DiskFull)
+    bench.saver.save_if_failed()
+    bench.executor.work()
+    bench.turn()
+    assert bench.saver.failure is None
+
+
+def failing_sync(fd):
+    raise OSError(errno.ENOSPC, "no room")

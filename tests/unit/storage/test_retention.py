@@ -12,6 +12,7 @@ from mqmesh.storage.retention import (
     HOUR_MS,
     AgeClock,
     SealedFile,
+    Verdict,
     WriteGate,
     count_older,
     files_to_delete,
@@ -22,6 +23,7 @@ NOW = 1_600_000_000_000
 DAY_MS = 24 * HOUR_MS
 RESERVED_MS = 72 * HOUR_MS
 CONFIG = StoreConfig()
+FORCED = StoreConfig(clean_file_forcibly_enable=True)
 
 
 def aged(*hours: float) -> list[SealedFile]:
@@ -49,25 +51,31 @@ def test_expired_files_go_at_their_hour_or_when_room_is_scarce(percent, hour, co
 
 def test_past_the_forced_mark_age_does_not_count():
     # 860 of 1000 used, 10 a file: two of them bring it below 850.
-    verdict = decide(aged(2, 1, 1, 1), percent=86)
-    assert verdict.count == 2
+    verdict = decide(aged(2, 1, 1, 1), percent=86, config=FORCED)
+    assert (verdict.count, verdict.forced) == (2, True)
     assert "86.0 %" in verdict.reason
     assert "disk_space_clean_forcibly_ratio = 85" in verdict.reason
 
 
 def test_by_force_no_more_go_than_there_are():
-    assert decide(aged(2, 1), percent=99).count == 2
+    assert decide(aged(2, 1), percent=99, config=FORCED).count == 2
 
 
-def test_force_can_be_forbidden():
-    config = msgspec.structs.replace(CONFIG, clean_file_forcibly_enable=False)
-    assert decide(aged(2, 1), percent=99, config=config).count == 0
-    assert decide(aged(100, 1), percent=99, config=config).count == 1
+def test_what_has_expired_is_not_removed_by_force():
+    assert not decide(aged(100, 90, 1, 1), percent=86, config=FORCED).forced
+    assert decide(aged(100, 2, 1, 1), percent=86, config=FORCED).forced
 
 
-@pytest.mark.parametrize("percent", [50, 99])
-def test_a_pass_is_bounded(percent):
-    assert decide(aged(*[1000] * 50), percent=percent, hour=4).count == 10
+@pytest.mark.parametrize("percent", [85, 90, 99, 100])
+def test_by_default_nothing_goes_before_its_time(percent):
+    assert decide(aged(71.9, 2, 1), percent=percent, hour=4) == Verdict(0)
+    verdict = decide(aged(100, 1), percent=percent)
+    assert (verdict.count, verdict.forced) == (1, False)
+
+
+@pytest.mark.parametrize(("percent", "config"), [(50, CONFIG), (99, CONFIG), (99, FORCED)])
+def test_a_pass_is_bounded(percent, config):
+    assert decide(aged(*[1000] * 50), percent=percent, hour=4, config=config).count == 10
 
 
 def test_a_file_is_as_old_as_those_that_follow_it():

@@ -1,5 +1,8 @@
 """Queue offsets: where queues begin and end, and how far groups have come."""
 
+import logging
+from typing import Final
+
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
 from mqmesh.protocol.pulling import (
@@ -14,8 +17,14 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.roles.broker.consumer_groups import check_client_group
 from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.forced_losses import losses, sentences
 from mqmesh.roles.broker.queue_claims import NO_GENERATION
 from mqmesh.units import QueueOffset, TimestampMs
+
+MOST_LOSSES_NAMED: Final = 20
+"""Pairs of group and topic in the log of one forced cleaning."""
+
+_log = logging.getLogger(__name__)
 
 
 def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
@@ -55,6 +64,7 @@ def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
 
     Raises:
         StaleGeneration: The member was removed, or replaced.
+        DiskFull: It is committed in memory, but offsets cannot be saved now.
         MQMeshError: The first refusal, if any.
     """
     update = decode_header(UpdateConsumerOffsetRequest, request.command.header)
@@ -79,9 +89,22 @@ def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
             refusal = refusal or error
         else:
             context.stats.total.offset_commits += 1
+    # Said now, and not when a crash has put the group back.
+    refusal = refusal or context.keeper.offsets_failure()
     if refusal is not None:
         raise refusal
     return EMPTY_REPLY
+
+
+def tell_forced_losses(context: BrokerContext) -> None:
+    """Logs and counts what groups lost by forced cleaning since the call before; now and then."""
+    moves = context.store.take_forced_moves()
+    if not moves:
+        return
+    found = losses(moves, context.offsets.groups_of_topic, context.offsets.query)
+    for sentence in sentences(moves, found, MOST_LOSSES_NAMED):
+        _log.error("%s", sentence)
+    context.stats.total.forced_lost_messages += sum(one.messages for one in found)
 
 
 def query_queue_bounds(context: BrokerContext, request: Request) -> Reply:

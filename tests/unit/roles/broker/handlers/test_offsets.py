@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from mqmesh.errors import InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
+from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
@@ -17,6 +18,9 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.broker.handlers.offsets import tell_forced_losses
+from mqmesh.storage.interface import QueueMove
 
 
 @pytest.fixture
@@ -107,3 +111,29 @@ def test_the_offset_of_a_time(filled):
 
     end_ms = filled.clock.wall_ms()
     assert [at(0), at(end_ms - 5_000), at(end_ms - 4_999), at(end_ms)] == [0, 0, 1, 5]
+
+
+def test_a_commit_that_cannot_be_saved_is_no_success(filled):
+    failure = DiskFull("there is no room")
+    keeper = msgspec.structs.replace(filled.context.keeper, offsets_failure=lambda: failure)
+    filled.context = msgspec.structs.replace(filled.context, keeper=keeper)
+    filled.handlers = bind_handlers(filled.context)
+    with pytest.raises(DiskFull, match="no room"):
+        commit(filled, ("t", 0, 3))
+    # The group goes on while the broker lives.
+    assert query(filled, ("t", 0)) == [3]
+    with pytest.raises(OffsetIllegal):
+        commit(filled, ("t", 0, 99))
+    failure = None
+    commit(filled, ("t", 0, 4))
+
+
+def test_what_forced_cleaning_took_from_groups_is_told_and_counted(filled, caplog):
+    commit(filled, ("t", 0, 2))
+    moves = [[QueueMove("t", 0, 0, 5)], []]
+    filled.store.take_forced_moves = lambda: moves.pop(0)
+    tell_forced_losses(filled.context)
+    tell_forced_losses(filled.context)
+    assert filled.context.stats.total.forced_lost_messages == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "group 'g' lost 3 messages of topic 't'" in caplog.text
