@@ -10,6 +10,7 @@ import click
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import MQMeshError
+from mqmesh.private_files import keep_private, make_private
 from mqmesh.roles.process import ExitCode
 from mqmesh.roles.run_file import (
     DataFolderLock,
@@ -66,7 +67,9 @@ def up(
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
     """
     config = load_cluster(config_path, _with_data_dir(overrides, data_dir))
+    keep_private()
     lock = DataFolderLock(config.folder)
+    make_private(config.folder / "logs")
     try:
         former = read_record(config.folder)
         if former is not None:

@@ -8,6 +8,7 @@ import click
 
 from mqmesh.config import load_config
 from mqmesh.logs import configure_logging
+from mqmesh.private_files import keep_private
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.process import Role
 from mqmesh.transport import sockets
@@ -37,6 +38,7 @@ def indexer(
     # Standard error is the broker's. Where that is a pipe, its reader must not hold us up.
     is_pipe = stat.S_ISFIFO(os.fstat(2).st_mode)
     name = f"{config.broker_name}-index"
+    keep_private()
     configure_logging(name, log_level.upper(), log_file, supervised=is_pipe)
     os.nice(config.index.niceness)
     return serve_role("indexer", config.broker_name, make, supervised=supervised)

@@ -12,6 +12,7 @@ import msgspec
 from mqmesh.config import dump_toml, load_config, parse_config
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
+from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
@@ -113,7 +114,8 @@ def role_specs(config: ClusterConfig) -> list[RoleSpec]:
         for role, name, endpoint, stage, _ in _roles(config)
     ]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        make_private(folder)
         for _, name, _, _, settings in _roles(config):
             _config_path(folder, name).write_text(dump_toml(settings), encoding="utf-8")
     except OSError as error:

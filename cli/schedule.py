@@ -6,6 +6,7 @@ import click
 
 from mqmesh.config import load_config
 from mqmesh.logs import configure_logging
+from mqmesh.private_files import keep_private
 from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport import sockets
@@ -45,6 +46,7 @@ def schedule(
 
         return ScheduleServer(config, context, loop)
 
+    keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("schedule", config.name, make, supervised=supervised)
 

@@ -8,6 +8,7 @@ import click
 
 from mqmesh.config import load_config
 from mqmesh.logs import LEVELS, configure_logging
+from mqmesh.private_files import keep_private
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
@@ -65,6 +66,7 @@ def namesrv(
 
         return NameServer(config, context, loop)
 
+    keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("namesrv", config.name, make, supervised=supervised)
 
@@ -94,6 +96,7 @@ def broker(
 
         return BrokerServer(config, context, loop)
 
+    keep_private()
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("broker", config.broker_name, make, supervised=supervised)
 
@@ -123,6 +126,7 @@ def filtersrv(
 
         return FilterServer(config, context, loop)
 
+    keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("filtersrv", config.name, make, supervised=supervised)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import ConfigError
+from mqmesh.private_files import make_folder
 from mqmesh.units import MIB
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -56,7 +57,7 @@ def configure_logging(
     handler: logging.Handler
     if file is not None:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             handler = RotatingFileHandler(
                 file, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
             )

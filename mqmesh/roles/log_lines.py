@@ -15,6 +15,7 @@ from mqmesh.logs import (
     one_line,
     split_line,
 )
+from mqmesh.private_files import APPEND, make_folder, open_private
 
 READ_BYTES: Final = 64 * 1024
 
@@ -146,8 +147,8 @@ class RotatedFile:
             self._file = None
 
     def _open(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("ab", buffering=0)
+        make_folder(self._path.parent)
+        self._file = os.fdopen(open_private(str(self._path), APPEND), "ab", buffering=0)
         self._size = self._file.tell()
 
     def _rotate(self) -> None:

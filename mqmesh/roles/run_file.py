@@ -18,6 +18,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from mqmesh.errors import ConfigError
+from mqmesh.private_files import FILE_MODE, make_folder, make_private, open_private
 from mqmesh.storage.directory_lock import DirectoryLock
 
 T = TypeVar("T")
@@ -84,8 +85,9 @@ class DataFolderLock:
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK_NAME
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(folder)
+            make_private(path, folder / RUN_NAME)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise ConfigError(f"data folder {folder}: {error.strerror or error}") from error
         self._folder: DirectoryLock | None = None
@@ -147,7 +149,8 @@ def write_record(folder: Path, record: RunRecord) -> None:
         OSError: It could not be written; the former one stays.
     """
     new = folder / (RUN_NAME + ".new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    with open(new, "wb", opener=open_private) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
     new.replace(folder / RUN_NAME)
 
 

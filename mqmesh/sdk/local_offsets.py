@@ -11,6 +11,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
+from mqmesh.private_files import APPEND, make_folder, open_private
 from mqmesh.sdk.offset_store import OffsetStore, OnCommitted, OnFetched
 
 DOCUMENT_VERSION: Final = 1
@@ -52,8 +53,8 @@ class LocalOffsets(OffsetStore):
                 silently begun anew.
         """
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._path.with_suffix(".lock").open("ab")
+            make_folder(self._path.parent)
+            self._lock = os.fdopen(open_private(str(self._path.with_suffix(".lock")), APPEND), "ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -122,7 +123,7 @@ class LocalOffsets(OffsetStore):
             [(q.topic, q.broker_name, q.queue_id, at) for q, at in sorted(self._offsets.items())],
         )
         fresh = self._path.with_suffix(".new")
-        with fresh.open("wb") as file:
+        with open(fresh, "wb", opener=open_private) as file:
             file.write(msgspec.json.encode(document))
             file.flush()
             os.fdatasync(file.fileno())

@@ -23,6 +23,7 @@ from typing import Final
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError, TooManyOpenFiles
+from mqmesh.private_files import open_private
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def save_document(path: Path, document: bytes) -> None:
     header = f"mqmesh-document 1 crc32={crc32(document):08x} size={len(document)}\n"
     new = path.with_name(path.name + ".new")
     try:
-        with open(new, "wb", buffering=0) as file:
+        with open(new, "wb", buffering=0, opener=open_private) as file:
             _write_all(file.fileno(), header.encode() + document)
             os.fsync(file.fileno())
         if path.exists():

@@ -32,6 +32,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.checksum import crc32
+from mqmesh.private_files import FILE_MODE
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.flush import Sync
 
@@ -115,7 +116,7 @@ class CheckpointFile:
         """
         self._sync = sync
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
             self._sequence, self.newest = _newest(self._fd)
             if os.fstat(self._fd).st_size == 0:
                 os.pwrite(self._fd, bytes(2 * SLOT_POSITIONS[1]), 0)

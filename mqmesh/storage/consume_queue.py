@@ -29,6 +29,7 @@ from typing import Final
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.payload import Buffer
+from mqmesh.private_files import FOLDER_MODE
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.queue_tail import QueueTail
@@ -339,7 +340,7 @@ class ConsumeQueue:
         try:
             return files.get(path, flags=os.O_RDWR)
         except FileNotFoundError:
-            os.makedirs(self.directory, exist_ok=True)
+            os.makedirs(self.directory, FOLDER_MODE, exist_ok=True)
             changed.update((self.directory, os.path.dirname(self.directory)))
             return files.get(path, flags=os.O_RDWR | os.O_CREAT)
 

@@ -21,6 +21,7 @@ from typing import Final, cast
 import lmdb
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.private_files import FILE_MODE, make_folder
 from mqmesh.storage.atomic_file import NO_ROOM
 from mqmesh.units import GIB
 
@@ -74,7 +75,7 @@ class LmdbEnv:
         self.grown = 0
         try:
             if not read_only:
-                directory.mkdir(parents=True, exist_ok=True)
+                make_folder(directory)
             # What is there already must fit, whatever the configuration says by now.
             map_size = max(map_size, 2 * self.file_bytes)
             self._env = lmdb.open(
@@ -86,6 +87,7 @@ class LmdbEnv:
                 lock=False,
                 readonly=read_only,
                 max_dbs=0,
+                mode=FILE_MODE,
             )
         except (lmdb.Error, OSError) as error:
             raise self._error(error, "cannot be opened") from error

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.private_files import make_folder, make_private
 from mqmesh.record_batch import MAGIC, check_stored
 from mqmesh.storage import lmdb_layout as layout
 from mqmesh.storage.atomic_file import storage_error, sync_directory
@@ -108,9 +109,10 @@ def open_environment(
     durable = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
     with contextlib.ExitStack() as resources:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             lock = StoreLock(directory)
             resources.callback(lock.release)
+            make_private(directory / "lock", directory / DIRECTORY, directory / "index")
             env = LmdbEnv(directory / DIRECTORY, map_size=FIRST_MAP_BYTES, durable=durable)
             resources.callback(env.close)
             for made in (directory / DIRECTORY, directory, directory.parent):

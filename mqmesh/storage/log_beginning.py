@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.checksum import crc32
+from mqmesh.private_files import FILE_MODE
 
 MAGIC: Final = b"MQL1"
 NAME: Final = "log-beginning"
@@ -61,7 +62,7 @@ def write_log_beginning(path: Path, log_start: int) -> None:
     """
     number = log_start.to_bytes(8, "little")
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             os.pwrite(fd, MAGIC + crc32(number).to_bytes(4, "little") + number, 0)
             os.fdatasync(fd)

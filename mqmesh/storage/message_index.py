@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.private_files import make_folder
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.lmdb_env import DATA_FILE
 from mqmesh.storage.message_index_merge import merge_runs
@@ -76,7 +77,7 @@ class MessageIndex:
         self._open: dict[int, IndexPart] = {}
         self._pinned = -1
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
         except OSError as error:
             raise storage_error(error, f"{directory} cannot be made") from error
         self._lock = StoreLock(directory)

@@ -2,6 +2,7 @@
 
 import os
 
+from mqmesh.private_files import FILE_MODE
 from mqmesh.storage.atomic_file import NO_DESCRIPTORS
 
 
@@ -43,7 +44,7 @@ class OpenFiles:
     def _open(self, path: str, flags: int) -> int:
         while True:
             try:
-                return os.open(path, flags, 0o644)
+                return os.open(path, flags, FILE_MODE)
             except OSError as error:
                 # Connections, for example, have taken all descriptors. Some are held here, though.
                 if error.errno not in NO_DESCRIPTORS or not self._fds:

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
+from mqmesh.private_files import make_folder, make_private
 from mqmesh.storage.atomic_file import load_document, save_document, storage_error, sync_directory
 from mqmesh.storage.checkpoint import Checkpoint, CheckpointFile, read_boot_id
 from mqmesh.storage.checkpointer import Checkpointer, sync_paths
@@ -33,12 +35,19 @@ from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
 from mqmesh.storage.recovery import Recovered, Recovery
 from mqmesh.storage.segments import Segments
+from mqmesh.storage.store_key import NAMES as KEY_NAMES
 from mqmesh.storage.store_key import StoreKey, open_store_key
 from mqmesh.storage.store_lock import StoreLock
 
 log = logging.getLogger(__name__)
 
 TAILS_AT_ONCE = 256
+OWN_NAMES: Final = (
+    *("lock", "checkpoint", "log-beginning", "commitlog", "consumequeue", "index"),
+    *KEY_NAMES,
+    *(name + spare for name in ("queue-table", "damaged-ranges") for spare in ("", ".bak")),
+)
+"""What of a store's directory others have no business with, whoever made the directory."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +233,9 @@ def _checkpointer(
 
 
 def _make_directories(directory: Path) -> None:
-    (directory / "commitlog").mkdir(parents=True, exist_ok=True)
-    (directory / "consumequeue").mkdir(exist_ok=True)
+    for folder in (directory, directory / "commitlog", directory / "consumequeue"):
+        make_folder(folder)
+    make_private(*(directory / name for name in OWN_NAMES))
     sync_directory(directory)
     sync_directory(directory.parent)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import DiskFull, TooManyOpenFiles
+from mqmesh.private_files import FILE_MODE
 from mqmesh.storage.atomic_file import storage_error, sync_directory
 from mqmesh.storage.chores import Chores
 
@@ -223,7 +224,7 @@ class Segments:
         path = self._directory / f"{start:020d}"
         new = path.with_name(path.name + ".new")
         try:
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
             try:
                 os.ftruncate(fd, self._segment_size)
                 os.fsync(fd)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import StorageError, StoreLocked
+from mqmesh.private_files import FILE_MODE
 from mqmesh.storage.directory_lock import DirectoryLock, is_same
 
 _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -95,7 +96,7 @@ def _open(path: Path, *, to_write: bool) -> tuple[int | None, bool]:
     try:
         try:
             # The file is not inherited (PEP 446), so a child process does not keep the lock.
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), True
+            return os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE), True
         except OSError as error:
             if to_write or error.errno not in _NOT_WRITABLE:
                 raise

@@ -1,5 +1,6 @@
 """A store belongs to one process, whatever happens to the files beside it."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,3 +69,23 @@ def test_a_store_whose_folder_was_replaced_writes_no_more(open_it: Opener, tmp_p
     other.tick(0)
     other.close()
     assert read_queue(open_it()) == ["of the other"]
+
+
+def test_nobody_else_may_read_a_store(open_it: Opener, tmp_path: Path) -> None:
+    def open_paths() -> list[str]:
+        paths = (tmp_path / "store").rglob("*")
+        return [str(p.relative_to(tmp_path)) for p in paths if p.lstat().st_mode & 0o077]
+
+    former = os.umask(0)
+    try:
+        store = open_it()
+        store.put([make_batch(["a"])], NOW)
+        store.close()
+        assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+        assert open_paths() == []
+        for path in (tmp_path / "store").rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        open_it().close()
+        assert open_paths() == []
+    finally:
+        os.umask(former)

@@ -55,6 +55,18 @@ def up(short_tmp_path):
         one.command.close()
 
 
+def test_nobody_else_may_read_what_a_cluster_writes(up):
+    cluster = up()
+    cluster.wait_ready()
+    open_to_others = [
+        str(path.relative_to(cluster.folder.parent))
+        for path in (cluster.folder, *cluster.folder.rglob("*"))
+        if path.lstat().st_mode & 0o077
+    ]
+    assert list((cluster.folder / "logs").iterdir())
+    assert open_to_others == []
+
+
 def test_a_cluster_comes_up_is_healed_and_goes_down(up):
     cluster = up()
     began = time.monotonic()

@@ -20,6 +20,7 @@ from mqmesh.errors import (
 )
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
+from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
@@ -327,7 +328,8 @@ class BrokerServer:
 
     def _load(self, tables: BrokerTables, store: MessageStore) -> None:
         directory = self._root / CONFIG_DIRECTORY
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
+        make_private(directory)
         executor = self._executor = ThreadPoolExecutor(1, "save")
         call_soon = self._loop.call_soon_threadsafe
         self._files = (

@@ -12,6 +12,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.hosts import bindable
+from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -266,7 +267,8 @@ class NameServer:
     def _load(self) -> _Saved:
         if self._state_path is None:
             return _Saved()
-        self._state_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._state_path.parent)
+        make_private(self._state_path)
         self._lock = StoreLock(self._state_path.parent)
         document = load_document(self._state_path)
         if document is None:

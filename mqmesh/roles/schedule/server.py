@@ -9,6 +9,7 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, MQMeshError, ProtocolError, StorageError
 from mqmesh.host import host_id, socket_path
+from mqmesh.private_files import make_folder
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -89,7 +90,7 @@ class ScheduleServer:
             StoreLocked: Another process has the timetable.
             OSError: The directory cannot be used.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_folder(self._root)
         self._lock = StoreLock(self._root)
         self._started_ms = self._clock.monotonic_ms()
         self._server = CommandServer(

@@ -100,7 +100,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("step", "after"),
     [
-        ("pathlib.Path.open", 5),
+        ("mqmesh.sdk.local_offsets.open_private", 5),
         ("msgspec.json.encode", 5),
         ("os.fdatasync", 5),
         ("pathlib.Path.replace", 5),

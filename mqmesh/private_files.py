@@ -1,0 +1,72 @@
+"""What mqmesh writes, only its own user reads: files 0600, folders 0700.
+
+Messages, offsets and settings stand in them. The processes of roles have a umask that leaves
+nothing to others; what is made in a user's program, too, says its mode itself. What an older
+version, a copy or a restored backup left open is closed when it is used again.
+"""
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_OTHERS: Final = 0o077
+
+log = logging.getLogger(__name__)
+
+
+def keep_private() -> None:
+    """Has all that this process makes from now on be its user's alone."""
+    os.umask(_OTHERS)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that only its owner may look into; one that is there stays as it is.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener for ``open`` that makes a file only its owner may read."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def make_private(*paths: Path) -> None:
+    """Takes from others what they may do with files and folders of ours, and all in them.
+
+    Quick where it was done before: only a folder that others may enter is walked through. What
+    belongs to somebody else, is a link, or is not there is left alone.
+
+    Args:
+        paths: Files and folders.
+    """
+    for path in paths:
+        try:
+            _close(path)
+        except OSError as error:
+            log.warning("others may read %s: %s", path, error.strerror or error)
+
+
+def _close(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if not mode & _OTHERS or found.st_uid != os.geteuid():
+        return
+    if not is_folder and not stat.S_ISREG(found.st_mode):
+        return
+    if is_folder:
+        # The folder last: whoever is ended in between begins again.
+        for inner in path.iterdir():
+            _close(inner)
+    path.chmod(mode & ~_OTHERS)
