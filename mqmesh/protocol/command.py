@@ -1,4 +1,4 @@
-"""A command on the wire: exactly one ZeroMQ frame, beside the routing id.
+"""A command on the wire: one ZeroMQ frame, beside the routing id.
 
 Layout of the frame, little endian:
 
@@ -15,7 +15,9 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 One frame a message keeps a receiver safe from endless multipart messages, and
-costs the fewest calls into ZeroMQ. A header is decoded into a typed, bounded
+costs the fewest calls into ZeroMQ. Only who asked for it gets large pieces of a
+response's body in further frames, so that nobody needs to put them together; with
+all of them it is no longer than one frame may be. A header is decoded into a typed, bounded
 struct; array elements that this version does not know are ignored.
 """
 
@@ -32,6 +34,8 @@ PROTOCOL_VERSION: Final = 1
 PREFIX_SIZE: Final = 16
 MAX_FRAME_BYTES: Final = 32 * MIB
 """No frame is longer; also ``ZMQ_MAXMSGSIZE`` of every socket."""
+MAX_FURTHER_FRAMES: Final = 128
+"""Of one response, behind the first."""
 MAX_HEADER_BYTES: Final = 16 * MIB
 """Room for 100,000 topics with the longest names."""
 MAX_REMARK_CHARACTERS: Final = 1 * KIB
@@ -54,6 +58,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
         flags: ``RESPONSE``, ``ONEWAY``.
         header: Encoded header.
         body: What follows it.
+        further: More of the body, in pieces; empty for who did not ask for them.
     """
 
     code: int
@@ -61,6 +66,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     flags: int
     header: memoryview
     body: memoryview
+    further: tuple[memoryview, ...] = ()
 
     @property
     def is_response(self) -> bool:
@@ -92,11 +98,13 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
         header: Encoded header.
         body: What follows it, in pieces.
         code: Response code.
+        apart: Whoever asked takes large pieces in frames of their own.
     """
 
     header: bytes = b""
     body: Sequence[bytes | memoryview] = ()
     code: int = 0
+    apart: bool = False
 
 
 class ErrorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -137,8 +145,49 @@ def encode_frame(
     return frame
 
 
-def decode_frame(frame: bytes | memoryview) -> Command:
+def encode_apart(
+    opaque: int, reply: Reply, *, least_bytes: int
+) -> tuple[list[bytes | memoryview], int]:
+    """Builds a response whose large pieces are frames of their own, not copied.
+
+    Args:
+        opaque: Of the request.
+        reply: The response.
+        least_bytes: Pieces from this size on are large.
+
+    Returns:
+        The frames, in order, and how many bytes they have.
+
+    Raises:
+        LocalProtocolError: They would be over ``MAX_FRAME_BYTES`` together.
+    """
+    prefix = _PREFIX.pack(PROTOCOL_VERSION, RESPONSE, reply.code, len(reply.header), opaque)
+    frames: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = [prefix, reply.header]
+    size = PREFIX_SIZE + len(reply.header)
+    for piece in reply.body:
+        size += len(piece)
+        # Two at most are added, and a last one of what is small.
+        if len(piece) < least_bytes or len(frames) > MAX_FURTHER_FRAMES - 2:
+            small.append(piece)
+            continue
+        if small:
+            frames.append(b"".join(small))
+            small = []
+        frames.append(piece)
+    if small:
+        frames.append(b"".join(small))
+    if size > MAX_FRAME_BYTES:
+        raise LocalProtocolError(f"an answer of {size} bytes is over {MAX_FRAME_BYTES}")
+    return frames, size
+
+
+def decode_frame(frame: bytes | memoryview, further: tuple[memoryview, ...] = ()) -> Command:
     """Takes a frame apart; header and body are views of it.
+
+    Args:
+        frame: The first, or only, frame of a message.
+        further: Those behind it.
 
     Raises:
         RemoteProtocolError: Too short, an unknown version, or a header longer than the frame.
@@ -153,7 +202,7 @@ def decode_frame(frame: bytes | memoryview) -> Command:
     if end > size or header_size > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"a header of {header_size} bytes in a frame of {size}")
     view = memoryview(frame)
-    return Command(code, opaque, flags, view[PREFIX_SIZE:end], view[end:])
+    return Command(code, opaque, flags, view[PREFIX_SIZE:end], view[end:], further)
 
 
 def peek_opaque(frame: bytes | memoryview) -> int | None:

@@ -52,6 +52,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         expression_type: ``ExpressionType``.
         generation: In which the queue was claimed; 0 for none.
         verify: The answer before was damaged: check what is read, and pass what is lost.
+        apart: Large batches may come in frames of their own, behind that of the response.
     """
 
     group: Name
@@ -64,6 +65,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
     generation: int = 0
     verify: bool = False
+    apart: bool = False
 
 
 class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

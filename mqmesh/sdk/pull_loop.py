@@ -1,7 +1,7 @@
 """Pulls one message queue: one long poll after the other, as long as there is room."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -205,6 +205,7 @@ class PullLoop:
                 self._selector.expression_type,
                 self.generation,
                 self._corrupt_tries > 0,
+                apart=True,
             )
         )
         self._network.request(
@@ -262,7 +263,7 @@ class PullLoop:
             if isinstance(outcome, MQMeshError):
                 raise outcome
             answer = decode_header(PullResponse, outcome.header)
-            self._receive(answer, outcome.body)
+            self._receive(answer, (outcome.body, *outcome.further))
         except CorruptBatch as error:
             self._corrupt(error)
         except StaleGeneration as error:
@@ -273,7 +274,7 @@ class PullLoop:
             self._topic_gone |= isinstance(error, TopicNotFound)
             self._fail(error)
 
-    def _receive(self, answer: PullResponse, body: memoryview) -> None:
+    def _receive(self, answer: PullResponse, bodies: Sequence[memoryview]) -> None:
         self.max_offset = answer.max_queue_offset
         if self._topic_gone and answer.status != PullStatus.OFFSET_RESET:
             self._begin_anew(answer.min_queue_offset)
@@ -288,7 +289,7 @@ class PullLoop:
             self._believe(answer.min_queue_offset)
             return
         if answer.status == PullStatus.FOUND:
-            self._take_batches(body, answer.next_queue_offset)
+            self._take_batches(bodies, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
             if not self._source.filtered:
                 _log.error(
@@ -306,29 +307,32 @@ class PullLoop:
         self._busy = False
         self.resume()
 
-    def _take_batches(self, body: memoryview, next_told: int) -> None:
+    def _take_batches(self, bodies: Sequence[memoryview], next_told: int) -> None:
         batches: list[PulledBatch] = []
         wanted = next_offset = self._sink.next_offset
-        position = 0
+        size = 0
         try:
-            while position < len(body):
-                header = check_stored(body, position)
-                self._check_place(header, next_offset)
-                if header.next_queue_offset > next_offset:
-                    # The first batch may begin before the offset that was asked for.
-                    first = max(next_offset, header.base_queue_offset)
-                    batch = PulledBatch(self._source, body, position, header, first)
-                    if batch.count:
-                        batches.append(batch)
-                    next_offset = header.next_queue_offset
-                    self._counters.messages += batch.count
-                position += header.total_size
+            for body in bodies:
+                position = 0
+                while position < len(body):
+                    header = check_stored(body, position)
+                    self._check_place(header, next_offset)
+                    if header.next_queue_offset > next_offset:
+                        # The first batch may begin before the offset that was asked for.
+                        first = max(next_offset, header.base_queue_offset)
+                        batch = PulledBatch(self._source, body, position, header, first)
+                        if batch.count:
+                            batches.append(batch)
+                        next_offset = header.next_queue_offset
+                        self._counters.messages += batch.count
+                    position += header.total_size
+                    size += header.total_size
             if self._source.filtered:
                 next_offset = max(next_offset, next_told)
         finally:
             # What stands before a damaged batch is good, so it is taken in any case.
             if next_offset > wanted:
-                self._sink.take(batches, next_offset, position)
+                self._sink.take(batches, next_offset, size)
         if next_offset == wanted:
             raise RemoteProtocolError(f"{_named(self.queue)}: an answer without the offset asked")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.payload import Buffer
 from mqmesh.record_batch import MAGIC, check_stored
 from mqmesh.storage.commitlog import CommitLog
 from mqmesh.storage.consume_queue import (
@@ -243,7 +244,7 @@ def read_batches(
         start = runs[number].commitlog_offset
         count, stop, dense = _neighbours(log, runs, number)
         try:
-            buffer = log.read(start, stop - start)
+            buffer = log.view(start, stop - start)
         except CorruptRecord:
             break
         some = runs[number : number + count]
@@ -314,7 +315,7 @@ def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, 
 
 
 def _count_good(
-    buffer: bytes, start: int, queue_id: int, runs: list[Run]
+    buffer: Buffer, start: int, queue_id: int, runs: list[Run]
 ) -> tuple[int, int | None]:
     """How many of the runs, from the first, are in the buffer as they should be; and where the
     first of them begins that is a whole batch and failed its check."""

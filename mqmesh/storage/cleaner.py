@@ -305,6 +305,7 @@ class Cleaner:
             except OSError:
                 segments.put_back(gone[number:])
                 raise
+            self._log.maps.forget(segment)
             self.deleted_segments += 1
             self.forced_segments += verdict.forced
             self.deleted_bytes += segment.size

@@ -1,9 +1,11 @@
 """The commit log: all batches of a broker, one behind the other.
 
-The only truth of the store; everything else is derived from it. It is written
-by gathered ``os.pwritev`` into blocks that were taken before (``log_room.py``), and read
-by ``os.pread``: measured against a memory map, both are faster, and trouble
-with the disk arrives as an exception instead of a signal.
+The only truth of the store; everything else is derived from it. Its segments are
+mapped, and written where their blocks were taken before (``log_room.py``). Small
+writes are stores into pages that were brought in ahead, all others one gathered
+``os.pwritev``, which the map shows as well. Large reads are views of what is in
+memory, all others ``os.pread``, which tells trouble with the disk by an exception
+instead of a signal.
 
 Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
 """
@@ -17,11 +19,14 @@ from typing import Final
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.payload import Buffer
 from mqmesh.storage.atomic_file import storage_error
+from mqmesh.storage.log_maps import LogMaps
 from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.page_window import PageWindow
 from mqmesh.storage.segments import Segment, Segments
 from mqmesh.storage.store_key import StoreKey
+from mqmesh.units import KIB
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,13 @@ MOST_PIECES: Final = 1024
 """Linux takes no more buffers in one call."""
 JOIN_BELOW_BYTES: Final = 1024
 """Smaller pieces are copied together first: that costs less than handing them over."""
+VIEW_BYTES: Final = 16 * KIB
+"""Reads from this size on are views; a copy of fewer bytes costs no more, and keeps no map."""
+MOST_STORED_BYTES: Final = 32 * KIB
+"""Writes up to this size are stores, where pages are ready. Larger ones fill whole pages, which
+a call need not zero before: they cost the machine more as stores."""
+CHECK_MS: Final = 1_000
+"""How often it is looked whether somebody cut or removed a mapped segment."""
 
 
 class CommitLog:
@@ -39,6 +51,7 @@ class CommitLog:
         end: Commit-log offset of the next record.
         epoch: That records get.
         store_id: That records carry.
+        maps: Of its segments.
     """
 
     def __init__(
@@ -46,6 +59,7 @@ class CommitLog:
         segments: Segments,
         files: OpenFiles,
         room: LogRoom,
+        window: PageWindow,
         *,
         key: StoreKey,
         end: int,
@@ -61,6 +75,7 @@ class CommitLog:
             files: Descriptors for reading.
             room: Takes blocks for them.
             key: Of the store.
+            window: Pages that are ready for stores; the log closes it.
             end: Where to go on.
             epoch: Of new records.
             store_id: Of new records.
@@ -72,12 +87,16 @@ class CommitLog:
         self._files = files
         self._room = room
         self.key = key
+        self._window = window
+        self.maps = LogMaps()
         self.end = end
         self.epoch = epoch
         self.store_id = store_id
         self._void_needed = False
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
+        self._check_at_ms = 0
+        self._stored_to = end
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
         self._current.allocated_through = end
         self._ask_from = end
@@ -116,6 +135,28 @@ class CommitLog:
         if self._void_needed:
             append.mark_failure()
         return append
+
+    def view(self, start: int, size: int) -> bytes | memoryview:
+        """Bytes that lie in one segment; if there are many, and in memory, not copied.
+
+        A view keeps a segment's map, and its room on the disk, when retention removes the file:
+        nobody may keep one for longer than it takes to hand it on.
+
+        Raises:
+            CorruptRecord: The file is not there or too short.
+            StorageError: The disk refuses to read them.
+        """
+        if size >= VIEW_BYTES:
+            segment = self._segments.find(start)
+            if segment is not None and start + size <= segment.end:
+                mapped = self.maps.get(segment)
+                if mapped is not None:
+                    stop = min(self.end, segment.end)
+                    if start + size <= stop:
+                        view = mapped.view(start - segment.start, size, stop=stop - segment.start)
+                        if view is not None:
+                            return view
+        return self.read(start, size)
 
     def read(self, start: int, size: int) -> bytes:
         """Reads bytes that lie in one segment.
@@ -158,6 +199,44 @@ class CommitLog:
         while self._retired and self._retired[0][0] <= durable_offset:
             _close(self._retired.pop(0)[1])
         return [segment.fd for segment in writing]
+
+    def write(self, segment: Segment, file_position: int, pieces: Sequence[Buffer]) -> None:
+        """Writes buffers one behind the other: by stores, if they are small and pages ready.
+
+        Raises:
+            OSError: Some or all of it could not be written.
+        """
+        size = sum(map(len, pieces))
+        stop = file_position + size
+        if size > MOST_STORED_BYTES:
+            write_pieces(segment.fd, pieces, file_position)
+            return
+        mapped = self.maps.get(segment)
+        if mapped is None:
+            write_pieces(segment.fd, pieces, file_position)
+            return
+        if stop <= self._window.ready(mapped):
+            mapped.store(file_position, pieces)
+        else:
+            write_pieces(segment.fd, pieces, file_position)
+        self._window.follow(mapped, stop, segment.allocated_through - segment.start)
+
+    def check_files(self, now_ms: int) -> None:
+        """Looks each second whether somebody cut or removed a file; lets go of unused pages.
+
+        Args:
+            now_ms: Monotonic time.
+
+        Raises:
+            StorageError: It is the one that is written.
+        """
+        if now_ms < self._check_at_ms:
+            return
+        self._check_at_ms = now_ms + CHECK_MS
+        self.maps.check(self._current)
+        if self._stored_to == self.end:
+            self._window.give_back()
+        self._stored_to = self.end
 
     def prepare_ahead(self) -> None:
         """Has room taken, and segments made, before they are needed; to be called often."""
@@ -228,6 +307,8 @@ class CommitLog:
 
     def close(self) -> None:
         """Closes the files, after the flush thread has ended; syncs nothing."""
+        self._window.close()
+        self.maps.close()
         for segment in self._segments:
             if segment.fd >= 0:
                 _close(segment)
@@ -332,7 +413,7 @@ class Append:
         try:
             for segment, position, pieces in self._groups:
                 if pieces:
-                    write_pieces(segment.fd, pieces, position - segment.start)
+                    self._log.write(segment, position - segment.start, pieces)
         except OSError as error:
             self._log.note_failed_write()
             if not self._marks_failure:

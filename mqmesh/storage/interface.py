@@ -204,6 +204,10 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         deleted_bytes: Their size.
         forcibly_deleted_segments: Those of them that went before their time, to make room.
         clock_jumps: Leaps of the wall clock that were noticed since the store was opened.
+        mapped_bytes: Size of the mapped segments; what of it is in memory belongs to the page
+            cache, and the system takes it back when it needs it.
+        log_views: Reads of the log that were not copied and are still in use.
+        held_bytes: Size of removed segments whose room on the disk such reads keep.
     """
 
     backend: str
@@ -233,6 +237,9 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     deleted_bytes: int = 0
     forcibly_deleted_segments: int = 0
     clock_jumps: int = 0
+    mapped_bytes: int = 0
+    log_views: int = 0
+    held_bytes: int = 0
 
 
 MIN_SEGMENT_BYTES: Final = 64 * KIB
@@ -277,6 +284,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
             than a segment can be stored, so keep it over 16 MiB except in tests.
+        commit_log_window_bytes: How far ahead of the log's end pages are brought into memory at
+            most, with ``ASYNC_FLUSH``, 0 to 1 GiB; 0 for not at all.
         mapped_file_size_consume_queue: Entries in a consume queue file, 16 to 100,000,000.
         consume_queue_tail_bytes: Memory for what is not yet written to the consume queues,
             64 KiB to 4 GiB; a batch takes 32 bytes, and 8 a message if their tags differ.
@@ -310,6 +319,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mapped_file_size_commit_log: Annotated[int, msgspec.Meta(ge=MIN_SEGMENT_BYTES, le=4 * GIB)] = (
         1 * GIB
     )
+    commit_log_window_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 * GIB)] = 4 * MIB
     mapped_file_size_consume_queue: Annotated[int, msgspec.Meta(ge=16, le=100_000_000)] = 300_000
     consume_queue_tail_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)] = 64 * MIB
     max_open_files: Annotated[int, msgspec.Meta(ge=8, le=100_000)] = 256

@@ -31,6 +31,7 @@ from mqmesh.storage.interface import (
 from mqmesh.storage.log_beginning import LOST, NAME, read_log_beginning, write_log_beginning
 from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.page_window import PageWindow
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, QueueTable, decode_table, encode_table
 from mqmesh.storage.recovery import Recovered, Recovery
@@ -200,11 +201,19 @@ def _commitlog(
         before.segments,
         files,
         room,
+        _page_window(config),
         key=before.key,
         end=recovered.end,
         epoch=recovered.epoch,
         store_id=recovered.store_id,
     )
+
+
+def _page_window(config: StoreConfig) -> PageWindow:
+    # What is synced at once is written better by calls: a page that the disk has must be made
+    # ready anew for the next store.
+    is_async = config.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+    return PageWindow(config.commit_log_window_bytes if is_async else 0)
 
 
 def _checkpointer(

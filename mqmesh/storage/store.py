@@ -392,6 +392,7 @@ class CommitLogStore(MessageStore):
         more = self._repairs.step() or more
         more = self._cleaner.tick(now_ms) or more
         try:
+            self._log.check_files(now_ms)
             return self._checkpointer.tick(now_ms) or more
         except StorageError as error:
             self._failure = str(error)
@@ -445,6 +446,9 @@ class CommitLogStore(MessageStore):
             deleted_bytes=cleaner.deleted_bytes,
             forcibly_deleted_segments=cleaner.forced_segments,
             clock_jumps=cleaner.age_clock.jumps,
+            mapped_bytes=self._log.maps.mapped_bytes,
+            log_views=self._log.maps.views,
+            held_bytes=self._log.maps.held_bytes,
         )
 
     def wait_for_chores(self) -> None:

@@ -18,6 +18,7 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import (
+    MAX_FRAME_BYTES,
     ONEWAY,
     Command,
     ErrorHeader,
@@ -206,12 +207,14 @@ class CommandClient:
                 frame = self._socket.recv(_NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            further: tuple[memoryview, ...] | None = ()
             if frame.more:
-                _log.warning("%s sent more than one frame; ignored", self.endpoint)
-                sockets.skip_rest(self._socket)
+                further = sockets.receive_rest(self._socket, MAX_FRAME_BYTES - len(frame.buffer))
+            if further is None:
+                _log.warning("%s sent more frames than it may; ignored", self.endpoint)
                 continue
             try:
-                command = decode_frame(frame.buffer)
+                command = decode_frame(frame.buffer, further)
             except RemoteProtocolError as error:
                 _log.warning("malformed frame from %s: %s", self.endpoint, error)
                 continue

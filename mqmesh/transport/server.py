@@ -23,6 +23,7 @@ from mqmesh.protocol.command import (
     Reply,
     Request,
     decode_frame,
+    encode_apart,
     encode_frame,
     encode_header,
     peek_opaque,
@@ -50,6 +51,10 @@ when it has left."""
 LARGE_BYTES_PER_PEER: Final = 64 * MIB
 """Large frames within ZeroMQ for one peer; more wait in the backlog. ZeroMQ itself counts
 frames only, so without it a peer that does not read could take ``HIGH_WATER_MARK`` of them."""
+MOST_UNTAKEN_MS: Final = 60_000
+"""A peer that does not take a large frame in this time is cut off: the frame may be a view of a
+file that is removed, and its room on the disk comes back only when the frame has left."""
+UNTAKEN_EVERY_MS: Final = 5_000
 MAX_PEERS: Final = 65_536
 """Connections that are served; requests of more are refused with SYSTEM_BUSY."""
 LOG_REFUSALS_MS: Final = 1_000
@@ -98,6 +103,7 @@ class CommandServer:
         dropped_replies: Answers that nobody was there for any more, or had no room.
         requests: Requests taken.
         refusals: What was refused, by code.
+        cut_off: Peers whose connection was ended since they did not take what they asked for.
         readable_ms: When there was something to take last, by the monotonic clock.
         drained_ms: When nothing was left then; None if frames were.
     """
@@ -121,6 +127,7 @@ class CommandServer:
         self._backlog_total = 0
         self._large: dict[bytes, _LargeFrames] = {}
         self._retry: Timer | None = None
+        self._untaken: Timer | None = None
         self._log_malformed_at_ms = 0
         self._closed = False
         self.malformed_frames = 0
@@ -128,6 +135,7 @@ class CommandServer:
         self.requests = 0
         self.refusals = Refusals()
         self._refusals_timer: Timer | None = None
+        self.cut_off = 0
         self.readable_ms = 0
         self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)
@@ -158,6 +166,8 @@ class CommandServer:
         if command.flags & ONEWAY:
             return
         try:
+            if reply.apart and self._try_send_apart(request.peer, command.opaque, reply):
+                return
             frame = encode_frame(
                 reply.code, command.opaque, *reply.body, header=reply.header, flags=RESPONSE
             )
@@ -194,8 +204,9 @@ class CommandServer:
         if self._refusals_timer is not None:
             self._refusals_timer.cancel()
             self._log_refusals()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._untaken):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
         sockets.close(self._socket, self._monitor)
@@ -349,15 +360,74 @@ class CommandServer:
         return True
 
     def _try_send_large(self, peer: bytes, frame: bytes) -> bool:
-        inside = self._large.get(peer)
-        if inside is None:
-            inside = self._large[peer] = _LargeFrames()
+        inside = self._large_of(peer)
         if not inside.has_room(len(frame)):
             return False
         self._loop.touch(self._socket)
         self._socket.send(peer, _NOBLOCK_SNDMORE)
-        inside.add(self._socket.send(frame, _NOBLOCK, copy=False, track=True), len(frame))
+        self._send_large(inside, frame, _NOBLOCK)
         return True
+
+    def _try_send_apart(self, peer: bytes, opaque: int, reply: Reply) -> bool:
+        """Sends large pieces of an answer as they are; False if it must be sent as one frame."""
+        large = [piece for piece in reply.body if len(piece) >= LARGE_FRAME_BYTES]
+        if not large or peer in self._backlog or peer not in self._living:
+            return False
+        frames, size = encode_apart(opaque, reply, least_bytes=LARGE_FRAME_BYTES)
+        inside = self._large_of(peer)
+        if not inside.has_room(size):
+            return False
+        self._loop.touch(self._socket)
+        try:
+            self._socket.send(peer, _NOBLOCK_SNDMORE)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.dropped_replies += 1
+            return True
+        # Whoever has room for the first frame has it for all of a message.
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
+            flags = _NOBLOCK if number == last else _NOBLOCK_SNDMORE
+            if len(frame) >= LARGE_FRAME_BYTES:
+                self._send_large(inside, frame, flags)
+            else:
+                self._socket.send(frame, flags)
+        return True
+
+    def _large_of(self, peer: bytes) -> "_LargeFrames":
+        inside = self._large.get(peer)
+        if inside is None:
+            inside = self._large[peer] = _LargeFrames()
+        return inside
+
+    def _send_large(self, inside: "_LargeFrames", frame: bytes | memoryview, flags: int) -> None:
+        tracker = self._socket.send(frame, flags, copy=False, track=True)
+        inside.add(tracker, len(frame), self._loop.clock.monotonic_ms())
+        if self._untaken is None:
+            self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._look_for_untaken)
+
+    def _look_for_untaken(self) -> None:
+        """Cuts off who leaves a large frame untaken for too long."""
+        self._untaken = None
+        self._on_monitor()  # who is gone must not be taken for who has its descriptor now
+        now_ms = self._loop.clock.monotonic_ms()
+        waiting = False
+        for peer, inside in list(self._large.items()):
+            since_ms = inside.waiting_since_ms()
+            if since_ms is None:
+                continue
+            waiting = True
+            if now_ms - since_ms >= MOST_UNTAKEN_MS and peer in self._living:
+                _log.warning(
+                    "a client took nothing for %d s and is cut off", MOST_UNTAKEN_MS // 1000
+                )
+                self.cut_off += 1
+                sockets.cut(self._living[peer])
+        if waiting and not self._closed:
+            self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._look_for_untaken)
 
     def _keep(self, peer: bytes, frame: bytes) -> None:
         size = self._backlog_bytes.get(peer, 0) + len(frame)
@@ -411,16 +481,24 @@ class _LargeFrames:
     """Large frames of one peer that ZeroMQ has not sent yet."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._waiting: deque[tuple[zmq.MessageTracker, int, int]] = deque()
         self._size = 0
 
     def has_room(self, size: int) -> bool:
         """True when a frame of ``size`` bytes may be added; one always may."""
-        while self._waiting and self._waiting[0][0].done:
-            self._size -= self._waiting.popleft()[1]
+        self._forget_taken()
         return not self._waiting or self._size + size <= LARGE_BYTES_PER_PEER
 
-    def add(self, tracker: zmq.MessageTracker, size: int) -> None:
+    def waiting_since_ms(self) -> int | None:
+        """When the oldest of them was sent, by the monotonic clock; None if there is none."""
+        self._forget_taken()
+        return self._waiting[0][2] if self._waiting else None
+
+    def _forget_taken(self) -> None:
+        while self._waiting and self._waiting[0][0].done:
+            self._size -= self._waiting.popleft()[1]
+
+    def add(self, tracker: zmq.MessageTracker, size: int, now_ms: int) -> None:
         """Counts a frame until its tracker says that it has left."""
-        self._waiting.append((tracker, size))
+        self._waiting.append((tracker, size, now_ms))
         self._size += size

@@ -4,6 +4,7 @@ There is no other way to make a socket, so none is without heartbeats, a
 handshake timeout, a frame limit and bounded water marks.
 """
 
+import contextlib
 import itertools
 import os
 import socket as system_socket
@@ -13,7 +14,7 @@ from typing import Any, Final
 import zmq
 
 from mqmesh.errors import ConfigError
-from mqmesh.protocol.command import MAX_FRAME_BYTES
+from mqmesh.protocol.command import MAX_FRAME_BYTES, MAX_FURTHER_FRAMES
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
@@ -176,6 +177,40 @@ def settle(socket: Socket) -> None:
     socket.getsockopt(zmq.EVENTS)
 
 
+def receive_rest(socket: Socket, room: int) -> tuple[memoryview, ...] | None:
+    """The frames of a message behind the one just read, as views.
+
+    Args:
+        socket: Whose message.
+        room: Bytes that they may have together.
+
+    Returns:
+        None if there are too many, or they are too long: then they were thrown away.
+    """
+    further: list[memoryview] = []
+    while socket.getsockopt(zmq.RCVMORE):
+        view = socket.recv(zmq.NOBLOCK, copy=False).buffer
+        room -= len(view)
+        if room < 0 or len(further) == MAX_FURTHER_FRAMES:
+            skip_rest(socket)
+            return None
+        further.append(view)
+    return tuple(further)
+
+
+def cut(descriptor: int) -> None:
+    """Ends a connection; ZeroMQ notices it as if the peer had.
+
+    Args:
+        descriptor: Of the connection, as a monitor tells it.
+    """
+    connection = _duplicate(descriptor)
+    if connection is None:
+        return
+    with connection, contextlib.suppress(OSError):
+        connection.shutdown(system_socket.SHUT_RDWR)
+
+
 def skip_rest(socket: Socket) -> None:
     """Throws away the frames of a message behind the one just read."""
     while socket.getsockopt(zmq.RCVMORE):
@@ -205,21 +240,27 @@ def _widen(descriptor: int) -> None:
     were read. Larger frames go in pieces then, each of them a switch of threads to and fro. ZeroMQ
     sets its own ``SNDBUF`` for TCP only, where the buffer grows by itself.
     """
-    try:
-        # A duplicate, since closing the descriptor itself would be the end of ZeroMQ.
-        duplicate = os.dup(descriptor)
-    except OSError:
-        return  # it is gone already
-    try:
-        connection = system_socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)  # it has become a file's
+    connection = _duplicate(descriptor)
+    if connection is None:
         return
     with connection:
         if connection.family == system_socket.AF_UNIX:
             connection.setsockopt(
                 system_socket.SOL_SOCKET, system_socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES
             )
+
+
+def _duplicate(descriptor: int) -> system_socket.socket | None:
+    """A second owner of a connection, since closing the first would be the end of ZeroMQ."""
+    try:
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return None  # it is gone already
+    try:
+        return system_socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)  # it has become a file's
+        return None
 
 
 def close(socket: Socket, watcher: Socket | None = None) -> None:

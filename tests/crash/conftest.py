@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.storage.page_window import PageWindow
 from mqmesh.testing.store_files import StoreFiles
+
+
+@pytest.fixture(autouse=True)
+def ready_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of the log are ready as soon as they are asked for, and not some time later: all small
+    writes but the first are stores into the map, in every run of a test."""
+    monkeypatch.setattr(PageWindow, "_bring_in", PageWindow._fill)
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ class FailingCalls:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> FailingCalls:
+def calls(files: StoreFiles, monkeypatch: pytest.MonkeyPatch) -> FailingCalls:
+    """No pages are ready, so that everything is written by calls."""
+    files.config = msgspec.structs.replace(files.config, commit_log_window_bytes=0)
     return FailingCalls(monkeypatch)
 
 

@@ -3,13 +3,15 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqmesh.payload import Buffer
 from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
+from mqmesh.storage.mapped_file import MappedFile
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
@@ -39,8 +41,10 @@ class KillPoints:
         self._files: StoreFiles | None = None
         self._facts: Callable[[], Any] = tuple
         self._copies: list[tuple[StoreFiles, Any]] = []
+        self.stores = 0
         for name in CHANGING_CALLS:
             monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
+        monkeypatch.setattr(MappedFile, "store", self._wrap_store(MappedFile.store))
 
     def start(self, files: StoreFiles, facts: Callable[[], Any]) -> None:
         """Copies from now on; each copy is kept with what ``facts`` returns then."""
@@ -56,6 +60,26 @@ class KillPoints:
             yield copy, facts
             copy.close()
             shutil.rmtree(copy.directory)
+
+    def _wrap_store(self, store: Callable[..., None]) -> Callable[..., None]:
+        """A store has no order: the process may die before it and in its middle, and whichever
+        half is there first."""
+
+        def before(mapped: MappedFile, position: int, piece: Buffer) -> None:
+            self.stores += 1
+            store(mapped, position, [piece])
+
+        before = self._wrap(before)
+
+        def wrapped(mapped: MappedFile, position: int, pieces: Sequence[Buffer]) -> None:
+            for number, piece in enumerate(pieces):
+                view, middle = memoryview(piece), len(piece) // 2
+                halves = [(position, view[:middle]), (position + middle, view[middle:])]
+                for place, half in reversed(halves) if number % 2 else halves:
+                    before(mapped, place, half)
+                position += len(piece)
+
+        return wrapped
 
     def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
@@ -131,6 +155,7 @@ def test_what_was_acknowledged_survives_at_every_kill_point(
     files.directory.mkdir()
     kill_points.start(files, lambda: len(workload.acknowledged))
     workload.run(files)
+    assert kill_points.stores > 50
     for copy, acknowledged in kill_points.stop():
         _, found, _ = recover(copy)
         bodies = list(found.values())

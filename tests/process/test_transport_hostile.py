@@ -14,6 +14,7 @@ from mqmesh.errors import RequestTimeout
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
+    MAX_FURTHER_FRAMES,
     RESPONSE,
     ErrorHeader,
     Reply,
@@ -190,7 +191,8 @@ def test_a_client_survives_a_server_that_answers_nonsense(wire, bare):
     peer, frame = router.recv_multipart()
     opaque = decode_frame(frame).opaque
     router.send_multipart([peer, b"x"])
-    router.send_multipart([peer, encode_frame(0, opaque, flags=RESPONSE), b"more"])
+    frames = [encode_frame(0, opaque, flags=RESPONSE), *[b"more"] * (MAX_FURTHER_FRAMES + 1)]
+    router.send_multipart([peer, *frames])
     router.send_multipart([peer, encode_frame(0, opaque + 7, flags=RESPONSE)])
     router.send_multipart([peer, encode_frame(17, opaque, header=b"\xff\xff", flags=RESPONSE)])
     wire.until(lambda: done)

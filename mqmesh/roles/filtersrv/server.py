@@ -244,7 +244,7 @@ class FilterServer:
             self._take_pulled(request, pull, runner, answer)
 
         plain = msgspec.structs.replace(
-            pull, expression="*", expression_type=ExpressionType.TAG.value
+            pull, expression="*", expression_type=ExpressionType.TAG.value, apart=False
         )
         assert self._broker is not None
         self._broker.request(

@@ -134,7 +134,7 @@ class Case:
 
 def test_a_pull_says_what_is_wanted():
     request = Case(start=17, selector=MessageSelector.by_tag("A"), source=ONLY_A).asked()
-    assert request == PullRequest("g", "t", 3, 17, 1024 * 1024, 15_000, "A")
+    assert request == PullRequest("g", "t", 3, 17, 1024 * 1024, 15_000, "A", apart=True)
 
 
 def test_whole_batches_are_taken_and_the_next_pull_follows_at_once():

@@ -201,4 +201,4 @@ def _reply(pull: PullRequest, result: GetResult) -> Reply:
     header = PullResponse(
         status, next_queue_offset, result.min_queue_offset, result.max_queue_offset
     )
-    return Reply(encode_header(header), result.data)
+    return Reply(encode_header(header), result.data, apart=pull.apart)
