@@ -49,6 +49,8 @@ TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 DEAD_LETTER_MARKS_TOPIC: Final = "RMQ_SYS_DLQ_RESENT_TOPIC"
 """Which dead letters were resent; see ``roles/broker/dead_letter_marks.py``."""
+SENT_BACK_TOPIC: Final = "RMQ_SYS_SENT_BACK_TOPIC"
+"""What consumers have sent back; see ``roles/broker/sent_back_marks.py``."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -61,6 +63,7 @@ RESERVED_TOPICS: Final = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         TRACE_TOPIC,
         DEAD_LETTER_MARKS_TOPIC,
+        SENT_BACK_TOPIC,
         AUTO_CREATE_TOPIC,
     }
 )

@@ -51,13 +51,11 @@ class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         group: Consumer group.
         entries: Which messages.
         max_reconsume_times: A message that was sent back as often becomes a dead letter.
-        token: Random; a request that comes again under its token is not carried out again.
     """
 
     group: Name
     entries: Annotated[list[SendBackEntry], msgspec.Meta(max_length=MAX_SEND_BACK_ENTRIES)]
     max_reconsume_times: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = DEFAULT_MAX_RECONSUME_TIMES
-    token: _Place = 0
 
 
 class SendBackResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -1,6 +1,5 @@
 """Sends failed messages back to the brokers they came from; many travel together."""
 
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +26,7 @@ MAX_ENTRIES: Final = 64
 TIMEOUT_MS: Final = 6_000
 """A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
 TRIES: Final = 2
-"""Requests whose outcome is unknown are repeated so often, under the same token."""
+"""Requests whose outcome is unknown are repeated so often; what was sent back stays that."""
 AGAIN_MS: Final = 300
 
 OnSentBack = Callable[[int | MQMeshError], None]
@@ -146,7 +145,6 @@ class BackSender:
             self._group,
             [_entry(group) for group in now],
             self._max_reconsume_times,
-            secrets.randbits(62) + 1,
         )
         self._ask(broker_name, encode_header(request), now, 1)
 

@@ -8,7 +8,6 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
 from mqmesh.protocol.command import Command, Reply, Request
-from mqmesh.roles.broker.answered_tokens import AnsweredTokens
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
@@ -25,6 +24,7 @@ from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
 from mqmesh.roles.broker.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.send_admission import SendAdmission
+from mqmesh.roles.broker.sent_back_marks import SentBackMarks
 from mqmesh.roles.broker.snapshot_desk import SnapshotDesk
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
@@ -77,11 +77,11 @@ class Retries(msgspec.Struct, frozen=True):
     """What a broker remembers of failed messages.
 
     Attributes:
-        tokens: Requests that sent messages back and were answered.
+        sent_back: Messages that were sent back.
         marks: Dead letters that were resent.
     """
 
-    tokens: AnsweredTokens = msgspec.field(default_factory=AnsweredTokens)
+    sent_back: SentBackMarks = msgspec.field(default_factory=SentBackMarks)
     marks: DeadLetterMarks = msgspec.field(default_factory=DeadLetterMarks)
 
 

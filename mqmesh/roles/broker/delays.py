@@ -23,14 +23,13 @@ from mqmesh.payload import Buffer
 from mqmesh.record_batch import BatchHeader, read_header, read_meta
 from mqmesh.redelivery import Change, redeliver
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.staging import Outcomes
+from mqmesh.roles.broker.inner_send import ensure_topic
 from mqmesh.storage.interface import BatchToPut
 
 NO_LEVEL: Final = 0
 
 
-def put_delayed(
+def delayed_copy(
     context: BrokerContext,
     buffer: Buffer,
     header: BatchHeader,
@@ -43,9 +42,8 @@ def put_delayed(
     level: int = NO_LEVEL,
     due_ms: int = 0,
     change: Change | None = None,
-    on_stored: Outcomes,
-) -> None:
-    """Stores messages of a stored batch once more, to be written elsewhere when they are due.
+) -> bytes:
+    """Messages of a stored batch once more, to be written elsewhere when they are due.
 
     Args:
         context: The broker.
@@ -59,7 +57,9 @@ def put_delayed(
         level: Delay level from 1; above the highest counts as the highest. Or 0, and:
         due_ms: Wall-clock time of delivery.
         change: Applied to each message.
-        on_stored: Called on the event loop, later, with one outcome.
+
+    Returns:
+        What is to be stored. Layout: record batch, its broker part blank.
 
     Raises:
         InvalidArgument, CorruptBatch, LocalProtocolError: As ``redeliver``.
@@ -87,8 +87,8 @@ def put_delayed(
     )
     queue, meta = _place(context, wish, queue_id)
     ensure_topic(context, SCHEDULE_TOPIC, SCHEDULE_QUEUES)
-    inner_send(context, [scheduled_batch(data, header, meta, queue_id=queue)], on_stored)
     context.schedule.stirred = True
+    return scheduled_batch(data, header, meta, queue_id=queue)
 
 
 def to_schedule(

@@ -32,6 +32,7 @@ from mqmesh.roles.broker.consumer_groups import Client, check_client_group
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers.admin import forget_topic
 from mqmesh.roles.broker.handlers.saving import reply_when_saved
+from mqmesh.roles.broker.handlers.send_back import forget_sent_back
 from mqmesh.storage.interface import GetStatus
 
 QUEUES_PER_LIST = 4_096
@@ -95,6 +96,7 @@ def delete_group(context: BrokerContext, request: Request) -> Reply | None:
         saves.append(keeper.save_offsets)
     context.pulls.forget(name)
     context.resets.forget(name)
+    forget_sent_back(context, name)
     topics = [retry_topic(name), dlq_topic(name)] if wanted.remove_topics else []
     for topic in topics:
         if context.topics.get(topic) is not None:

@@ -21,6 +21,7 @@ from mqmesh.roles.broker.consumer_groups import check_client_group
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers.pull import wake_pulls
 from mqmesh.roles.broker.handlers.saving import reply_when_saved
+from mqmesh.roles.broker.handlers.send_back import forget_sent_back
 from mqmesh.units import QueueOffset, TimestampMs
 
 _NOWHERE: Final = -1
@@ -126,6 +127,7 @@ def _carry_out(
         if context.group_table.note_used(group, context.clock.wall_ms()):
             saves.append(context.keeper.save_groups)
         _store(context, group, changes, followed=live is not None)
+        forget_sent_back(context, group)
     _tell(context, group, peers, changes)
     reply_when_saved(context, request, reply, *saves)
     return None

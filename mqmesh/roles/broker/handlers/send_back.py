@@ -1,15 +1,17 @@
 """CONSUMER_SEND_MSG_BACK: messages that failed come again later, or become dead letters.
 
 Nothing is answered before the store has what was to be written, so a consumer may take
-its message for done then.
+its message for done then. What was sent back from one place is not sent back from there again,
+whoever asks: the retries and the marks that tell of them are one write.
 """
 
+import logging
 from typing import Final
 
 import msgspec
 
-from mqmesh.errors import LocalProtocolError, MQMeshError
-from mqmesh.message import check_group, dlq_topic, retry_topic
+from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
+from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, decode_header, reply_with
 from mqmesh.protocol.messaging import BatchOutcome
@@ -22,64 +24,95 @@ from mqmesh.protocol.retries import (
 from mqmesh.record_batch import read_header
 from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext, without_frame
-from mqmesh.roles.broker.delays import put_delayed
+from mqmesh.roles.broker.delays import delayed_copy
 from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
 from mqmesh.roles.broker.retry_plan import RetryStep, plan_retry
+from mqmesh.roles.broker.sent_back_marks import (
+    DEAD,
+    UNDER_WAY,
+    SentBackMark,
+    encode_marks,
+)
 from mqmesh.roles.broker.stored_batches import StoredBatch, StoredBatches
 
 RETRY_QUEUE: Final = 0
 """Retry and dead-letter topics have one queue on each broker."""
+MARKS_A_BATCH: Final = 10_000
 
 _OK: Final = int(ResponseCode.SUCCESS)
+_log = logging.getLogger(__name__)
 
 
 class _Gathering:
-    """The outcomes of a request's writes, until the last one is there."""
+    """What a request has written, and its outcomes."""
 
     def __init__(self, context: BrokerContext, request: Request, back: SendBackRequest) -> None:
         self._context = context
         self._request = without_frame(request)
-        self._back = back
         self._results = [SendBackResult(_OK) for _ in back.entries]
-        self._open = 1  # so that it does not end before everything was begun
+        self._writes: list[tuple[int, SentBackMark]] = []
+        self._batches: list[bytes] = []
 
-    def begin(self) -> None:
-        self._open += 1
+    def add(self, index: int, batch: bytes, mark: SentBackMark) -> None:
+        limit = self._context.config.storage.max_batch_bytes
+        if len(batch) > limit:
+            # The store would refuse it alone, and take the mark that says that it is there.
+            raise LocalProtocolError(
+                f"a retry of {len(batch)} bytes does not fit a segment of the log, which takes "
+                f"{limit} (storage.mapped_file_size_commit_log)"
+            )
+        self._context.retries.sent_back.begin(mark)
+        self._writes.append((index, mark))
+        self._batches.append(batch)
 
-    def stored(self, index: int, outcomes: list[BatchOutcome], dead_letters: int) -> None:
-        for outcome in outcomes:
-            if outcome.code != _OK:
-                self.fail(index, error_of(outcome.code, outcome.remark))
-            elif dead_letters:
-                result = self._results[index]
-                self._results[index] = msgspec.structs.replace(
-                    result, dead_letters=result.dead_letters + dead_letters
-                )
-                self._context.stats.total.dead_letters += dead_letters
-        self.end()
+    def note_dead(self, index: int, count: int) -> None:
+        result = self._results[index]
+        self._results[index] = msgspec.structs.replace(
+            result, dead_letters=result.dead_letters + count
+        )
 
     def fail(self, index: int, error: MQMeshError) -> None:
         code = vars(error).get("code") or code_of(error)
         self._results[index] = SendBackResult(code, str(error)[:MAX_REMARK_CHARACTERS])
 
-    def end(self) -> None:
-        self._open -= 1
-        if self._open:
+    def write(self) -> None:
+        """Has everything stored at once, then answers."""
+        if not self._writes:
+            self._answer()
             return
-        answer = SendBackResponse(self._results)
-        if all(result.code == _OK for result in self._results):
-            # What failed may be asked for again under the same token.
-            self._context.retries.tokens.note(self._back.group, self._back.token, answer)
-        self._context.wire.reply(self._request, reply_with(answer))
+        marks = _mark_batches(self._context, [mark for _, mark in self._writes])
+        try:
+            inner_send(self._context, [*self._batches, *marks], self._stored)
+        except MQMeshError:
+            for _, mark in self._writes:
+                self._context.retries.sent_back.withdraw(mark)
+            raise
+
+    def _stored(self, outcomes: list[BatchOutcome]) -> None:
+        context, total = self._context, self._context.stats.total
+        # One write: the store took all of it or nothing.
+        bad = next((outcome for outcome in outcomes if outcome.code != _OK), None)
+        for index, mark in self._writes:
+            if bad is not None:
+                context.retries.sent_back.withdraw(mark)
+                self.fail(index, error_of(bad.code, bad.remark))
+                continue
+            context.retries.sent_back.settle(mark)
+            total.sent_back_messages += mark.count
+            if mark.is_dead:
+                self.note_dead(index, mark.count)
+                total.dead_letters += mark.count
+        self._answer()
+
+    def _answer(self) -> None:
+        self._context.wire.reply(self._request, reply_with(SendBackResponse(self._results)))
 
 
 def send_back(context: BrokerContext, request: Request) -> Reply | None:
     """Plans the next try of messages that failed, or makes them dead letters."""
     back = decode_header(SendBackRequest, request.command.header)
     check_group(back.group)
-    known = context.retries.tokens.get(back.group, back.token)
-    if known is not None:
-        return reply_with(known)
+    context.retries.sent_back.load(context.store)
     gathering = _Gathering(context, request, back)
     batches = StoredBatches(context.store)
     for index, entry in enumerate(back.entries):
@@ -87,8 +120,36 @@ def send_back(context: BrokerContext, request: Request) -> Reply | None:
             _send_back_entry(context, back, index, entry, batches, gathering)
         except MQMeshError as error:
             gathering.fail(index, error)
-    gathering.end()
+    gathering.write()
     return None
+
+
+def forget_sent_back(context: BrokerContext, group: str) -> None:
+    """A group's offsets were moved: what it gets once more may be sent back once more."""
+    if context.topics.get(SENT_BACK_TOPIC) is None:
+        return  # nobody ever sent anything back
+
+    def stored(outcomes: list[BatchOutcome]) -> None:
+        if outcomes[0].code != _OK:
+            _log.error(
+                "that the offsets of group %s were moved could not be noted (%s): after a restart "
+                "of this broker, failures of what the group gets once more may count for nothing",
+                group,
+                outcomes[0].remark,
+            )
+
+    mark = context.retries.sent_back.forget_group(group)
+    inner_send(context, _mark_batches(context, [mark]), stored)
+
+
+def _mark_batches(context: BrokerContext, marks: list[SentBackMark]) -> list[bytes]:
+    now_ms = context.clock.wall_ms()
+    return [
+        encode_marks(
+            marks[start : start + MARKS_A_BATCH], producer_id=context.instance_id, now_ms=now_ms
+        )
+        for start in range(0, len(marks), MARKS_A_BATCH)
+    ]
 
 
 def _send_back_entry(
@@ -100,25 +161,51 @@ def _send_back_entry(
     gathering: _Gathering,
 ) -> None:
     context.topics.require(entry.topic)
-    most = context.group_table.retry_limit(back.group, back.max_reconsume_times)
     place, end = entry.queue_offset, entry.queue_offset + entry.count
+    known = context.retries.sent_back
     while place < end:
         found = batches.find(entry.topic, entry.queue_id, place)
-        base, behind = found.header.base_queue_offset, found.header.next_queue_offset
-        if found.messages is None:
-            _bury_whole(context, back.group, found, index, gathering)
-        else:
-            steps = plan_retry(
-                found.messages[place - base : min(end, behind) - base],
-                topic=entry.topic,
-                max_reconsume_times=most,
-                delay_level=entry.delay_level,
-                reconsume_times=entry.reconsume_times,
-                reason=entry.reason,
-            )
-            for step in steps:
-                _take_step(context, back.group, index, step, gathering)
+        header = found.header
+        base, behind = header.base_queue_offset, header.next_queue_offset
+        whole = found.messages is None
+        first, stop = place - base, min(end, behind) - base
+        if whole:
+            first, stop = 0, header.message_count
+        for start, after, state in list(
+            known.runs(back.group, header.commitlog_offset, first, stop)
+        ):
+            if state == UNDER_WAY:
+                raise BrokerNotAvailable("the same messages are being sent back just now")
+            if state == DEAD:
+                gathering.note_dead(index, after - start)
+            elif state is None and whole:
+                _bury_whole(context, back.group, found, index, gathering)
+            elif state is None:
+                _retry(context, back, index, entry, found, start, after, gathering)
         place = behind
+
+
+def _retry(
+    context: BrokerContext,
+    back: SendBackRequest,
+    index: int,
+    entry: SendBackEntry,
+    found: StoredBatch,
+    first: int,
+    stop: int,
+    gathering: _Gathering,
+) -> None:
+    assert found.messages is not None
+    steps = plan_retry(
+        found.messages[first:stop],
+        topic=entry.topic,
+        max_reconsume_times=context.group_table.retry_limit(back.group, back.max_reconsume_times),
+        delay_level=entry.delay_level,
+        reconsume_times=entry.reconsume_times,
+        reason=entry.reason,
+    )
+    for step in steps:
+        _take_step(context, back.group, index, step, gathering)
 
 
 def _bury_whole(
@@ -126,11 +213,10 @@ def _bury_whole(
 ) -> None:
     """Nobody can read the batch: it goes to the dead letters as it is."""
     topic = _topic_of(context, group, is_dead=True)
-    batch = redeliver(found.data, found.header, topic=topic, queue_id=RETRY_QUEUE)
-    count = found.header.message_count
-    inner_send(context, [batch], lambda outcomes: gathering.stored(index, outcomes, count))
-    gathering.begin()
-    context.stats.total.sent_back_messages += count
+    header = found.header
+    batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
+    mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
+    gathering.add(index, batch, mark)
 
 
 def _take_step(
@@ -146,27 +232,22 @@ def _take_step(
         for half in step.halves():
             _take_step(context, group, index, half, gathering)
         return
-    dead_letters = len(step.messages) if step.is_dead else 0
-
-    def stored(outcomes: list[BatchOutcome]) -> None:
-        gathering.stored(index, outcomes, dead_letters)
-
-    if step.is_dead:
-        inner_send(context, [batch], stored)
-    else:
+    if not step.is_dead:
         # Now, so that the members have found it when the messages are due.
         ensure_topic(context, topic)
-        put_delayed(
+        batch = delayed_copy(
             context,
             batch,
             read_header(batch),
             topic=topic,
             queue_id=RETRY_QUEUE,
             level=step.level,
-            on_stored=stored,
         )
-    gathering.begin()
-    context.stats.total.sent_back_messages += len(step.messages)
+    source = step.messages[0]
+    mark = SentBackMark(
+        group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead
+    )
+    gathering.add(index, batch, mark)
 
 
 def _topic_of(context: BrokerContext, group: str, *, is_dead: bool) -> str:

@@ -10,7 +10,9 @@ from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
-from mqmesh.roles.broker.delays import put_delayed
+from mqmesh.roles.broker.delays import delayed_copy
+from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.testing.batches import PRODUCER_ID
 
 
 def delayed(first_sequence=0, queue_id=2, **wish):
@@ -19,7 +21,7 @@ def delayed(first_sequence=0, queue_id=2, **wish):
             encode_payload([Message("t", b"a"), Message("t", b"b")]),
             topic="t",
             queue_id=queue_id,
-            producer_id=7,
+            producer_id=PRODUCER_ID,
             first_sequence=first_sequence,
             born_timestamp=1,
             attributes=Attributes.HAS_DELAY,
@@ -78,15 +80,22 @@ def test_wishes_that_make_no_sense_are_refused(make_stage, wish):
     assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
 
 
+def stored(stage, batch):
+    told = []
+    inner_send(stage.context, [batch], told.extend)
+    stage.end_tick()
+    return told[0]
+
+
 def test_a_stored_message_is_put_back_for_later(make_stage):
-    stage, told = make_stage(), []
+    stage = make_stage()
     stage.send(stage.batch(bodies=(b"a", b"b", b"c"), first_sequence=10))
     data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
 
     def change(message):
         return msgspec.structs.replace(message, properties={"RECONSUME_TIMES": "1"})
 
-    put_delayed(
+    copy = delayed_copy(
         stage.context,
         data,
         read_header(data),
@@ -96,14 +105,12 @@ def test_a_stored_message_is_put_back_for_later(make_stage):
         queue_id=0,
         level=3,
         change=change,
-        on_stored=told.extend,
     )
-    stage.end_tick()
-    assert told[0].code == 0
+    assert stored(stage, copy).code == 0
     data, header, meta = scheduled(stage, 2)
     (message,) = decode_messages(data, header)
     assert (message.topic, message.body, message.reconsume_times) == ("t", b"b", 1)
-    assert (header.producer_id, header.first_sequence) == (7, 11)
+    assert (header.producer_id, header.first_sequence) == (PRODUCER_ID, 11)
     assert header.attributes & Attributes.REDELIVERED
     assert (meta.real_topic, meta.delay_ms) == ("%RETRY%g", 10_000)
 
@@ -113,9 +120,7 @@ def test_a_stored_message_is_put_back_for_a_point_in_time(make_stage):
     stage.send(stage.batch())
     data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
     header = read_header(data)
-    put_delayed(
-        stage.context, data, header, topic="t", queue_id=1, due_ms=777, on_stored=lambda _: None
-    )
-    stage.end_tick()
+    copy = delayed_copy(stage.context, data, header, topic="t", queue_id=1, due_ms=777)
+    assert stored(stage, copy).code == 0
     _, _, meta = scheduled(stage, ANY_TIME_QUEUE)
     assert meta.due_times == pack_due_times([777])

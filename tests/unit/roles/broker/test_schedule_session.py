@@ -31,6 +31,7 @@ from mqmesh.roles.broker.schedule_desk import ScheduleDesk
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, State
 from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.testing.batches import PRODUCER_ID
 from mqmesh.testing.sorted_pairs import SortedPairs
 
 HOUR_MS = 3_600_000
@@ -189,7 +190,7 @@ class Rig:
                 encode_payload([Message(topic, b"%d" % (first + i)) for i in range(count)]),
                 topic=topic,
                 queue_id=queue_id,
-                producer_id=7,
+                producer_id=PRODUCER_ID,
                 first_sequence=first,
                 born_timestamp=1,
                 attributes=Attributes.HAS_DELAY,
@@ -202,7 +203,7 @@ class Rig:
         return list(range(first, first + count))
 
     def begin_cancel(self, sequence):
-        header = encode_header(CancelDelayedRequest(7, sequence))
+        header = encode_header(CancelDelayedRequest(PRODUCER_ID, sequence))
         return self.stage.begin(RequestCode.CANCEL_DELAYED, header, peer=b"client")
 
     def cancel(self, sequence):

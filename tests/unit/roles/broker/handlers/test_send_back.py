@@ -13,10 +13,11 @@ from mqmesh.message import (
     PROPERTY_LAST_FAILURE,
     PROPERTY_RECONSUME_TIMES,
     SCHEDULE_TOPIC,
+    SENT_BACK_TOPIC,
     Message,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.groups import DeleteGroupRequest, GroupConfig, ResetOffsetRequest
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     SendBackEntry,
@@ -31,6 +32,7 @@ from mqmesh.record_batch import (
     encode_batch,
 )
 from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.roles.broker.sent_back_marks import SentBackMarks
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.batches import PRODUCER_ID
 
@@ -222,7 +224,7 @@ def test_a_group_that_is_known_has_its_topics_beyond_max_topics(make_stage, know
     topics = {config.topic for config in stage.context.topics.configs()}
     if known:
         assert codes == [ResponseCode.SUCCESS] * 2
-        assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC}
+        assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC, SENT_BACK_TOPIC}
     else:
         assert codes == [ResponseCode.SYSTEM_BUSY] * 2
         assert topics == {"t"}
@@ -258,32 +260,89 @@ def test_nothing_is_answered_before_it_is_stored(make_stage):
     assert stage.answer(opaque, SendBackResponse).results[0].code == 0
 
 
-def test_a_store_that_refuses_is_told_and_the_token_stays_free(stage):
+def test_a_store_that_refuses_is_told_and_may_be_asked_again(stage):
     stage.send(stage.batch())
     stage.store.failure = DiskFull("full")
-    (result,) = send_back(stage, entry(), token=5)
+    (result,) = send_back(stage, entry())
     assert result.code == ResponseCode.DISK_FULL
     stage.store.failure = None
-    assert send_back(stage, entry(), token=5)[0].code == 0
+    assert send_back(stage, entry())[0].code == 0
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
 
 
-def test_a_request_that_comes_again_is_not_carried_out_again(stage):
+def restart(stage):
+    """What the broker had in memory only is gone."""
+    msgspec.structs.force_setattr(stage.context.retries, "sent_back", SentBackMarks())
+
+
+@pytest.mark.parametrize("after", [lambda stage: None, restart], ids=["at once", "restarted"])
+@pytest.mark.parametrize(("level", "topic", "queue_id"), [(0, SCHEDULE_TOPIC, 2), (-1, DLQ, 0)])
+def test_a_message_is_sent_back_from_one_place_once(stage, after, level, topic, queue_id):
+    stage.send(stage.batch(bodies=(b"a", b"b", b"c")))
+    wanted = entry(queue_offset=1, delay_level=level)
+    first = send_back(stage, wanted)
+    after(stage)
+    assert send_back(stage, wanted) == first
+    assert [one.body for one in messages_in(stage, topic, queue_id)] == [b"b"]
+    # Its neighbours are others, and so is another group.
+    (result,) = send_back(stage, entry(count=3, delay_level=level))
+    assert result == msgspec.structs.replace(first[0], dead_letters=3 * first[0].dead_letters)
+    assert sorted(one.body for one in messages_in(stage, topic, queue_id)) == [b"a", b"b", b"c"]
+    assert send_back(stage, wanted, group="other") == first
+    stored_all = len(messages_in(stage, SCHEDULE_TOPIC, 2)) + len(messages_in(stage, "%DLQ%other"))
+    assert stored_all == (4 if level == 0 else 1)
+
+
+def test_a_message_that_nobody_can_decode_is_buried_once(stage):
+    stage.send(undecodable(stage.batch(bodies=(b"x", b"y"))))
+    first = send_back(stage, entry(count=2))
+    assert first[0].dead_letters == 2
+    restart(stage)
+    assert send_back(stage, entry(count=2)) == first
+    assert stage.store.queue_bounds(DLQ, 0) == (0, 2)
+
+
+def test_each_further_delivery_may_fail_again(stage):
+    write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "1"})])
+    write(stage, RETRY, [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "2"})])
+    send_back(stage, entry(RETRY), entry(RETRY, queue_offset=1))
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 3)) == 1
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 4)) == 1
+
+
+def test_what_is_being_written_is_not_written_again_nor_said_to_be_there(stage):
     stage.send(stage.batch())
-    first = send_back(stage, entry(), token=5)
-    assert send_back(stage, entry(), token=5) == first
+    request = SendBackRequest("g", [entry()])
+    begun = [stage.begin(RequestCode.CONSUMER_SEND_MSG_BACK, request) for _ in range(2)]
+    stage.end_tick()
+    codes = [stage.answer(one, SendBackResponse).results[0].code for one in begun]
+    assert codes == [0, ResponseCode.SERVICE_NOT_AVAILABLE]
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
-    send_back(stage, entry(), token=6)
+    assert send_back(stage, entry())[0].code == 0
+
+
+def test_retries_and_their_marks_are_refused_together(stage, monkeypatch):
+    stage.send(stage.batch())
+    monkeypatch.setattr(stage.context.admission, "count_refused", lambda count, now_ms: 1)
+    assert send_back(stage, entry())[0].code == ResponseCode.SYSTEM_BUSY
+    monkeypatch.undo()
+    restart(stage)
+    assert send_back(stage, entry())[0].code == 0
+    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
+
+
+@pytest.mark.parametrize("after", [lambda stage: None, restart], ids=["at once", "restarted"])
+def test_what_comes_again_because_offsets_were_moved_may_be_sent_back_again(stage, after):
+    stage.send(stage.batch())
+    send_back(stage, entry())
+    stage.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffsetRequest("g", "t", "FIRST"))
+    after(stage)
+    send_back(stage, entry())
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 2
-    assert send_back(stage, entry(), group="other", token=5)[0].code == 0
+    stage.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest("g"))
+    after(stage)
+    send_back(stage, entry())
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 3
-
-
-def test_without_a_token_nothing_is_remembered(stage):
-    stage.send(stage.batch())
-    send_back(stage, entry())
-    send_back(stage, entry())
-    assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 2
 
 
 def test_a_batch_that_grows_too_large_is_divided(stage):
