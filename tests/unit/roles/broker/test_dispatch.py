@@ -39,7 +39,11 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
         RequestCode.NOTIFY_SCHEDULE,
     }
     by_the_server = {RequestCode.PING}
-    by_others = {RequestCode.ADVANCE_INDEX, RequestCode.REGISTER_MESSAGE_FILTER_CLASS}
+    by_others = {
+        RequestCode.ADVANCE_INDEX,
+        RequestCode.COPY_INDEX,
+        RequestCode.REGISTER_MESSAGE_FILTER_CLASS,
+    }
     assert set(HANDLERS) == (
         set(RequestCode) - name_server - to_clients - by_the_server - by_others
     )

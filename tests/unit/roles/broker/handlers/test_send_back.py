@@ -294,7 +294,8 @@ def test_a_message_is_sent_back_from_one_place_once(stage, after, level, topic, 
 
 
 def test_a_message_that_nobody_can_decode_is_buried_once(stage):
-    stage.send(undecodable(stage.batch(bodies=(b"x", b"y"))))
+    inner_send(stage.context, [undecodable(stage.batch(bodies=(b"x", b"y")))], print)
+    stage.end_tick()
     first = send_back(stage, entry(count=2))
     assert first[0].dead_letters == 2
     restart(stage)
