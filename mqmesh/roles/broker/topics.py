@@ -142,6 +142,21 @@ class TopicTable:
             f"read_queue_nums = {topic.config.read_queue_nums}"
         )
 
+    def may_read(self, name: str) -> bool:
+        """False for a topic that does not permit reading; what was deleted forbids nothing."""
+        topic = self._topics.get(name)
+        return topic is None or bool(topic.config.perm & _READ)
+
+    def check_readable(self, *names: str) -> None:
+        """Refuses to show messages of topics, of which one does not permit reading.
+
+        Raises:
+            NoPermission: The first of them.
+        """
+        for name in names:
+            if not self.may_read(name):
+                raise NoPermission(f"topic {name!r} does not permit reading")
+
     def create(self, name: str, queue_nums: int, now_ms: TimestampMs) -> Topic:
         """Creates a topic because a message for it came.
 

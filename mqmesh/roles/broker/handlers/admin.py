@@ -1,5 +1,7 @@
 """Topics, statistics, and single messages, for administrators."""
 
+from mqmesh.delayed_batch import read_delayed_meta
+from mqmesh.half_batch import is_half, read_half_meta
 from mqmesh.protocol.admin import (
     GetTopicConfigRequest,
     QueueStats,
@@ -12,7 +14,7 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
-from mqmesh.record_batch import read_header
+from mqmesh.record_batch import Attributes, read_header, read_meta
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.handlers.pull import fail_pulls_of
 from mqmesh.roles.broker.handlers.saving import reply_when_saved
@@ -120,9 +122,25 @@ def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
 
 
 def view_message(context: BrokerContext, request: Request) -> Reply:
-    """The stored batch at a log offset."""
+    """The stored batch at a log offset.
+
+    Raises:
+        NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
+    """
     query = decode_header(ViewMessageRequest, request.command.header)
-    return Reply(body=(context.store.read_at(CommitLogOffset(query.commitlog_offset)),))
+    batch = context.store.read_at(CommitLogOffset(query.commitlog_offset))
+    context.topics.check_readable(*_topics_of(batch))
+    return Reply(body=(batch,))
+
+
+def _topics_of(batch: bytes) -> list[str]:
+    header = read_header(batch)
+    topics = [read_meta(batch, header).topic]
+    if header.attributes & Attributes.HAS_DELAY:
+        topics.append(read_delayed_meta(batch, header).real_topic)
+    if is_half(header):
+        topics.append(read_half_meta(batch, header).real_topic)
+    return topics
 
 
 def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) -> TimestampMs:

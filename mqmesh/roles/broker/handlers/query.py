@@ -1,16 +1,22 @@
-"""Messages by key and by id: passed on to the index process, answered when it answers."""
+"""Messages by key and by id: passed on to the index process, answered when it answers.
 
-from mqmesh.errors import MQMeshError, UnsupportedCommand
+The index does not know of permissions, so messages of topics that do not permit reading are
+left out of its answers here.
+"""
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.command import Command, Reply, Request, decode_header
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
 from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.readable_answers import only_readable
 
 
 def query_message(context: BrokerContext, request: Request) -> None:
     """Messages with a key."""
     query = decode_header(QueryMessageRequest, request.command.header)
     context.topics.require(query.topic)
+    context.topics.check_readable(query.topic)
     _pass_on(context, request)
 
 
@@ -31,6 +37,11 @@ def _pass_on(context: BrokerContext, request: Request) -> None:
         if isinstance(outcome, MQMeshError):
             context.wire.fail(asked, outcome)
         else:
-            context.wire.reply(asked, Reply(bytes(outcome.header), (outcome.body,)))
+            try:
+                header, body = only_readable(outcome.header, outcome.body, context.topics.may_read)
+            except RemoteProtocolError as error:
+                context.wire.fail(asked, error)
+            else:
+                context.wire.reply(asked, Reply(bytes(header), (body,)))
 
     context.index.query(request.command.code, bytes(request.command.header), answer)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.delayed_batch import DelayedMeta
 from mqmesh.errors import InvalidArgument, NoPermission, OffsetOutOfRange, TopicNotFound
+from mqmesh.message import Message
+from mqmesh.payload import encode_payload
 from mqmesh.protocol.admin import (
     BrokerRuntimeInfoRequest,
     GetTopicConfigRequest,
@@ -18,7 +21,8 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
-from mqmesh.record_batch import check_stored, decode_messages
+from mqmesh.record_batch import Attributes, batch_parts, check_stored, decode_messages
+from mqmesh.testing.batches import PRODUCER_ID
 
 
 def update(stage, *config, **options):
@@ -133,6 +137,29 @@ def test_a_single_batch_can_be_looked_at(stage):
     assert decode_messages(reply.body[0], header)[0].body == b"look"
     with pytest.raises(OffsetOutOfRange):
         stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(10**9))
+
+
+def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
+    (plain,) = stage.send(stage.batch("t"))
+    parts = batch_parts(
+        encode_payload([Message("t", b"later")]),
+        topic="t",
+        queue_id=0,
+        producer_id=PRODUCER_ID,
+        first_sequence=77_000,
+        born_timestamp=1,
+        attributes=Attributes.HAS_DELAY,
+        meta=DelayedMeta("t", level=1),
+    )
+    (delayed,) = stage.send(b"".join(parts))
+    assert delayed.code == 0
+    (other,) = stage.send(stage.batch("u"))
+    config = TopicConfig("t", 4, 4, perm=Perm.WRITE)
+    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, UpdateTopicRequest(config))
+    for outcome in (plain, delayed):
+        with pytest.raises(NoPermission, match="'t' does not permit reading"):
+            stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(outcome.commitlog_offset))
+    stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(other.commitlog_offset))
 
 
 def test_figures_are_told_by_name(stage):

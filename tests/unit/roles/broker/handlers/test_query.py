@@ -8,18 +8,32 @@ import pytest
 from mqmesh.errors import (
     BrokerNotAvailable,
     InvalidArgument,
+    NoPermission,
     RemoteProtocolError,
     TopicNotFound,
     UnsupportedCommand,
 )
+from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.protocol.admin import UpdateTopicRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,
     QueryMessageResponse,
+    decode_found,
+    encode_found,
 )
+from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.units import QueueOffset
+
+
+def stored(topic, body, place=None):
+    message = StoredMessage(topic, body)
+    message.queue_offset = QueueOffset(0)
+    message.batch = BatchInfo(place or topic, 0, "", 0, 0, 1, 1, 1, "h:1", "", 1, 1, 0)
+    return message
 
 
 class Index:
@@ -47,15 +61,43 @@ def test_a_query_is_passed_on_and_its_answer_passed_back(stage, index):
     assert (code, header) == (RequestCode.QUERY_MESSAGE, encode_header(query))
     assert opaque not in stage.answers
     answer = memoryview(encode_header(QueryMessageResponse(1, True, 77)))
-    on_answer(Command(0, 1, 1, answer, memoryview(b"messages")))
+    body = encode_found([stored("orders", b"found")])
+    on_answer(Command(0, 1, 1, answer, memoryview(body)))
     found = stage.answer(opaque, QueryMessageResponse)
     assert (found.more, found.missing_bytes) == (True, 77)
-    assert bytes(stage.answers[opaque].body[0]) == b"messages"
+    assert bytes(stage.answers[opaque].body[0]) == body
 
 
 def test_a_query_by_id_is_passed_on_whatever_the_topic(stage, index):
     stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
     assert [code for code, _, _ in index.asked] == [RequestCode.QUERY_MESSAGE_BY_ID]
+
+
+def forbid_reading(stage, topic):
+    config = TopicConfig(topic, 4, 4, perm=Perm.WRITE)
+    stage.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, UpdateTopicRequest(config))
+
+
+def test_messages_of_a_topic_that_nobody_may_read_are_not_found(stage, index):
+    forbid_reading(stage, "orders")
+    with pytest.raises(NoPermission, match="'orders' does not permit reading"):
+        stage.ask(RequestCode.QUERY_MESSAGE, QueryMessageRequest("orders", "4711"))
+    opaque = stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
+    ((_, _, on_answer),) = index.asked
+    hidden = [stored("orders", b"no"), stored("orders", b"no", place="%RETRY%g")]
+    body = encode_found([*hidden, stored("others", b"yes"), stored("u", b"no", place="orders")])
+    answer = memoryview(encode_header(QueryMessageResponse(4, True, 77)))
+    on_answer(Command(0, 1, 1, answer, memoryview(body)))
+    assert stage.answer(opaque, QueryMessageResponse) == QueryMessageResponse(1, True, 77)
+    (left,) = decode_found(stage.answers[opaque].body[0], broker_name="b", store_host="h:1")
+    assert left.body == b"yes"
+
+
+def test_an_answer_that_is_none_is_refused(stage, index):
+    opaque = stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
+    index.asked[0][2](Command(0, 1, 1, memoryview(b"\x90"), memoryview(b"messages")))
+    with pytest.raises(RemoteProtocolError):
+        stage.answer(opaque)
 
 
 def test_what_the_index_refuses_is_refused(stage, index):
