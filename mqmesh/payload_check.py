@@ -67,7 +67,7 @@ def keys_in(payload: Buffer, message_count: int) -> tuple[bytes, int] | None:
 
     Returns:
         Msgpack arrays of texts, one behind the other, none of them empty, and how many they are;
-        None if the payload must be decoded to find them.
+        None if the payload must be decoded to find them, or has more of them than a batch may.
     """
     return None if _checker is None else _checker.keys(payload, message_count)
 

@@ -70,9 +70,9 @@ checker_check(Checker *self, PyObject *args)
 
 /* ---- Keys -------------------------------------------------------------------------------- */
 
-/* The array of a message's keys as it stands there, without its look inside; 0 for one with none.
-   -1 for what is no such message. */
-static int
+/* The array of a message's keys as it stands there, and how many they are; -1 for what is no such
+   message. */
+static Py_ssize_t
 find_keys(Reading *reading, Reading *keys)
 {
     Py_ssize_t length = 0;
@@ -98,20 +98,19 @@ find_keys(Reading *reading, Reading *keys)
             || (read_this(reading, 0xc0) < 0 && read_text(reading, &length) == NULL)
             || read_number(reading, LLONG_MAX) < 0 || read_number(reading, LLONG_MAX) < 0)
         return -1;
-    return count > 0;
+    return count;
 }
 
 PyDoc_STRVAR(keys_doc,
 "keys(payload, count)\n--\n\n"
 "The arrays of keys of so many messages, one behind the other, without the empty ones, and how\n"
-"many they are; None where they must be decoded.");
+"many they are; None where they must be decoded, or are more than a batch may have.");
 
 static PyObject *
 checker_keys(Checker *self, PyObject *args)
 {
-    (void)self;
     Py_buffer payload;
-    Py_ssize_t count, found = 0, size = 0;
+    Py_ssize_t count, found = 0, size = 0, strings = 0;
     if (!PyArg_ParseTuple(args, "y*n:keys", &payload, &count))
         return NULL;
     const unsigned char *begin = payload.buf;
@@ -119,9 +118,10 @@ checker_keys(Checker *self, PyObject *args)
     PyObject *data = PyBytes_FromStringAndSize(NULL, payload.len), *result = NULL;
     int is_one = data != NULL && count > 0 && read_array(&reading) == count;
     for (Py_ssize_t number = 0; is_one && number < count; number++) {
-        int has_some = find_keys(&reading, &keys);
-        is_one = has_some >= 0;
-        if (has_some > 0) {
+        Py_ssize_t own = find_keys(&reading, &keys);
+        strings += own;
+        is_one = own >= 0 && strings <= self->max_strings;
+        if (is_one && own > 0) {
             memcpy(PyBytes_AS_STRING(data) + size, keys.at, (size_t)(keys.end - keys.at));
             size += keys.end - keys.at;
             found++;

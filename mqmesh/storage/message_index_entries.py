@@ -29,13 +29,13 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, Buffer
+from mqmesh.payload_check import keys_in
 from mqmesh.record_batch import (
     Attributes,
     BatchHeader,
     decode_messages,
     read_payload,
 )
-from mqmesh.uniform_payload import uniform_keys
 
 HASH_SIZE: Final = 16
 ENTRY_SIZE: Final = 20
@@ -162,7 +162,7 @@ def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
 
 
 def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
-    """The keys of a batch's messages as they are: a third of the work of ``distinct_keys``.
+    """The keys of a batch's messages as they are: a tenth of the work of ``distinct_keys``.
 
     Returns:
         Msgpack arrays of texts, one behind the other; and how many they are.
@@ -170,12 +170,12 @@ def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
     Raises:
         CorruptBatch: They cannot be found.
     """
+    payload = read_payload(data, header)
+    found = keys_in(payload, header.message_count)
+    if found is not None:
+        return found
     if header.raw_size > MAX_STRINGS:
         return _encoder.encode(sorted(distinct_keys(data, header))), 1
-    payload = read_payload(data, header)
-    uniform = uniform_keys(payload, header.message_count)
-    if uniform is not None:
-        return uniform, header.message_count
     try:
         messages = _raw_keys_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -177,6 +177,13 @@ def test_what_is_no_payload_is_left_to_others():
         assert keys_in(data, count) is None
 
 
+def test_more_keys_than_a_batch_may_have_are_left_to_others():
+    one = fields(keys=["k"] * MAX_KEYS)
+    count = MAX_STRINGS // MAX_KEYS
+    assert keys_in(encode(*[one] * count), count)[1] == count
+    assert keys_in(encode(*[one] * (count + 1)), count + 1) is None
+
+
 # ---- Whatever comes -----------------------------------------------------------------------
 
 texts = st.text("abé", max_size=40) | st.text("ab", min_size=250, max_size=260)
