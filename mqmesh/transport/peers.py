@@ -31,6 +31,15 @@ class PeerTable:
         self._owner: dict[int, bytes | None] = {}
         self._last_owner: dict[int, bytes] = {}
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that stand, those included that have said nothing yet."""
+        return len(self._owner)
+
+    def connections(self) -> list[tuple[int, bytes | None]]:
+        """Descriptor and peer of each; None where it has said nothing yet."""
+        return list(self._owner.items())
+
     def accept(self, descriptor: int) -> bytes | None:
         """A connection was made.
 

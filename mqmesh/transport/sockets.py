@@ -4,7 +4,6 @@ There is no other way to make a socket, so none is without heartbeats, a
 handshake timeout, a frame limit and bounded water marks.
 """
 
-import contextlib
 import itertools
 import os
 import socket as system_socket
@@ -15,6 +14,7 @@ import zmq
 
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, MAX_FURTHER_FRAMES
+from mqmesh.transport.process_memory import keep_freed_blocks
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
@@ -22,16 +22,25 @@ HEARTBEAT_INTERVAL_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
 """How long a peer may owe the answer to a ping. It may stop right after it answered one, so
 it is known to be silent after the interval and the timeout together: in under 2 s."""
+KEEPALIVE_S: Final = 15
+"""The system looks after a silent connection so often; after the fourth time it is given up."""
 HANDSHAKE_TIMEOUT_MS: Final = 5_000
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 1_000
 HIGH_WATER_MARK: Final = 1_000
-"""Frames a socket queues for one peer, each way."""
+"""Frames a socket queues for one peer, each way, but for those that a server has not read."""
+SERVER_RECEIVE_HIGH_WATER_MARK: Final = 16
+"""Frames of one peer that a server queues: they may be large. It is not smaller because each half
+of it that was read costs a word to ZeroMQ's I/O thread."""
+CLIENT_RECEIVE_HIGH_WATER_MARK: Final = 200_000
+"""Answers that a client has not read: twice as many as it may have requests under way."""
 MONITOR_HIGH_WATER_MARK: Final = 200_000
 """Events a monitor queues. ZeroMQ's I/O thread stops when it is full, hence so many."""
 
-KEPT_BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""glibc keeps freed blocks up to this size, and twice as much in all."""
+KEPT_BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""Freed blocks up to this size are kept. Larger ones would leave holes that nothing else fills."""
+MOST_KEPT_BYTES: Final = 32 * 1024 * 1024
+"""So much of them in all."""
 LOCAL_SEND_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Of connections by ``ipc://``, as far as the system allows (``net.core.wmem_max``). Linux takes
 twice as much, so that two answers of a MiB never wait for their reader."""
@@ -59,22 +68,32 @@ def new_context() -> Context:
             f"libzmq {zmq.zmq_version()} is too old; mqmesh needs "
             f"{'.'.join(map(str, MINIMUM_LIBZMQ))} or later"
         )
-    _keep_freed_blocks()
+    # Frames of some 100 kB come and go. glibc gives such blocks back to the system as soon as
+    # they are freed and then pays a page fault for every 4 KiB of the next one: a quarter of a
+    # producer's time.
+    keep_freed_blocks(KEPT_BLOCK_BYTES, MOST_KEPT_BYTES)
     context: Context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4_096)
     return context
 
 
-def _keep_freed_blocks() -> None:
-    # Frames of some 100 kB come and go. glibc gives such blocks back to the system as soon as
-    # they are freed and then pays a page fault for every 4 KiB of the next one: a quarter of a
-    # producer's time. Freeing one large block, which is never touched, makes it keep them.
-    bytes(KEPT_BLOCK_BYTES)
-
-
-def router(context: Context) -> Socket:
+def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socket:
     """A socket that answers many peers; bind it."""
     socket = _socket(context, zmq.ROUTER)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+    socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
+    # A server sends no pings. Clients do, and each says how soon the next one comes, so a silent
+    # client is known all the same. libzmq 4.3.5 aborts the process when it is to send a ping on a
+    # connection that broke while more than the high-water mark of its frames were not read yet;
+    # and it reads no answer to a ping from a peer whose frames wait.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    # For peers that send no pings either.
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    # So that any frame can be tracked, be it small.
+    socket.copy_threshold = 0
     # Without it a reply to a peer that is gone, or full, would vanish silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     return socket
@@ -85,6 +104,8 @@ def dealer(context: Context) -> Socket:
     socket = _socket(context, zmq.DEALER)
     # Requests wait in our own bounded queue, never behind a connection that is not there.
     socket.setsockopt(zmq.IMMEDIATE, 1)
+    # Answers are as many as requests, which are bounded; see ``router`` for what a full queue does.
+    socket.setsockopt(zmq.RCVHWM, CLIENT_RECEIVE_HIGH_WATER_MARK)
     return socket
 
 
@@ -196,19 +217,6 @@ def receive_rest(socket: Socket, room: int) -> tuple[memoryview, ...] | None:
             return None
         further.append(view)
     return tuple(further)
-
-
-def cut(descriptor: int) -> None:
-    """Ends a connection; ZeroMQ notices it as if the peer had.
-
-    Args:
-        descriptor: Of the connection, as a monitor tells it.
-    """
-    connection = _duplicate(descriptor)
-    if connection is None:
-        return
-    with connection, contextlib.suppress(OSError):
-        connection.shutdown(system_socket.SHUT_RDWR)
 
 
 def skip_rest(socket: Socket) -> None:

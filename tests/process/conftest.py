@@ -14,6 +14,7 @@ import pytest
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.transport import sockets
+from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop
 from mqmesh.transport.server import CommandServer
@@ -41,9 +42,11 @@ class Wire:
         """Connect a client."""
         return self.closing(CommandClient(self.context, self.loop, endpoint, **options))
 
-    def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0"):
+    def server(self, handlers, on_disconnect=None, endpoint="tcp://127.0.0.1:0", **limits):
         """Bind a server; returns it and its endpoint."""
-        server = CommandServer(self.context, self.loop, handlers, on_disconnect)
+        server = CommandServer(
+            self.context, self.loop, handlers, on_disconnect, ServerLimits(**limits)
+        )
         self.closing(server)
         return server, server.bind(endpoint)
 

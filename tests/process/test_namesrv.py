@@ -43,6 +43,10 @@ from mqmesh.protocol.route import (
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.transport.hints import HintSubscriber
+from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS
+
+FIRST_PING_S = 3 * HEARTBEAT_INTERVAL_MS / 1_000
+"""By then a broker's connection has sent a ping: one that stops before leaves nothing to miss."""
 
 BROKER = """
 import sys
@@ -214,6 +218,7 @@ def test_clients_learn_of_a_dead_or_stopped_broker_in_under_two_seconds(site, pe
         site.wire.until(lambda: site.hints)
         assert site.has_route()
         site.hints.clear()
+        site.wire.turn_for(FIRST_PING_S)
         began = time.monotonic()
         os.kill(broker.pid, number)
         site.wire.until(lambda: site.hints)
@@ -224,6 +229,7 @@ def test_clients_learn_of_a_dead_or_stopped_broker_in_under_two_seconds(site, pe
 def test_a_broker_that_was_stopped_and_goes_on_registers_again_by_itself(site, peer_process):
     with peer_process(BROKER, site.endpoint) as broker:
         site.wire.until(site.has_route)
+        site.wire.turn_for(FIRST_PING_S)
         os.kill(broker.pid, signal.SIGSTOP)
         site.wire.until(lambda: not site.has_route())
         os.kill(broker.pid, signal.SIGCONT)

@@ -16,9 +16,9 @@ from mqmesh.protocol.command import (
     encode_apart,
     encode_frame,
 )
-from mqmesh.transport import server as server_module
-from mqmesh.transport import sockets
-from mqmesh.transport.server import LARGE_FRAME_BYTES
+from mqmesh.transport import outbox as outbox_module
+from mqmesh.transport.accounts import MARK_BYTES
+from mqmesh.transport.connections import hang_up
 from mqmesh.units import KIB, MIB
 
 ECHO, BIG = range(1, 3)
@@ -62,7 +62,7 @@ def test_large_pieces_come_in_frames_of_their_own(wire):
 
 
 def test_small_pieces_come_in_one_frame(wire):
-    body = [b"a" * (LARGE_FRAME_BYTES - 1)] * 3
+    body = [b"a" * (MARK_BYTES - 1)] * 3
     _, where = wire.server({BIG: lambda request: Reply(b"head", body, apart=True)})
     answer = wire.ask(wire.client(where), BIG)
     assert pieces_of(answer) == [b"".join(body)]
@@ -107,8 +107,8 @@ def test_a_client_throws_away_what_has_too_many_frames_or_bytes(wire, sizes):
 
 
 def test_who_takes_nothing_is_cut_off_in_time_and_lets_go(wire, lazy, monkeypatch):
-    monkeypatch.setattr(server_module, "UNTAKEN_EVERY_MS", 10)
-    monkeypatch.setattr(server_module, "MOST_UNTAKEN_MS", 100)
+    monkeypatch.setattr(outbox_module, "UNTAKEN_EVERY_MS", 10)
+    monkeypatch.setattr(outbox_module, "MOST_UNTAKEN_MS", 100)
     blocks = []
 
     def answer(request):
@@ -120,14 +120,14 @@ def test_who_takes_nothing_is_cut_off_in_time_and_lets_go(wire, lazy, monkeypatc
     peer = lazy(where)
     for opaque in range(10):
         peer.send(encode_frame(BIG, opaque))
-    wire.until(lambda: server.cut_off)
+    wire.until(lambda: server.hung_up)
     wire.until(lambda: server.peer_count == 0)
     wire.until(lambda: not any(one() for one in blocks))
-    assert server._large == {}
+    assert server._outbox.accounts == {}
 
 
 def test_who_takes_slowly_is_not_cut_off(wire, monkeypatch):
-    monkeypatch.setattr(server_module, "UNTAKEN_EVERY_MS", 1)
+    monkeypatch.setattr(outbox_module, "UNTAKEN_EVERY_MS", 1)
     body = [bytes(4 * MIB)]
     server, where = wire.server({BIG: lambda request: Reply(b"", body, apart=True)})
     client = wire.client(where)
@@ -136,12 +136,12 @@ def test_who_takes_slowly_is_not_cut_off(wire, monkeypatch):
         client.request(BIG, done.append, timeout_ms=9_000)
     wire.until(lambda: len(done) == 30)
     assert {sum(map(len, pieces_of(answer))) for answer in done} == {4 * MIB}
-    assert server.cut_off == 0
-    wire.until(lambda: server._untaken is None)
+    assert server.hung_up == 0
+    wire.until(lambda: server._outbox._untaken is None)
 
 
 def test_the_end_of_a_connection_that_is_gone_does_no_harm(tmp_path):
-    sockets.cut(1_000_000)
+    hang_up(1_000_000)
     with open(tmp_path / "file", "w") as file:
-        sockets.cut(file.fileno())
+        hang_up(file.fileno())
         file.write("still open")

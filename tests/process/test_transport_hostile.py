@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 import socket
 import struct
+import time
 
 import psutil
 import pytest
 import zmq
 
-from mqmesh.errors import RequestTimeout
+from mqmesh.errors import RequestTimeout, SystemBusy
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
     MAX_FURTHER_FRAMES,
+    ONEWAY,
     RESPONSE,
     ErrorHeader,
     Reply,
@@ -22,7 +24,6 @@ from mqmesh.protocol.command import (
     decode_header,
     encode_frame,
 )
-from mqmesh.transport import server as server_module
 from mqmesh.units import KIB, MIB
 
 ECHO, BIG = 1, 2
@@ -204,12 +205,17 @@ def test_a_client_survives_a_server_that_answers_nonsense(wire, bare):
     context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("size", [64 * KIB, 256 * KIB])
-def test_a_peer_that_does_not_read_is_given_a_bounded_backlog(wire, bare, monkeypatch, size):
-    monkeypatch.setattr(server_module, "BACKLOG_BYTES_PER_PEER", 2 * MIB)
+@pytest.mark.parametrize("size", [1 * KIB, 64 * KIB, 256 * KIB])
+def test_a_peer_that_does_not_read_is_held_a_bounded_number_of_bytes(wire, bare, size):
     count = 3_000
     body = bytes(size)
-    server, where = wire.server({ECHO: echo, BIG: lambda request: Reply(body=[body])})
+    looked_for = []
+
+    def big(request):
+        looked_for.append(1)
+        return Reply(body=[body])
+
+    server, where = wire.server({ECHO: echo, BIG: big}, max_pending_bytes=2 * MIB)
     good = wire.client(where)
     lazy = bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000)
     wire.ask(good, ECHO)
@@ -217,8 +223,8 @@ def test_a_peer_that_does_not_read_is_given_a_bounded_backlog(wire, bare, monkey
     for opaque in range(count):
         lazy.send(encode_frame(BIG, opaque))
     wire.until(lambda: server.requests > count)
-    assert 0 < server._backlog_total <= 4 * MIB
-    assert psutil.Process().memory_info().rss - before < 200 * MIB
+    assert server.held_bytes <= 4 * MIB
+    assert psutil.Process().memory_info().rss - before < 60 * MIB
     wire.ask(good, ECHO)
     served = busy = 0
     while served + busy < count:
@@ -227,25 +233,104 @@ def test_a_peer_that_does_not_read_is_given_a_bounded_backlog(wire, bare, monkey
             served += command.code == ResponseCode.SUCCESS
             busy += command.code == ResponseCode.SYSTEM_BUSY
         wire.loop.tick(0)
-    assert served * size > 2 * MIB
-    assert busy > 0
-    assert server.dropped_replies == server._backlog_total == 0
+    if size > KIB:
+        assert served * size > 2 * MIB
+        assert busy > 0
+        # What cannot be answered is not looked for again and again.
+        assert len(looked_for) <= 2 * served + 1
+    server._outbox.sweep()
+    wire.until(lambda: (server._outbox.sweep(), server._outbox.held == 0)[1])
+    assert server.dropped_replies == server.hung_up == 0
     lazy.send(encode_frame(BIG, 1))
     assert answer_of(wire, lazy).code == ResponseCode.SUCCESS
 
 
-def test_answers_beyond_the_backlog_are_dropped_and_counted(wire, bare, monkeypatch):
-    monkeypatch.setattr(server_module, "BACKLOG_BYTES_PER_PEER", 2 * MIB)
+def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
     held = []
-    server, where = wire.server({BIG: held.append})
+    server, where = wire.server({BIG: held.append}, max_pending_bytes=2 * MIB)
     lazy = bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000)
-    for opaque in range(200):
-        lazy.send(encode_frame(BIG, opaque))
-    wire.until(lambda: len(held) == 200)
-    for request in held:
-        server.reply(request, Reply(body=[bytes(MIB)]))
-    assert server.dropped_replies > 0
-    assert server._backlog_total <= 4 * MIB
+    lazy.send(encode_frame(BIG, 1))
+    wire.until(lambda: held)
+    while not server.dropped_replies:
+        server.reply(held[0], Reply(body=[bytes(32 * KIB)]))
+    assert server._outbox.held <= 4 * MIB
+    wire.until(lambda: server.hung_up == 1)
+    assert server.peer_count == server._outbox.held == 0
+
+
+def test_peers_that_do_not_read_share_a_budget_and_the_worst_go(wire, bare):
+    body = bytes(MIB)
+    server, where = wire.server(
+        {ECHO: echo, BIG: lambda request: Reply(body=[body])},
+        max_total_pending_bytes=8 * MIB,
+    )
+    good = wire.client(where)
+    peers = [bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000) for _ in range(20)]
+    for opaque in range(10):
+        for peer in peers:
+            peer.send(encode_frame(BIG, opaque))
+        wire.until(lambda wanted=(opaque + 1) * 20: server.requests >= wanted or server.hung_up)
+        assert server._outbox.held <= 9 * MIB
+    wire.until(lambda: server.hung_up > 0)
+    # Who reads is served all the while.
+    answers = []
+    for _ in range(20):
+        good.request(BIG, answers.append, timeout_ms=9_000)
+        wire.until(lambda: answers)
+        answer = answers.pop()
+        assert isinstance(answer, SystemBusy) or len(answer.body) == MIB
+    assert good.connected
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_frames_that_wait_to_be_read_count_and_the_worst_sender_goes(wire, bare, tmp_path, local):
+    server, where = wire.server(
+        {ECHO: echo},
+        endpoint=f"ipc://{tmp_path}/s" if local else "tcp://127.0.0.1:0",
+        max_total_pending_bytes=32 * MIB,
+    )
+    good = wire.client(where)
+    wire.ask(good, ECHO)
+    flood = bare(where, sndhwm=1_000)
+    frame = encode_frame(ECHO, 0, bytes(8 * MIB), flags=ONEWAY)
+    flood.send(encode_frame(ECHO, 0, bytes(8 * MIB), flags=ONEWAY))
+    wire.until(lambda: server.requests == 2)
+    for _ in range(100):
+        flood.send(frame, copy=False)
+    # Nobody reads here meanwhile: the frames pile up in ZeroMQ.
+    until_full(lambda: server._relief.measure(wire.loop.clock.monotonic_ms()))
+    server._on_excess()
+    assert server.hung_up == 1
+    wire.ask(good, ECHO)
+    assert server.requests == 3
+    assert good.in_flight == 0
+
+
+def until_full(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing piles up"
+
+
+def test_memory_is_given_back_when_those_who_took_it_have_gone(wire, bare):
+    server, where = wire.server({ECHO: echo}, max_total_pending_bytes=512 * MIB)
+    flood = [bare(where, sndhwm=1_000) for _ in range(4)]
+    # A first frame of each, and the allocator has what it keeps anyway.
+    for peer in flood:
+        peer.send(encode_frame(ECHO, 0, bytes(MIB), flags=ONEWAY))
+    wire.until(lambda: server.requests == 4)
+    before = psutil.Process().memory_info().rss
+    frame = encode_frame(ECHO, 0, bytes(MIB), flags=ONEWAY)
+    for _ in range(14):
+        for peer in flood:
+            peer.send(frame, copy=False)
+    until_full(lambda: psutil.Process().memory_info().rss - before > 40 * MIB)
+    for peer in flood:
+        peer.close(linger=0)
+    wire.until(lambda: server.peer_count == 0)
+    later_ms = wire.loop.clock.monotonic_ms() + 10_000
+    server.tick(later_ms)
+    assert psutil.Process().memory_info().rss - before < 20 * MIB
 
 
 def test_what_waits_for_a_peer_that_goes_is_given_up(wire, bare):
@@ -253,11 +338,11 @@ def test_what_waits_for_a_peer_that_goes_is_given_up(wire, bare):
     lazy = bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000)
     for opaque in range(120):
         lazy.send(encode_frame(BIG, opaque))
-    wire.until(lambda: server._backlog_total > 0)
+    wire.until(lambda: server._outbox.held > 8 * MIB)
     lazy.close(linger=0)
     wire.until(lambda: server.peer_count == 0)
-    assert server._backlog_total == 0
-    assert server._backlog == server._backlog_bytes == server._large == {}
+    assert server._outbox.held == 0
+    assert server._outbox.accounts == server._outbox._waiting == {}
 
 
 def test_large_answers_flow_to_a_peer_that_reads(wire):

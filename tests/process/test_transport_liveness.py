@@ -46,6 +46,39 @@ print("ready", flush=True)
 loop.run()
 """
 
+BUSY_SERVER = """
+import time
+import zmq
+from mqmesh.protocol.command import EMPTY_REPLY, ONEWAY, encode_frame
+from mqmesh.transport import sockets
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+loop = EventLoop()
+server = CommandServer(sockets.new_context(), loop, {1: lambda request: EMPTY_REPLY})
+where = server.bind("tcp://127.0.0.1:0")
+context = zmq.Context()
+flood = context.socket(zmq.DEALER)
+flood.linger = 0
+flood.connect(where)
+flood.send(encode_frame(1, 0, flags=ONEWAY))
+while not server.requests:
+    loop.tick(20)
+for _ in range(200):
+    flood.send(encode_frame(1, 0, bytes(100_000), flags=ONEWAY))
+# The server is busy and reads nothing: wait until ZeroMQ takes no more, then break the connection.
+while flood.poll(300, zmq.POLLOUT):
+    flood.send(encode_frame(1, 0, bytes(100_000), flags=ONEWAY))
+flood.close()
+begin = time.monotonic()
+flood = context.socket(zmq.DEALER)
+while time.monotonic() < begin + 3 * sockets.HEARTBEAT_INTERVAL_MS / 1_000:
+    flood.poll(100)
+while server.peer_count:
+    loop.tick(20)
+print("ready", flush=True)
+loop.run()
+"""
+
 
 def hello(_request):
     return EMPTY_REPLY
@@ -69,6 +102,8 @@ def test_a_server_learns_of_a_dead_or_stopped_client(
     server, where = wire.server({HELLO: hello}, gone.append, address)
     with peer_process(CLIENT, where) as process:
         wire.until(lambda: server.peer_count == 1)
+        # A client that stops before its first ping leaves nothing to miss.
+        wire.turn_for(3 * sockets.HEARTBEAT_INTERVAL_MS / 1_000)
         os.kill(process.pid, signal_number)
         assert wire.until(lambda: gone) < limit_s
         assert server.peer_count == 0
@@ -251,3 +286,8 @@ def test_every_peer_that_was_met_is_reported_gone_and_no_ghost_stays(wire):
     assert server.peer_count == 1
     assert met - gone == {staying}
     wire.ask(stays, HELLO)
+
+
+def test_a_server_outlives_a_peer_that_breaks_off_while_its_frames_wait(peer_process):
+    with peer_process(BUSY_SERVER) as process:
+        assert process.poll() is None

@@ -300,18 +300,43 @@ def test_a_client_may_be_closed_inside_any_callback(wire):
     wire.until(lambda: len(outcomes) == 3)
 
 
-def test_more_connections_than_the_limit_are_refused_and_room_comes_back(wire, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_PEERS", 2)
-    server, where = wire.server({ECHO: echo})
+def test_more_connections_than_the_limit_are_refused_and_room_comes_back(wire):
+    server, where = wire.server({ECHO: echo}, max_connections=2)
     clients = [wire.client(where) for _ in range(2)]
     for client in clients:
         wire.ask(client, ECHO)
     third = wire.client(where)
-    with pytest.raises(SystemBusy):
+    with pytest.raises(SystemBusy, match=r"2 connections .*max_connections"):
         wire.ask(third, ECHO)
     clients[0].close()
     wire.until(lambda: server.peer_count == 1)
     wire.ask(third, ECHO)
+
+
+def test_connections_beyond_the_limit_are_ended_after_they_were_told(wire):
+    server, where = wire.server({ECHO: echo}, max_connections=1)
+    wire.ask(wire.client(where), ECHO)
+    news = []
+    wire.client(where, on_connection=news.append)
+    silent = wire.client(where, on_connection=news.append)
+    wire.until(lambda: news.count(True) == 2)
+    with pytest.raises(SystemBusy):
+        wire.ask(silent, ECHO)
+    server.tick(wire.loop.clock.monotonic_ms() + server_module.SURPLUS_MS)
+    wire.until(lambda: news.count(False) == 2)
+
+
+def test_a_crowd_beyond_the_limit_is_ended_at_once(wire, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_SURPLUS", 1)
+    server, where = wire.server({ECHO: echo}, max_connections=1)
+    good = wire.client(where)
+    wire.ask(good, ECHO)
+    news = []
+    for _ in range(5):
+        wire.client(where, on_connection=news.append)
+    wire.until(lambda: server.refusals.counts.get("SYSTEM_BUSY", 0) >= 4)
+    assert server._peers.connection_count <= 6
+    wire.ask(good, ECHO)
 
 
 def test_idle_servers_and_clients_need_no_timer(wire):

@@ -12,7 +12,7 @@ from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.roles.broker.snapshot_desk import SnapshotConfig
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.storage.message_index_config import IndexConfig
-from mqmesh.units import KIB, MIB
+from mqmesh.units import GIB, KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
@@ -86,6 +86,14 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         flush_consumer_offset_interval_ms: How often committed offsets are saved, 100 to
             600,000 ms. A crash puts consumers back by at most so much.
 
+        max_connections: Connections at a time, 1 to 1,000,000; more are refused with SYSTEM_BUSY,
+            then ended. Each takes a descriptor: the broker raises its limit of open files at the
+            start, and serves fewer where the system allows no more.
+        max_pending_bytes: Bytes that may wait for one connection, 1 MiB to 16 GiB: answers that
+            its client has not taken. With more, its pulls are refused with SYSTEM_BUSY.
+        max_total_pending_bytes: The same of all connections together, 32 MiB to 1 TiB, with the
+            requests that wait to be read. A quarter of what is left of it is what one connection
+            may have; where it is used up, those that have the most are ended.
         max_message_size: Largest body in bytes, 1 B to 15 MiB. Consumers must hold it.
         check_compressed_batches: Inflate batches that clients compressed, to check their messages
             as those of others are checked. Costs about a millisecond of processor time a MiB of
@@ -108,6 +116,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             delivered all the same: where a delayed message is due whose topic was deleted, or
             messages failed in a group that has no retry or dead letter topic yet, the broker
             makes the topic beyond this number, up to 100,000 in all.
+        max_auto_topics: Of them, topics that first messages have made (auto_create_topic_enable),
+            1 to 100,000. What is left is the administrators'; a topic that one changes is theirs,
+            too.
+        auto_topics_per_minute: Topics that one client may make so in a minute, 1 to 100,000.
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
@@ -155,6 +167,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sync_flush_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 5_000
     flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
 
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=16 * GIB)] = 128 * MIB
+    max_total_pending_bytes: Annotated[int, msgspec.Meta(ge=32 * MIB, le=1024 * GIB)] = 1 * GIB
     max_message_size: Annotated[int, msgspec.Meta(ge=1, le=15 * MIB)] = MAX_MESSAGE_BYTES_DEFAULT
     check_compressed_batches: bool = True
     max_held_pulls: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
@@ -166,6 +181,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transaction_pending_max: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 200_000
     transaction_parked_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     max_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 90_000
+    max_auto_topics: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPICS_PER_BROKER)] = 10_000
+    auto_topics_per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     max_subscription_groups: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
     max_clients: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 65_536
     max_producers_per_connection: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64

@@ -11,6 +11,7 @@ from mqmesh.protocol.command import Command, Reply, Request
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.group_pulls import GroupPulls
@@ -105,6 +106,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         wire: Ways to peers.
         keeper: Ways to have tables saved.
         admission: Decides which sends have waited for too long.
+        creation_rates: How many topics each client's messages have made lately.
         process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
         schedule: The schedule service, and who waits for it.
@@ -134,6 +136,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     wire: Wire
     keeper: Keeper
     admission: SendAdmission
+    creation_rates: CreationRates
     process_figures: Callable[[], dict[str, str]]
     index: IndexerLink | None = None
     schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)

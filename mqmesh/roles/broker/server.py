@@ -31,6 +31,7 @@ from mqmesh.roles.broker.check_timetable import TransactionSettings
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
 from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.handlers.dead_letters import forget_marks
@@ -65,6 +66,7 @@ from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables, MakeSaver, Read
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transaction_note import TransactionNote
+from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
@@ -72,6 +74,7 @@ from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.storage.snapshot_making import remove_unfinished
+from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
@@ -158,7 +161,15 @@ class BrokerServer:
         config = self._config
         self._handlers |= refuse_all(f"broker {config.broker_name} is starting")
         self._handlers[RequestCode.PING] = self._ping
-        self._server = CommandServer(self._zmq, self._loop, self._handlers, self._on_disconnect)
+        files = config.storage.max_open_files
+        limits = ServerLimits(
+            max_connections=room_for_connections(config.max_connections, files),
+            max_pending_bytes=config.max_pending_bytes,
+            max_total_pending_bytes=config.max_total_pending_bytes,
+        )
+        self._server = CommandServer(
+            self._zmq, self._loop, self._handlers, self._on_disconnect, limits
+        )
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         self._state = "recovering"
         self._store = open_store(
@@ -293,6 +304,7 @@ class BrokerServer:
             keeper=Keeper(
                 self._save_topics, tables.save_offsets, tables.save_groups, tables.offsets_failure
             ),
+            creation_rates=CreationRates(config.auto_topics_per_minute),
             admission=SendAdmission(
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
@@ -477,6 +489,8 @@ class BrokerServer:
         if broker is None:
             return
         now_ms = self._clock.monotonic_ms()
+        if self._server is not None:
+            self._server.tick(now_ms)
         answer_expired_pulls(broker, now_ms)
         answer_expired(broker, now_ms)
         answer_expired_replies(broker, now_ms)
@@ -572,6 +586,8 @@ class BrokerServer:
             "requests_total": str(server.requests),
             "malformed_frames_total": str(server.malformed_frames),
             "dropped_replies_total": str(server.dropped_replies),
+            "pending_bytes": str(server.held_bytes),
+            "ended_connections_total": str(server.hung_up),
             "refusals_total": str(sum(server.refusals.counts.values())),
             **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
             "callback_failures_total": str(self._loop.callback_failures),

@@ -40,7 +40,9 @@ class BrokerTables:
 
     def __init__(self, config: BrokerConfig, clock: Clock, call_soon: CallSoon) -> None:
         retry_after_ms = config.busy_retry_after_ms
-        self.topics = TopicTable(config.max_topics, retry_after_ms)
+        self.topics = TopicTable(
+            config.max_topics, retry_after_ms, most_auto=config.max_auto_topics
+        )
         self.offsets = ConsumerOffsets(config.max_consumer_offsets, retry_after_ms)
         self.groups = GroupTable(
             config.max_subscription_groups,

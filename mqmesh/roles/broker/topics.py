@@ -33,6 +33,7 @@ class Topic(msgspec.Struct):
 
     Attributes:
         config: What administrators and name servers know.
+        is_auto: A message to an unknown topic made it, and no administrator has touched it.
         writable_queues: Ids below this may be sent to; 0 without permission.
         readable_queues: Ids below this may be pulled from; 0 without permission.
         last_update: Store time of the last message of a queue, where known.
@@ -43,6 +44,7 @@ class Topic(msgspec.Struct):
     """
 
     config: TopicConfig
+    is_auto: bool = False
     writable_queues: int = 0
     readable_queues: int = 0
     last_update: dict[int, TimestampMs] = {}
@@ -57,11 +59,12 @@ class Topic(msgspec.Struct):
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
 
-class _SavedTopic(msgspec.Struct, frozen=True):
+class _SavedTopic(msgspec.Struct, frozen=True, omit_defaults=True):
     read_queue_nums: int
     write_queue_nums: int
     perm: int
     order: bool = False
+    auto: bool = False
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -75,11 +78,16 @@ class TopicTable:
 
     Args:
         most: Topics allowed.
+        most_auto: Of them, topics that messages made.
         busy_retry_after_ms: What clients are told to wait when there are too many.
     """
 
-    def __init__(self, most: int, busy_retry_after_ms: int = 100) -> None:
+    def __init__(
+        self, most: int, busy_retry_after_ms: int = 100, *, most_auto: int | None = None
+    ) -> None:
         self._most = most
+        self._most_auto = most if most_auto is None else most_auto
+        self._auto_count = 0
         self._busy_retry_after_ms = busy_retry_after_ms
         self._topics: dict[str, Topic] = {}
         self.version = DataVersion()
@@ -168,13 +176,20 @@ class TopicTable:
         Raises:
             InvalidArgument: The name is not legal.
             NoPermission: It is reserved.
-            SystemBusy: There are too many topics.
+            SystemBusy: There are too many topics, or too many that were made so.
         """
         check_topic(name)
         if is_system_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
         self._check_room(name, self._most)
-        return self._put(TopicConfig(name, queue_nums, queue_nums), now_ms)
+        if self._auto_count >= self._most_auto:
+            raise SystemBusy(
+                f"messages to unknown topics made {self._auto_count} topics on this broker, and no "
+                f"more than {self._most_auto} may be made so (max_auto_topics); create "
+                f"{name[:300]!r} by hand, or raise the setting",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+        return self._put(TopicConfig(name, queue_nums, queue_nums), now_ms, is_auto=True)
 
     def update(
         self,
@@ -257,7 +272,7 @@ class TopicTable:
 
     def delete(self, name: str, now_ms: TimestampMs) -> None:
         """Forgets a topic, which is there."""
-        del self._topics[name]
+        self._auto_count -= self._topics.pop(name).is_auto
         self._changed(now_ms)
 
     def adopt(self, queues: Iterable[tuple[str, int]], queue_nums: int, now_ms: TimestampMs) -> int:
@@ -275,7 +290,8 @@ class TopicTable:
         for name, highest_queue_id in queues:
             if name not in self._topics:
                 count = max(queue_nums, highest_queue_id + 1)
-                self._put(TopicConfig(name, count, count), now_ms)
+                is_auto = not is_system_topic(name)
+                self._put(TopicConfig(name, count, count), now_ms, is_auto=is_auto)
                 adopted += 1
         return adopted
 
@@ -283,7 +299,11 @@ class TopicTable:
         """The table as a JSON document."""
         topics = {
             config.topic: _SavedTopic(
-                config.read_queue_nums, config.write_queue_nums, config.perm, config.order
+                config.read_queue_nums,
+                config.write_queue_nums,
+                config.perm,
+                config.order,
+                self._topics[config.topic].is_auto,
             )
             for config in self.configs()
         }
@@ -310,8 +330,9 @@ class TopicTable:
             config = TopicConfig(
                 name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order
             )
-            topic = self._topics[name] = Topic(config)
+            topic = self._topics[name] = Topic(config, one.auto)
             _prepare(topic, config)
+        self._auto_count = sum(topic.is_auto for topic in self._topics.values())
         self.version = saved.data_version
 
     def _check_room(self, name: str, most: int) -> None:
@@ -322,10 +343,12 @@ class TopicTable:
                 retry_after_ms=self._busy_retry_after_ms,
             )
 
-    def _put(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
+    def _put(self, config: TopicConfig, now_ms: TimestampMs, *, is_auto: bool = False) -> Topic:
         topic = self._topics.get(config.topic)
         if topic is None:
             topic = self._topics[config.topic] = Topic(config)
+        self._auto_count += is_auto - topic.is_auto
+        topic.is_auto = is_auto
         _prepare(topic, config)
         self._changed(now_ms)
         return topic

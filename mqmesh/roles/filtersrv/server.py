@@ -39,18 +39,25 @@ from mqmesh.protocol.filters import (
 )
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
 from mqmesh.roles.filtersrv.filter_table import FilterTable
 from mqmesh.roles.filtersrv.pipeline import Passage, Question
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.sandbox.worker_process import WorkerProcess
+from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer
 from mqmesh.transport.sockets import Context, zmq_endpoint
+from mqmesh.units import MIB
 
 REGISTER_MS: Final = 1_000
+LOOK_AFTER_MS: Final = 250
+"""Connections and the memory that they take are looked after so often."""
+MAX_FRAME_BYTES: Final = 1 * MIB
+"""Longest frame that a consumer sends here: a filter's source has 64 KiB at most."""
 UNREACHABLE_RETRY_MS: Final = 200
 PULL_BUDGET_MS: Final = 3_000
 """A pull whose messages take longer than this is answered with those that were judged."""
@@ -114,7 +121,13 @@ class FilterServer:
             int(RequestCode.REGISTER_MESSAGE_FILTER_CLASS): self._upload,
             int(RequestCode.PULL_MESSAGE): self._pull,
         }
-        self._server = CommandServer(self._zmq, self._loop, handlers)
+        limits = ServerLimits(
+            max_connections=room_for_connections(
+                ServerLimits().max_connections, config.max_filters
+            ),
+            max_frame_bytes=MAX_FRAME_BYTES,
+        )
+        self._server = CommandServer(self._zmq, self._loop, handlers, limits=limits)
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
@@ -128,6 +141,7 @@ class FilterServer:
         self._timers = [
             self._loop.call_every(REGISTER_MS, self._register),
             self._loop.call_every(REGISTER_MS, self._table.tick),
+            self._loop.call_every(LOOK_AFTER_MS, self._look_after_peers),
         ]
         self._started_ms = self._clock.monotonic_ms()
         _log.warning("this process runs code of consumers, each filter in a confined worker")
@@ -145,6 +159,10 @@ class FilterServer:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _look_after_peers(self) -> None:
+        if self._server is not None:
+            self._server.tick(self._clock.monotonic_ms())
 
     def _bind_ipc(self) -> str:
         config = self._config

@@ -32,6 +32,10 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         data_dir: Directory for what must outlive a restart: key/value configuration, drained
             brokers, queues of ordered topics. Empty to keep them in memory only.
 
+        max_connections: Connections at a time, 1 to 1,000,000; more are refused with SYSTEM_BUSY,
+            then ended. Each takes a descriptor; see the broker's setting.
+        max_total_pending_bytes: Bytes that may wait for all connections together, or of them, 32
+            MiB to 1 TiB; where it is used up, those that have the most are ended.
         max_brokers: Broker groups known at a time, 1 to 100,000; more are refused.
         max_topic_entries: Topics of all brokers together, 1 to 100,000,000; about 300 bytes
             of memory each.
@@ -49,6 +53,8 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     data_dir: str = ""
 
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_total_pending_bytes: Annotated[int, msgspec.Meta(ge=32 * MIB, le=1024 * GIB)] = 256 * MIB
     max_brokers: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_024
     max_topic_entries: Annotated[int, msgspec.Meta(ge=1, le=100_000_000)] = 1_000_000
     max_kv_bytes: Annotated[int, msgspec.Meta(ge=KIB, le=GIB)] = 16 * MIB

@@ -17,6 +17,7 @@ from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
+    MAX_HEADER_BYTES,
     Reply,
     Request,
     decode_header,
@@ -35,19 +36,24 @@ from mqmesh.protocol.route import (
     UnregisterBrokerRequest,
     WipeWritePermRequest,
 )
+from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
 from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.store_lock import StoreLock
+from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.hints import HintPublisher
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer, Handler
 from mqmesh.transport.sockets import Context
+from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
 STATE_VERSION: Final = 1
+LOOK_AFTER_MS: Final = 250
+"""Connections and the memory that they take are looked after so often."""
 
 _H = TypeVar("_H", bound=msgspec.Struct)
 _log = logging.getLogger(__name__)
@@ -85,7 +91,7 @@ class NameServer:
         self._clock = clock or loop.clock
         self._server: CommandServer | None = None
         self._publisher: HintPublisher | None = None
-        self._scan: Timer | None = None
+        self._timers: list[Timer] = []
         self._lock: StoreLock | None = None
         self._state_path = Path(config.data_dir, STATE_FILE) if config.data_dir else None
         self._unsaved = False
@@ -122,11 +128,19 @@ class NameServer:
         bound = self._publisher.bind(f"tcp://{host}:{config.publish_port}")
         port = bound.rpartition(":")[2]
         self._hint_endpoint = f"tcp://{config.advertised_host or host}:{port}"
+        limits = ServerLimits(
+            max_connections=room_for_connections(config.max_connections, 0),
+            max_total_pending_bytes=config.max_total_pending_bytes,
+            max_frame_bytes=MAX_HEADER_BYTES + MIB,
+        )
         self._server = CommandServer(
-            self._context, self._loop, self._handlers(), self._on_disconnect
+            self._context, self._loop, self._handlers(), self._on_disconnect, limits
         )
         endpoint = self._server.bind(f"tcp://{host}:{config.listen_port}")
-        self._scan = self._loop.call_every(config.scan_interval_ms, self._tick)
+        self._timers = [
+            self._loop.call_every(config.scan_interval_ms, self._tick),
+            self._loop.call_every(LOOK_AFTER_MS, self._look_after_peers),
+        ]
         self._started_ms = self._clock.monotonic_ms()
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
@@ -134,9 +148,9 @@ class NameServer:
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
-        if self._scan is not None:
-            self._scan.cancel()
-            self._scan = None
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -148,6 +162,10 @@ class NameServer:
                 self._save()
             self._lock.release()
             self._lock = None
+
+    def _look_after_peers(self) -> None:
+        if self._server is not None:
+            self._server.tick(self._clock.monotonic_ms())
 
     # ---- Handlers --------------------------------------------------------------------
 

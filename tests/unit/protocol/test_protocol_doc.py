@@ -19,7 +19,8 @@ from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import Perm
-from mqmesh.transport import client, server, sockets
+from mqmesh.transport import client, sockets
+from mqmesh.transport.accounts import ServerLimits
 
 HEADERS = {
     value.__name__: value
@@ -156,6 +157,7 @@ def test_the_frame_layout_is_that_of_the_code(text):
 
 def test_the_limits_are_those_of_the_code(text):
     listed = {row[0]: row[1] for row in tables(text)["Limits"]}
+    limits = ServerLimits()
     expected = {
         "frame": command.MAX_FRAME_BYTES,
         "header": command.MAX_HEADER_BYTES,
@@ -168,10 +170,12 @@ def test_the_limits_are_those_of_the_code(text):
         "dead letters in a RESEND_DEAD_LETTERS": retries.MAX_RESENT_LETTERS,
         "queues of a topic": route.MAX_QUEUES_PER_TOPIC,
         "topics of a broker": route.MAX_TOPICS_PER_BROKER,
-        "connections of a server": server.MAX_PEERS,
-        "answers that wait for one client": server.BACKLOG_BYTES_PER_PEER,
         "requests of one client": client.MAX_REQUESTS_WAITING,
-        "frames queued in ZeroMQ": sockets.HIGH_WATER_MARK,
+        "frames queued in ZeroMQ": f"{sockets.HIGH_WATER_MARK}"
+        f"{sockets.SERVER_RECEIVE_HIGH_WATER_MARK}",
+        "connections of a server": limits.max_connections,
+        "answers that wait for one client": limits.max_pending_bytes,
+        "bytes that wait for all clients, or of them": limits.max_total_pending_bytes,
         "handshake": sockets.HANDSHAKE_TIMEOUT_MS,
         "heartbeat interval": sockets.HEARTBEAT_INTERVAL_MS,
         "heartbeat timeout": sockets.HEARTBEAT_TIMEOUT_MS,

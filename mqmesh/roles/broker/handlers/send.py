@@ -87,7 +87,7 @@ def send_message(context: BrokerContext, request: Request) -> Reply | None:
     refused: set[QueueKey] = set()
     for header, data, error in _split(command.body, batch_count, producer_id):
         if error is None:
-            outcomes.append(_admit(context, header, data, refused))
+            outcomes.append(_admit(context, request.peer, header, data, refused))
         else:
             refused.add((_ANY_TOPIC, header.queue_id))
             outcomes.append(_refusal(context, error))
@@ -205,7 +205,11 @@ def _split(
 
 
 def _admit(
-    context: BrokerContext, header: BatchHeader, data: memoryview, refused: set[QueueKey]
+    context: BrokerContext,
+    peer: bytes,
+    header: BatchHeader,
+    data: memoryview,
+    refused: set[QueueKey],
 ) -> BatchOutcome | None:
     """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
     name = _ANY_TOPIC
@@ -222,7 +226,7 @@ def _admit(
         goal, queue_id, is_half = name, header.queue_id, False
         if isinstance(meta, HalfMeta):
             goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
-        topic = context.topics.get(goal) or _create(context, goal, queue_id)
+        topic = context.topics.get(goal) or _create(context, peer, goal, queue_id)
         if queue_id >= topic.writable_queues:
             context.topics.require_writable(goal, queue_id)
         if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
@@ -273,19 +277,22 @@ def _read_meta(context: BrokerContext, header: BatchHeader, data: memoryview) ->
     return context.metas.read(data, header)
 
 
-def _create(context: BrokerContext, name: str, queue_id: int) -> Topic:
+def _create(context: BrokerContext, peer: bytes, name: str, queue_id: int) -> Topic:
     config = context.config
     if not config.auto_create_topic_enable:
         raise TopicNotFound(
             f"topic {name[:300]!r} does not exist, and this broker does not create topics by "
             "itself (auto_create_topic_enable)"
         )
+    now_ms = context.clock.monotonic_ms()
+    context.creation_rates.check(peer, now_ms)
     if queue_id >= config.default_topic_queue_nums:
         raise InvalidArgument(
             f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
             f"default_topic_queue_nums = {config.default_topic_queue_nums}"
         )
     topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
+    context.creation_rates.note(peer, now_ms)
     context.keeper.save_topics(None)
     return topic
 

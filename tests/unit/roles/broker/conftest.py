@@ -26,6 +26,7 @@ from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.handlers.membership import send_notices
@@ -93,7 +94,9 @@ class Stage:
             clock=self.clock,
             instance_id=77,
             store=self.store,
-            topics=TopicTable(self.config.max_topics, retry_after_ms),
+            topics=TopicTable(
+                self.config.max_topics, retry_after_ms, most_auto=self.config.max_auto_topics
+            ),
             offsets=ConsumerOffsets(self.config.max_consumer_offsets, retry_after_ms),
             groups=ConsumerGroups(
                 grace_ms=self.config.client_lost_grace_ms,
@@ -116,6 +119,7 @@ class Stage:
                 partial(self._save, "offsets"),
                 partial(self._save, "groups"),
             ),
+            creation_rates=CreationRates(self.config.auto_topics_per_minute),
             admission=SendAdmission(
                 wait_limit_ms=self.config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,

@@ -163,3 +163,33 @@ def test_topics_of_the_store_are_adopted_with_queues_enough(table):
     assert table.require("lost").config == TopicConfig("lost", 10, 10)
     assert table.require("small").config == TopicConfig("small", 4, 4)
     assert table.require("t").config == TopicConfig("t", 8, 4)
+
+
+def test_topics_that_messages_made_are_bounded_and_leave_room_for_administrators():
+    table = TopicTable(100, most_auto=2)
+    table.create("a", 4, 1)
+    table.create("b", 4, 1)
+    with pytest.raises(SystemBusy, match="max_auto_topics"):
+        table.create("c", 4, 1)
+    table.update(TopicConfig("c", 4, 4), 1)
+    table.set(TopicConfig("%RETRY%g", 1, 1), 1)
+    # A topic that an administrator changes is theirs from then on.
+    table.update(TopicConfig("a", 4, 2), 1)
+    table.create("d", 4, 1)
+    copy = TopicTable(100, most_auto=2)
+    copy.load(table.dump())
+    for some in (table, copy):
+        with pytest.raises(SystemBusy, match="made 2 topics"):
+            some.create("e", 4, 1)
+        some.delete("b", 1)
+        some.create("e", 4, 1)
+    table.delete("c", 1)
+    with pytest.raises(SystemBusy):
+        table.create("c", 4, 1)
+
+
+def test_topics_that_were_lost_in_a_crash_count_as_made_by_messages():
+    table = TopicTable(100, most_auto=1)
+    table.adopt([("lost", 0), ("%RETRY%g", 0)], 4, 1)
+    with pytest.raises(SystemBusy, match="made 1 topics"):
+        table.create("new", 4, 1)

@@ -1,0 +1,177 @@
+"""How many bytes a server holds for each of its peers, and who has to go. Pure.
+
+Outgoing bytes are counted exactly: every ``MARK_BYTES`` a frame is handed to ZeroMQ with a
+tracker, which tells when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ
+to be read here, are told by the system: what came by the connection less what was read here.
+
+Nobody has a fixed share. A peer may hold a quarter of what is left of the budget, so that one
+alone may have much, many have less each, and there is always some for those who hold nothing yet
+(dynamic thresholds, Choudhury and Hahne 1998).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.protocol.command import MAX_FRAME_BYTES
+from mqmesh.transport.connections import Received
+from mqmesh.units import GIB, KIB, MIB
+
+MARK_BYTES: Final = 128 * KIB
+"""After so many bytes to a peer a frame is tracked. A frame of this size is large."""
+SHARE: Final = 4
+"""A peer may hold this part of what is left of the budget."""
+OVERHEAD_BYTES: Final = 4 * KIB
+"""Of a connection's bytes, so many are no frames: the handshake."""
+OVERHEAD_BYTES_PER_S: Final = 100
+"""So are these: heartbeats, and answers to ours."""
+SHORT_FRAME_BYTES: Final = 255
+"""The head of a frame up to here has 2 bytes, else 9 (ZMTP 3)."""
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """What the peers of a server may take.
+
+    Attributes:
+        max_connections: Connections at a time.
+        max_pending_bytes: Bytes that wait for one peer, or of one.
+        max_total_pending_bytes: The same of all peers together.
+        max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
+    """
+
+    max_connections: int = 10_000
+    max_pending_bytes: int = 128 * MIB
+    max_total_pending_bytes: int = 1 * GIB
+    max_frame_bytes: int = MAX_FRAME_BYTES
+
+
+class Mark(Protocol):
+    """Tells whether a frame has left; ``zmq.MessageTracker`` does."""
+
+    @property
+    def done(self) -> bool:
+        """True when ZeroMQ has no use for it any more."""
+
+
+class PeerAccount:
+    """What is held for one peer.
+
+    Attributes:
+        frames: Answers that ZeroMQ takes no more of for now.
+        held: Bytes of them, and of those in ZeroMQ up to the last mark.
+        loose: Bytes given to ZeroMQ since then.
+        taken: Bytes that were read here of what it sent, with their framing.
+        largest: Of its frames.
+        since_ms: When it was met.
+        refused: Bytes of the last answer that there was no room for: to find it took time, so as
+            long as there is none, nothing else is looked for on its behalf; 0 for none.
+    """
+
+    __slots__ = ("_marks", "frames", "held", "largest", "loose", "refused", "since_ms", "taken")
+
+    def __init__(self, since_ms: int) -> None:
+        self.frames: deque[bytes] = deque()
+        self.held = 0
+        self.loose = 0
+        self.taken = 0
+        self.largest = 0
+        self.refused = 0
+        self.since_ms = since_ms
+        self._marks: deque[tuple[Mark, int, int]] = deque()
+
+    @property
+    def in_zmq(self) -> bool:
+        """True while a marked frame may not have left."""
+        return bool(self._marks)
+
+    def take(self, size: int) -> None:
+        """A frame of it was read."""
+        self.taken += size + (2 if size <= SHORT_FRAME_BYTES else 9)
+        if size > self.largest:
+            self.largest = size
+
+    @property
+    def waiting_since_ms(self) -> int | None:
+        """When the oldest marked frame that may not have left was sent; None if there is none."""
+        return self._marks[0][2] if self._marks else None
+
+    def mark(self, mark: Mark, size: int, now_ms: int) -> int:
+        """ZeroMQ got a tracked frame; returns how many bytes are held more."""
+        size += self.loose
+        self.loose = 0
+        self._marks.append((mark, size, now_ms))
+        self.held += size
+        return size
+
+    def sweep(self) -> int:
+        """Forgets what has left; returns how many bytes that were."""
+        left = 0
+        while self._marks and self._marks[0][0].done:
+            left += self._marks.popleft()[1]
+        self.held -= left
+        return left
+
+    def keep(self, frame: bytes) -> None:
+        """An answer has to wait."""
+        self.frames.append(frame)
+        self.held += len(frame)
+
+    def release(self) -> int:
+        """The oldest of them need not wait any more; returns its bytes."""
+        size = len(self.frames.popleft())
+        self.held -= size
+        return size
+
+    def incoming(self, received: Received, now_ms: int, *, most_frames: int) -> int:
+        """Bytes of it that wait in ZeroMQ to be read here.
+
+        Args:
+            received: By its connection.
+            now_ms: Monotonic clock.
+            most_frames: That ZeroMQ queues of one peer.
+        """
+        if received.taken_bytes is not None:
+            age_ms = now_ms - self.since_ms
+            overhead = OVERHEAD_BYTES + OVERHEAD_BYTES_PER_S * age_ms // 1_000
+            return max(0, received.taken_bytes - self.taken - overhead)
+        # Of a local connection the system counts only what ZeroMQ does not read: as long as
+        # there is room for more frames, it reads everything.
+        return most_frames * self.largest if received.waiting_bytes else 0
+
+
+def room_of_one(total: int, limits: ServerLimits) -> int:
+    """How many bytes may be held for a peer while ``total`` are for all together."""
+    return min(limits.max_pending_bytes, (limits.max_total_pending_bytes - total) // SHARE)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A connection and what is held for it.
+
+    Attributes:
+        descriptor: The connection's.
+        size: Bytes, both ways.
+        peer: Whose it is; None of who has said nothing yet.
+    """
+
+    descriptor: int
+    size: int
+    peer: bytes | None = None
+
+
+def worst(loads: Iterable[Load], limits: ServerLimits) -> list[Load]:
+    """Whose connections have to end if all loads together are beyond the budget.
+
+    Returns:
+        The largest loads, so many that three quarters of the budget suffice for the others.
+    """
+    ordered = sorted(loads, key=lambda load: load.size)
+    total = sum(load.size for load in ordered)
+    if total <= limits.max_total_pending_bytes:
+        return []
+    found = []
+    while total > limits.max_total_pending_bytes * 3 // 4:
+        found.append(ordered.pop())
+        total -= found[-1].size
+    return found

@@ -1,0 +1,218 @@
+"""Answers on their way to the peers of a ROUTER: counted, kept while they wait, or given up."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from mqmesh.transport import sockets
+from mqmesh.transport.accounts import MARK_BYTES, PeerAccount, ServerLimits, room_of_one
+from mqmesh.transport.loop import EventLoop, Timer
+
+RETRY_MS: Final = 10
+"""How soon answers that wait are tried again."""
+SWEEP_MS: Final = 10
+"""Before anybody is refused, all accounts are brought up to date, but no more often."""
+
+MOST_UNTAKEN_MS: Final = 60_000
+"""A peer that does not take a marked frame in this time is told of: the frame may be a view of a
+file that is removed, and its room on the disk comes back only when the frame has left."""
+UNTAKEN_EVERY_MS: Final = 5_000
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_NOBLOCK_SNDMORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Outbox:
+    """Sends frames to peers, and knows how many bytes are held for each.
+
+    Args:
+        socket: The ROUTER.
+        loop: Its event loop.
+        limits: What peers may take.
+        on_excess: Told soon after more was held than the budget of all peers has.
+        on_deaf: Told soon of a peer that does not read: an answer for it was dropped, or one was
+            not taken for ``MOST_UNTAKEN_MS``.
+
+    Attributes:
+        accounts: Of the peers that are there.
+        held: Bytes held for all of them.
+        dropped: Answers that nobody was there for any more, or that nobody read.
+    """
+
+    def __init__(
+        self,
+        socket: sockets.Socket,
+        loop: EventLoop,
+        limits: ServerLimits,
+        *,
+        on_excess: Callable[[], None],
+        on_deaf: Callable[[bytes], None],
+    ) -> None:
+        self._socket = socket
+        self._loop = loop
+        self._limits = limits
+        self._on_excess = on_excess
+        self._on_deaf = on_deaf
+        self._waiting: dict[bytes, PeerAccount] = {}
+        self._deaf: set[bytes] = set()
+        self._excess_told = False
+        self._swept_ms = 0
+        self._retry: Timer | None = None
+        self._untaken: Timer | None = None
+        self.accounts: dict[bytes, PeerAccount] = {}
+        self.held = 0
+        self.dropped = 0
+
+    def open(self, peer: bytes, now_ms: int) -> PeerAccount:
+        """A peer is there."""
+        account = self.accounts[peer] = PeerAccount(now_ms)
+        return account
+
+    def forget(self, peer: bytes) -> PeerAccount | None:
+        """A peer is gone, and what was held for it with it."""
+        self._waiting.pop(peer, None)
+        self._deaf.discard(peer)
+        account = self.accounts.pop(peer, None)
+        if account is not None:
+            self.held -= account.held
+        return account
+
+    def close(self) -> None:
+        """Plans nothing any more."""
+        for timer in (self._retry, self._untaken):
+            if timer is not None:
+                timer.cancel()
+
+    def has_room(self, account: PeerAccount, size: int) -> bool:
+        """Whether a large answer may be held for a peer; one may, within the budget of all."""
+        if account.held:
+            self.held -= account.sweep()
+        if self._fits(account, size):
+            return True
+        now_ms = self._loop.clock.monotonic_ms()
+        if now_ms - self._swept_ms >= SWEEP_MS:
+            self._swept_ms = now_ms
+            self.sweep()
+        if self.held > self._limits.max_total_pending_bytes:
+            self._tell_excess()
+        return self._fits(account, size)
+
+    def _fits(self, account: PeerAccount, size: int) -> bool:
+        if not account.held:
+            return self.held <= self._limits.max_total_pending_bytes
+        return account.held + size <= room_of_one(self.held, self._limits)
+
+    def sweep(self) -> None:
+        """Forgets what has left, so that ``held`` is exact."""
+        for account in self.accounts.values():
+            if account.in_zmq:
+                self.held -= account.sweep()
+
+    def send(self, peer: bytes, *frames: bytes | memoryview) -> None:
+        """Sends a message, now or when the peer can take it.
+
+        Args:
+            peer: To whom.
+            frames: The message. Where it has to wait, it becomes a single frame.
+        """
+        account = self.accounts.get(peer)
+        if account is None:
+            self._send_to_stranger(peer, b"".join(frames))
+        elif account.frames or not self._hand_over(peer, account, frames):
+            self._keep(peer, account, b"".join(frames))
+
+    def _send_to_stranger(self, peer: bytes, frame: bytes) -> None:
+        try:
+            self._loop.touch(self._socket)
+            self._socket.send(peer, _NOBLOCK_SNDMORE)
+            self._socket.send(frame, _NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self.dropped += 1
+
+    def _hand_over(
+        self, peer: bytes, account: PeerAccount, frames: Sequence[bytes | memoryview]
+    ) -> bool:
+        size = sum(map(len, frames))
+        if account.loose + size >= MARK_BYTES and account.held > self._limits.max_pending_bytes:
+            self.held -= account.sweep()
+            if account.in_zmq and account.held > self._limits.max_pending_bytes:
+                return False
+        try:
+            self._loop.touch(self._socket)
+            self._socket.send(peer, _NOBLOCK_SNDMORE)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.dropped += 1  # the peer is gone: its request has a deadline of its own
+            return True
+        # Whoever has room for the first frame has it for all of a message.
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
+            flags = _NOBLOCK if number == last else _NOBLOCK_SNDMORE
+            if account.loose + len(frame) < MARK_BYTES:
+                self._socket.send(frame, flags)
+                account.loose += len(frame)
+            else:
+                mark = self._socket.send(frame, flags, copy=False, track=True)
+                self._hold(account.mark(mark, len(frame), self._loop.clock.monotonic_ms()))
+                if self._untaken is None:
+                    self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
+        return True
+
+    def _tell_untaken(self) -> None:
+        """Tells of those who leave a frame untaken for too long."""
+        self._untaken = None
+        self.sweep()
+        now_ms = self._loop.clock.monotonic_ms()
+        waiting = False
+        for peer, account in list(self.accounts.items()):
+            since_ms = account.waiting_since_ms
+            if since_ms is not None:
+                waiting = True
+                if now_ms - since_ms >= MOST_UNTAKEN_MS:
+                    self._on_deaf(peer)
+        if waiting:
+            self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
+
+    def _keep(self, peer: bytes, account: PeerAccount, frame: bytes) -> None:
+        if account.held + len(frame) > 2 * self._limits.max_pending_bytes:
+            self.dropped += 1
+            if peer not in self._deaf:
+                self._deaf.add(peer)
+                self._loop.call_later(0, lambda: self._on_deaf(peer))
+            return
+        account.keep(frame)
+        self._waiting[peer] = account
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_MS, self._flush)
+        self._hold(len(frame))
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        if self.held > self._limits.max_total_pending_bytes:
+            self._tell_excess()
+
+    def _tell_excess(self) -> None:
+        # Not at once: whoever sends may be in the middle of something.
+        if not self._excess_told:
+            self._excess_told = True
+            self._loop.call_later(0, self._excess)
+
+    def _excess(self) -> None:
+        self._excess_told = False
+        self._on_excess()
+
+    def _flush(self) -> None:
+        self._retry = None
+        for peer, account in list(self._waiting.items()):
+            while account.frames and self._hand_over(peer, account, [account.frames[0]]):
+                self.held -= account.release()
+            if not account.frames:
+                self._waiting.pop(peer, None)
+        if self._waiting:
+            self._retry = self._loop.call_later(RETRY_MS, self._flush)

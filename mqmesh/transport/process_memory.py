@@ -1,0 +1,75 @@
+"""How much memory this process has, and giving back what it does not need."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def anonymous_bytes() -> int:
+    """Memory that is the process's own and no file's, in bytes; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            fields = file.read(256).split()
+        return (int(fields[1]) - int(fields[2])) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def give_back() -> None:
+    """Gives freed memory back to the system; takes some ms for each 100 MiB.
+
+    Blocks that were freed behind one that is still used stay with the allocator otherwise.
+    """
+    libc = _libc()
+    if libc is not None and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def keep_freed_blocks(block_bytes: int, most_bytes: int) -> None:
+    """Has the allocator keep freed blocks up to a size.
+
+    Args:
+        block_bytes: Up to 32 MiB; larger blocks are given back as soon as they are freed.
+        most_bytes: Kept in all, at the end of what the process has.
+    """
+    libc = _libc()
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, block_bytes)
+        libc.mallopt(_M_TRIM_THRESHOLD, most_bytes)
+
+
+@cache
+def _libc() -> Any:
+    try:
+        return ctypes.CDLL(None)
+    except OSError:
+        return None
+
+
+class MemoryWatch:
+    """Tells by how much the process's memory has grown since somebody looked after it.
+
+    Args:
+        read: Bytes of the process now.
+    """
+
+    def __init__(self, read: Callable[[], int] = anonymous_bytes) -> None:
+        self._read = read
+        self._floor = read()
+
+    @property
+    def growth(self) -> int:
+        """By how many bytes it has grown."""
+        now = self._read()
+        self._floor = min(self._floor, now)
+        return now - self._floor
+
+    def settle(self) -> None:
+        """Somebody looked after it: what it has now is taken for granted."""
+        self._floor = self._read()

@@ -1,0 +1,101 @@
+"""Sees to it that what peers send and do not read stays within a server's budget of memory."""
+
+from typing import Final
+
+from mqmesh.transport.accounts import MARK_BYTES, Load, PeerAccount, ServerLimits, worst
+from mqmesh.transport.connections import measure
+from mqmesh.transport.outbox import Outbox
+from mqmesh.transport.peers import PeerTable
+from mqmesh.transport.process_memory import MemoryWatch, give_back
+
+LOOK_MS: Final = 10
+"""The process's memory is looked at no more often."""
+STEPS: Final = 8
+"""Connections are measured whenever it has grown by this part of the budget."""
+TRIM_MS: Final = 5_000
+"""Freed memory is given back to the system no more often."""
+SETTLE_MS: Final = 1_000
+"""ZeroMQ frees what it held for a peer a moment after the peer has gone."""
+
+
+class Relief:
+    """Finds the connections that take too much.
+
+    Args:
+        peers: The connections.
+        outbox: What is held for them.
+        limits: What they may take.
+        queued_frames: That ZeroMQ queues of one peer.
+        now_ms: Monotonic clock.
+
+    Attributes:
+        incoming: Bytes that waited in ZeroMQ to be read here, at the last look.
+    """
+
+    def __init__(
+        self,
+        peers: PeerTable,
+        outbox: Outbox,
+        limits: ServerLimits,
+        *,
+        queued_frames: int,
+        now_ms: int,
+    ) -> None:
+        self._peers = peers
+        self._outbox = outbox
+        self._limits = limits
+        self._queued_frames = queued_frames
+        self._started_ms = now_ms
+        self._memory = MemoryWatch()
+        self._look_ms = 0
+        self._trim_ms = 0
+        self._trim_wanted = False
+        self.incoming = 0
+
+    def peer_left(self, account: PeerAccount, now_ms: int) -> None:
+        """A peer is gone; what was held for it is to be given back."""
+        if not self._trim_wanted and (account.held or account.largest >= MARK_BYTES):
+            self._trim_wanted = True
+            self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)
+
+    def tick(self, now_ms: int) -> list[Load]:
+        """Looks at the process's memory when it is time.
+
+        Returns:
+            Connections that have to end.
+        """
+        if now_ms < self._look_ms:
+            return []
+        self._look_ms = now_ms + LOOK_MS
+        found: list[Load] = []
+        growth = self._memory.growth
+        if growth >= self._limits.max_total_pending_bytes // STEPS:
+            found = self.measure(now_ms)
+            if 2 * (self.incoming + self._outbox.held) < growth:
+                self._trim_wanted = True  # it is nobody's any more
+            self._memory.settle()
+        if self._trim_wanted and now_ms >= self._trim_ms:
+            self._trim_ms = now_ms + TRIM_MS
+            self._trim_wanted = False
+            give_back()
+        return found
+
+    def measure(self, now_ms: int) -> list[Load]:
+        """Measures all connections.
+
+        Returns:
+            Those that have to end because all together are beyond the budget.
+        """
+        self._outbox.sweep()
+        silent = PeerAccount(self._started_ms)
+        loads = []
+        self.incoming = 0
+        for descriptor, peer in self._peers.connections():
+            account = self._outbox.accounts.get(peer, silent) if peer is not None else silent
+            received = measure(descriptor)
+            incoming = 0
+            if received is not None:
+                incoming = account.incoming(received, now_ms, most_frames=self._queued_frames)
+            self.incoming += incoming
+            loads.append(Load(descriptor, incoming + account.held, peer))
+        return worst(loads, self._limits)
