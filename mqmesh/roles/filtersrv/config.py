@@ -33,6 +33,9 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
         worker_memory_bytes: Address space of a filter's process, 64 MiB to 16 GiB. It must
             hold the messages of one batch, decoded.
+        max_total_worker_memory_bytes: The same of all processes together, 64 MiB to 1 TiB: it says
+            how many run at once. A filter that has nothing to do makes room for another one; else
+            who asks for one more is refused with SYSTEM_BUSY.
         worker_cpu_s: Processor time of such a process in seconds, 2 to 86,400; at half of it
             it is renewed.
         match_timeout_ms: For up to 16,384 messages, or one batch, 10 to 600,000 ms. A filter
@@ -42,7 +45,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         park_ms: A parked filter refuses its consumers for so long, then it is tried once
             more, 100 to 86,400,000 ms.
 
-        max_filters: Filters at a time, a process each, 1 to 10,000.
+        max_filters: Filters at a time, 1 to 10,000; not all of them have a process.
         max_filters_per_group: Of them in one consumer group, 1 to 1,000.
         max_pulls_per_filter: Pulls that wait at a time, 1 to 100,000; more are refused with
             SYSTEM_BUSY.
@@ -65,6 +68,9 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     require_seccomp: bool = True
 
     worker_memory_bytes: Annotated[int, msgspec.Meta(ge=64 * MIB, le=16 * GIB)] = 512 * MIB
+    max_total_worker_memory_bytes: Annotated[int, msgspec.Meta(ge=64 * MIB, le=1024 * GIB)] = (
+        2 * GIB
+    )
     worker_cpu_s: Annotated[int, msgspec.Meta(ge=2, le=86_400)] = 600
     match_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=600_000)] = 3_000
     load_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 10_000
@@ -89,6 +95,11 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 check_group(getattr(self, field))
             except ConfigError as error:
                 raise ConfigError(f"{field} is no legal name: {error}") from None
+        if not self.most_workers:
+            raise ConfigError(
+                f"max_total_worker_memory_bytes = {self.max_total_worker_memory_bytes} is less "
+                f"than one worker may have: worker_memory_bytes = {self.worker_memory_bytes}"
+            )
         host, _, port = self.broker_addr.rpartition(":")
         if not host or not port.isdecimal():
             raise ConfigError(f"broker_addr = {self.broker_addr!r} is not of the form host:port")
@@ -98,3 +109,8 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             self.advertised_host,
             allow_insecure_bind=self.allow_insecure_bind,
         )
+
+    @property
+    def most_workers(self) -> int:
+        """Processes of filters that may run at once."""
+        return self.max_total_worker_memory_bytes // self.worker_memory_bytes

@@ -16,6 +16,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerError, BrokerNotAvailable, FilterFailed, NoPermission, SystemBusy
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Status, failure_text
 
 BACKOFF_MS: Final = 200
@@ -79,6 +80,7 @@ class FilterRunner:
         source: The filter.
         config: Settings.
         start_worker: Starts a process.
+        places: How many processes may run.
         clock: Source of time.
 
     Attributes:
@@ -96,6 +98,7 @@ class FilterRunner:
         source: str,
         config: FiltersrvConfig,
         start_worker: StartWorker,
+        places: WorkerPlaces,
         clock: Clock,
     ) -> None:
         self.group = group
@@ -107,6 +110,8 @@ class FilterRunner:
         self._source = source
         self._config = config
         self._start_worker = start_worker
+        self._places = places
+        self._free_since_ms = 0
         self._clock = clock
         self._worker: Worker | None = None
         self._state = State.STOPPED
@@ -135,6 +140,18 @@ class FilterRunner:
     def name(self) -> str:
         """For logs and errors."""
         return f"filter {self.filter_id[:8]} of group {self.group}"
+
+    @property
+    def free_ms(self) -> int:
+        """For how long its process has had nothing to do; 0 while it has."""
+        if self._state is not State.READY or self._jobs or self._current or self._loading:
+            return 0
+        return self._clock.monotonic_ms() - self._free_since_ms
+
+    def rest(self) -> None:
+        """Ends its process, which has nothing to do; the next messages get a new one."""
+        self._end_worker()
+        self._state = State.STOPPED
 
     def idle_ms(self) -> int:
         """How long nobody has wanted anything of it."""
@@ -227,6 +244,11 @@ class FilterRunner:
             self._worker.ask(job.parts, job.messages, self._config.match_timeout_ms)
 
     def _start(self) -> None:
+        try:
+            self._places.take(self)
+        except SystemBusy as error:
+            self._fail_all(error)
+            return
         self._state = State.LOADING
         self._busy_ms = 0
         try:
@@ -252,6 +274,7 @@ class FilterRunner:
         except msgspec.MsgspecError:
             self._rungs = []
         self._state = State.READY
+        self._free_since_ms = self._clock.monotonic_ms()
         assert self._worker is not None
         _log.info("%s runs in process %d: %s", self.name, self._worker.pid, ", ".join(self._rungs))
         waiting, self._loading = self._loading, []
@@ -262,7 +285,7 @@ class FilterRunner:
         job, self._current = self._current, None
         assert job is not None
         now_ms = self._clock.monotonic_ms()
-        self._used_ms = now_ms
+        self._used_ms = self._free_since_ms = now_ms
         self._busy_ms += now_ms - self._asked_ms
         self.pending_bytes -= job.size
         if self._busy_ms > self._config.worker_cpu_s * 500:
@@ -285,6 +308,7 @@ class FilterRunner:
 
     def _on_death(self, reason: str) -> None:
         self._worker = None
+        self._places.give_back(self)
         self.deaths += 1
         self._failures += 1
         now_ms = self._clock.monotonic_ms()
@@ -328,6 +352,7 @@ class FilterRunner:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+            self._places.give_back(self)
 
     def _fail_all(self, error: BrokerError) -> None:
         jobs = [*([self._current] if self._current else []), *self._jobs]

@@ -44,6 +44,7 @@ from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
 from mqmesh.roles.filtersrv.filter_table import FilterTable
 from mqmesh.roles.filtersrv.pipeline import Passage, Question
+from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.sandbox.worker_process import WorkerProcess
 from mqmesh.transport.accounts import ServerLimits
@@ -91,6 +92,7 @@ class FilterServer:
         self._zmq = context
         self._loop = loop
         self._clock = clock or loop.clock
+        self._places = WorkerPlaces(config)
         self._table = FilterTable(config, self._make_runner)
         self._started_ms = 0
         self._server: CommandServer | None = None
@@ -341,7 +343,15 @@ class FilterServer:
         runner.match(first.parts, first.messages, judged)
 
     def _make_runner(self, group: str, filter_id: str, source: str) -> FilterRunner:
-        return FilterRunner(group, filter_id, source, self._config, self._start_worker, self._clock)
+        return FilterRunner(
+            group,
+            filter_id,
+            source,
+            self._config,
+            self._start_worker,
+            self._places,
+            self._clock,
+        )
 
     def _start_worker(
         self, source: str, on_answer: Callable[[Answer], None], on_death: Callable[[str], None]

@@ -7,6 +7,7 @@ import pytest
 
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner
+from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Status
 from mqmesh.testing.clock import ManualClock
 
@@ -51,6 +52,7 @@ class Stage:
         self.clock = ManualClock()
         self.workers: list[FakeWorker] = []
         self.fails_to_start: OSError | None = None
+        self.places: WorkerPlaces | None = None
 
     def config(self, **settings):
         """Settings of a filter server that may run."""
@@ -66,7 +68,12 @@ class Stage:
     def runner(self, group="audit", filter_id="f" * 32, source="src", **settings):
         """A runner."""
         config = self.config(**settings)
-        return FilterRunner(group, filter_id, source, config, self.start, self.clock)
+        places = WorkerPlaces(config) if self.places is None else self.places
+        return FilterRunner(group, filter_id, source, config, self.start, places, self.clock)
+
+    def room(self, **settings):
+        """Have all runners from now on share the places of these settings."""
+        self.places = WorkerPlaces(self.config(**settings))
 
 
 @pytest.fixture
