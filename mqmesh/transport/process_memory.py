@@ -11,14 +11,24 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
+def resident_bytes() -> int:
+    """Memory of this process, in bytes; 0 where the system does not say."""
+    return _pages()[0] * _PAGE
+
+
 def anonymous_bytes() -> int:
     """Memory that is the process's own and no file's, in bytes; 0 where the system does not say."""
+    resident, shared = _pages()
+    return (resident - shared) * _PAGE
+
+
+def _pages() -> tuple[int, int]:
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             fields = file.read(256).split()
-        return (int(fields[1]) - int(fields[2])) * _PAGE
+        return int(fields[1]), int(fields[2])
     except (OSError, ValueError, IndexError):
-        return 0
+        return 0, 0  # not Linux
 
 
 def give_back() -> None:

@@ -78,6 +78,7 @@ from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.process_memory import resident_bytes
 from mqmesh.transport.server import CommandServer, Handler
 from mqmesh.transport.sockets import Context, zmq_endpoint
 
@@ -581,7 +582,7 @@ class BrokerServer:
             "state": self._state,
             "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
             "pid": str(os.getpid()),
-            "rss_bytes": str(_rss_bytes()),
+            "rss_bytes": str(resident_bytes()),
             "connections": str(server.peer_count),
             "requests_total": str(server.requests),
             "malformed_frames_total": str(server.malformed_frames),
@@ -594,11 +595,3 @@ class BrokerServer:
             "namesrvs_registered": str(links.registered_count),
             "wiped_write_perm": str(links.wiped_write_perm).lower(),
         } | (self._index.figures() if self._index is not None else {"index_state": "off"})
-
-
-def _rss_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0  # not Linux
-    return pages * os.sysconf("SC_PAGE_SIZE")
