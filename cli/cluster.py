@@ -68,6 +68,9 @@ def up(
     """
     config = load_cluster(config_path, _with_data_dir(overrides, data_dir))
     keep_private()
+    if not config.folder.exists():
+        # No cluster can be running there, and a port that is taken is to leave no folder behind.
+        check_ports(config)
     lock = DataFolderLock(config.folder)
     make_private(config.folder / "logs")
     try:

@@ -1,8 +1,9 @@
 """Small documents that are either the old or the new one after any crash.
 
 A document is saved beside the last one, made durable, and then takes its name;
-the last one stays as ``<name>.bak``. Its first line carries a checksum, so a
-file that a power cut left empty or half written is noticed. Such a file is
+the last one stays as ``<name>.bak``; of the first one that is a second name.
+Its first line carries a checksum, so a file that a power cut left empty or half
+written is noticed. Such a file is
 kept aside as ``<name>.damaged-<n>`` for whoever investigates, and never counts
 as "there is nothing": that would mean consumer offsets of 0 for everyone.
 
@@ -87,6 +88,9 @@ def save_document(path: Path, document: bytes) -> None:
             spare.unlink(missing_ok=True)
             os.link(path, spare)
             os.replace(spare, _backup(path))
+        elif not _backup(path).exists():
+            # Of the first there is no former one; a second name outlives a deletion, too.
+            os.link(new, _backup(path))
         os.replace(new, path)
         sync_directory(path.parent)
     except OSError as error:

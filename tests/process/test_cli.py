@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -342,3 +344,20 @@ def test_every_figure_of_a_broker_is_documented(cluster, project_root):
     # One for each code that was answered; which these are, the tests before have decided.
     figures = {one for one in figures if not one.startswith("refused_")}
     assert set(re.findall(r"`([a-z_]+)`", section)) == figures
+
+
+def test_an_interrupt_while_modules_are_loaded_shows_no_traceback(tmp_path):
+    # In the place of a module that takes long.
+    (tmp_path / "click.py").write_text(
+        "import sys\nprint('loading', flush=True)\nsys.stdin.read()\n"
+    )
+    command = [sys.executable, "-m", "mqmesh.cli", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=tmp_path
+    ) as process:
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (-signal.SIGINT, b"")

@@ -196,6 +196,7 @@ def test_a_taken_port_is_told_before_anything_starts(short_tmp_path):
     assert (refused.code, refused.out) == (2, [])
     (line,) = refused.err
     assert f"broker-a: cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    assert list(short_tmp_path.iterdir()) == []
 
 
 def test_a_role_that_cannot_be_started_ends_everything(up, short_tmp_path):

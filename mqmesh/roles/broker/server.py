@@ -63,7 +63,7 @@ from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.snapshot_desk import OnDone, SnapshotDesk, as_mqmesh_error
 from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
-from mqmesh.roles.broker.tables import BrokerTables, MakeSaver, Read
+from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Read
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.descriptors import room_for_connections
@@ -349,16 +349,17 @@ class BrokerServer:
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
-        self._begin_life(directory / LIFE_FILE)
-        tables.load(store, *self._files)
-
-    def _begin_life(self, path: Path) -> None:
-        life = self._life = next_life(load_document(path), self._clock.wall_ms())
+        before = load_document(directory / LIFE_FILE)
+        tables.load(store, *self._files, is_first_life=before is None)
+        self._life = next_life(before, self._clock.wall_ms())
         try:
-            save_document(path, dump_life(life))
+            if before is None:
+                # From now on a broker whose offsets are missing has lost them.
+                save_document(directory / OFFSETS_FILE, tables.offsets.dump())
+            save_document(directory / LIFE_FILE, dump_life(self._life))
         except StorageError as error:
             # Reading and committing go on without it, and the clock mostly tells lives apart.
-            _log.error("%s could not be saved: %s", path, error)
+            _log.error("the life of this broker could not be noted: %s", error)
 
     def _make_index(self) -> IndexerLink | None:
         config = self._config

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import StorageError
+from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.groups_table import GroupTable
+from mqmesh.roles.broker.life import LIFE_FILE
 from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.storage.interface import MessageStore
@@ -55,16 +56,21 @@ class BrokerTables:
         self._savers: dict[str, DocumentSaver] = {}
         self._saved_changes = 0
 
-    def load(self, store: MessageStore, read: Read, make_saver: MakeSaver) -> None:
+    def load(
+        self, store: MessageStore, read: Read, make_saver: MakeSaver, *, is_first_life: bool = False
+    ) -> None:
         """Takes over what is on disk, and keeps it up to date from now on.
 
         Args:
             store: Messages; what it has of topics and the topic table has not, is taken in.
             read: Reads a document by its name, None if there is none.
             make_saver: Makes what saves a document: of its name, and what makes its text.
+            is_first_life: No broker has served with these tables before, so that it may have
+                had no offsets.
 
         Raises:
-            StorageError: A document cannot be read. It is never begun anew in silence.
+            StorageError: A document cannot be read, or the offsets are gone. They are never
+                begun anew in silence.
         """
         for name, table in (
             (TOPICS_FILE, self.topics),
@@ -74,6 +80,8 @@ class BrokerTables:
             document = read(name)
             if document is not None:
                 table.load(document)
+            elif name == OFFSETS_FILE:
+                _check_loss(store, is_first_life=is_first_life)
             self._savers[name] = make_saver(name, table.dump)
         self._adopt(store)
 
@@ -127,3 +135,17 @@ class BrokerTables:
         elif on_saved is not None:
             # Tables of a store in memory are not kept at all.
             self._call_soon(lambda: on_saved(None))
+
+
+def _check_loss(store: MessageStore, *, is_first_life: bool) -> None:
+    """Tells a loss of the offsets from a new broker."""
+    if not is_first_life:
+        raise CorruptRecord(
+            f"{OFFSETS_FILE} and its backup are gone, and every consumer group would begin anew; "
+            f"put a copy into config/ of the store, or remove {LIFE_FILE} and {LIFE_FILE}.bak "
+            "there to start without it"
+        )
+    if store.topics():
+        _log.error(
+            "the store has messages, and there are no consumer offsets: every group begins anew"
+        )

@@ -121,3 +121,19 @@ def test_trouble_leaves_the_old_one(
     assert type(caught.value) is kind
     monkeypatch.undo()
     assert load_document(path) == b"one"
+
+
+def test_a_document_that_was_removed_comes_from_its_backup_and_loudly(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_document(path, b"only one")
+    path.unlink()
+    assert load_document(path) == b"only one"
+    assert "its backup was read instead" in caplog.text
+    save_document(path, b"second")
+    path.unlink()
+    assert load_document(path) == b"only one"
+    save_document(path, b"third")
+    save_document(path, b"fourth")
+    path.unlink()
+    assert load_document(path) == b"third"

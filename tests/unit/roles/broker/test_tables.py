@@ -51,13 +51,15 @@ class FakeSaver:
 
 
 class Case:
-    def __init__(self, disk=None, store=None, *, load=True):
+    def __init__(self, disk=None, store=None, *, load=True, is_first_life=True):
         self.disk = {} if disk is None else disk
         self.soon = []
         self.savers: dict[str, FakeSaver] = {}
         self.tables = BrokerTables(BrokerConfig(), ManualClock(), self.soon.append)
         if load:
-            self.tables.load(store or FakeStore(), self.disk.get, self._make)
+            self.tables.load(
+                store or FakeStore(), self.disk.get, self._make, is_first_life=is_first_life
+            )
 
     def _make(self, name, dump):
         self.savers[name] = FakeSaver(self.disk, name, dump)
@@ -131,3 +133,18 @@ def test_without_a_disk_answers_come_all_the_same_but_later():
     assert told == [None]
     case.tables.offsets.commit("g", "t", 0, 1)
     case.tables.tick()
+
+
+def test_offsets_that_are_gone_stop_the_start():
+    with pytest.raises(CorruptRecord, match=r"consumer_offsets\.json and its backup are gone"):
+        Case(is_first_life=False)
+    case = Case()
+    case.tables.save_offsets()
+    Case(case.disk, is_first_life=False)
+
+
+def test_messages_without_any_offsets_are_told_of(caplog):
+    Case()
+    assert caplog.text == ""
+    Case(store=FakeStore(t=0))
+    assert "every group begins anew" in caplog.text
