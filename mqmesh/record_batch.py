@@ -52,7 +52,7 @@ import msgspec
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
 from mqmesh.fast_decode import decode_at_once
-from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic
+from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic, is_system_topic
 from mqmesh.payload import (
     CODEC_NONE,
     CODEC_ZSTD,
@@ -579,8 +579,10 @@ def decode_messages(
 def _give_places(messages: list[StoredMessage], places: Sequence[int], info: BatchInfo) -> None:
     topic = info.topic
     for queue_offset, message in zip(places, messages, strict=False):
-        if message.topic != topic:  # a retried message keeps the topic it was sent to
+        if message.topic != topic:
             _check_foreign_topic(message.topic)
+            if not is_system_topic(topic):  # a retried message keeps the topic it was sent to
+                message.topic = topic
         message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop
         message.batch = info
 

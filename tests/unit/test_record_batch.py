@@ -339,3 +339,20 @@ def test_split_refuses_none_too_many_and_rubbish_between() -> None:
         split_batches(batch + b"\0" + batch, most=3)
     with pytest.raises(CorruptBatch):
         split_batches(batch + batch[:-1], most=3)
+
+
+def test_the_topic_of_a_message_is_its_batchs_but_where_the_broker_keeps_those_of_others() -> None:
+    def topics_in(topic: str) -> list[str]:
+        batch = encode_batch(
+            [Message(name, b"x") for name in (topic, "elsewhere", "RMQ_SYS_TRANS_HALF_TOPIC")],
+            topic=topic,
+            queue_id=0,
+            producer_id=1,
+            first_sequence=0,
+            born_timestamp=1,
+        )
+        return [message.topic for message in decode_messages(batch, check_batch(batch))]
+
+    assert topics_in("t") == ["t"] * 3
+    for topic in ("%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"):
+        assert topics_in(topic) == [topic, "elsewhere", "RMQ_SYS_TRANS_HALF_TOPIC"]

@@ -13,7 +13,15 @@ from mqmesh.message import (
     Message,
 )
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.retries import ResendRequest, ResendResponse, ResendStatus, ResendTarget
+from mqmesh.protocol.retries import (
+    TO_DEAD_LETTERS,
+    ResendRequest,
+    ResendResponse,
+    ResendStatus,
+    ResendTarget,
+    SendBackEntry,
+    SendBackRequest,
+)
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.record_batch import Attributes, check_stored, decode_messages, encode_batch
 from mqmesh.roles.broker import dead_letter_marks
@@ -25,6 +33,7 @@ from mqmesh.roles.broker.dead_letter_marks import (
 from mqmesh.roles.broker.handlers.dead_letters import forget_marks
 from mqmesh.roles.broker.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
+from mqmesh.testing.batches import PRODUCER_ID
 
 DLQ, RETRY = "%DLQ%g", "%RETRY%g"
 RESENT, ALREADY, GONE, REFUSED = ResendStatus
@@ -79,6 +88,27 @@ def test_it_goes_to_the_groups_retry_topic_as_if_it_had_never_failed(stage):
         PROPERTY_RESENT_FROM_DLQ: dead.offset_message_id.partition("#")[2],
     }
     assert stage.context.stats.total.resent_dead_letters == 1
+
+
+def test_what_a_stranger_wrote_into_a_message_sends_it_nowhere_else(make_stage):
+    stage = make_stage(check_compressed_batches=False)
+    stage.send(stage.batch("secret"), stage.batch("t"))
+    forged = encode_batch(
+        [Message("secret", b"forged" * 100)],
+        topic="t",
+        queue_id=0,
+        producer_id=PRODUCER_ID,
+        first_sequence=1_000_000,
+        born_timestamp=1,
+        compress_over_bytes=1,
+    )
+    assert stage.send(forged)[0].code == 0
+    back = SendBackRequest("g", [SendBackEntry("t", 0, 1, delay_level=TO_DEAD_LETTERS)])
+    stage.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+    assert [message.topic for message in messages_in(stage, DLQ)] == ["t"]
+    assert resend(stage, 0, target=ResendTarget.TOPIC) == [RESENT]
+    bodies = [m.body for queue in range(4) for m in messages_in(stage, "secret", queue)]
+    assert bodies == [b"body"]
 
 
 def test_or_to_the_topic_it_was_sent_to_at_first(stage):
