@@ -77,6 +77,9 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         max_reconsume_times: What was tried again so often and fails once more goes to the dead
             letters. -1 is 16 times, and with ``consume_orderly`` without limit. BROADCASTING does
             not try again.
+        dead_letter_undecodable: With ``consume_orderly``, messages that nobody can decode go to the
+            dead letters, also without ``max_reconsume_times``; else their queue waits for an
+            administrator. Where order does not matter they always go there.
         rebalance_lock_interval_ms: Between renewals of the queues' locks, with
             ``consume_orderly``; brokers keep them for 60 s.
     """
@@ -89,6 +92,7 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     consume_orderly: bool = False
     suspend_current_queue_time_ms: Annotated[int, msgspec.Meta(ge=10, le=30_000)] = 1_000
     max_reconsume_times: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
+    dead_letter_undecodable: bool = False
     rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
 
     def most_retries(self) -> int:
@@ -148,6 +152,7 @@ class PushConsumerKeywords(ConsumerKeywords, total=False):
     consume_orderly: bool
     suspend_current_queue_time_ms: int
     max_reconsume_times: int
+    dead_letter_undecodable: bool
     rebalance_lock_interval_ms: int
 
 

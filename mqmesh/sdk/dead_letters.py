@@ -52,6 +52,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         resent_ms: When it was resent last, wall clock; 0 if it was not.
         undecodable: In place of a message, the whole batch as it is stored.
         count: Messages: more than one only for a batch that cannot be decoded.
+        error: Why it cannot.
     """
 
     broker_name: str
@@ -60,12 +61,13 @@ class DeadLetter(msgspec.Struct, frozen=True):
     resent_ms: int = 0
     undecodable: bytes = b""
     count: int = 1
+    error: str = ""
 
     @property
     def reason(self) -> str:
         """What its last failure was."""
         if self.message is None:
-            return "it cannot be decoded"
+            return f"it cannot be decoded: {self.error}" if self.error else "it cannot be decoded"
         return self.message.property(PROPERTY_LAST_FAILURE) or ""
 
 
@@ -304,19 +306,22 @@ def _letters(
         position += header.total_size
         try:
             messages = decode_messages(data, header, broker_name=broker_name, store_host=store_host)
-        except CorruptBatch:
-            yield _undecodable(data, header, broker_name)
+        except CorruptBatch as error:
+            yield _undecodable(data, header, broker_name, error)
             continue
         for message in messages:
             if start <= message.queue_offset < end:
                 yield DeadLetter(broker_name, message.queue_offset, message)
 
 
-def _undecodable(data: memoryview, header: BatchHeader, broker_name: str) -> DeadLetter:
+def _undecodable(
+    data: memoryview, header: BatchHeader, broker_name: str, error: CorruptBatch
+) -> DeadLetter:
     return DeadLetter(
         broker_name,
         header.base_queue_offset,
         None,
         undecodable=bytes(data),
         count=header.message_count,
+        error=str(error),
     )

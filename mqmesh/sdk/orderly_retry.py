@@ -1,7 +1,8 @@
 """What becomes of messages that were not consumed, where messages are consumed in order.
 
 Nothing is passed over: a failure keeps its queue waiting. Only with ``max_reconsume_times``
-a message that failed too often becomes a dead letter.
+a message that failed too often becomes a dead letter, and only with that or
+``dead_letter_undecodable`` what nobody can decode.
 """
 
 import logging
@@ -125,7 +126,8 @@ class OrderlyRetry(Retry):
 def _report_unreadable(queue: MessageQueue, one: Unreadable) -> None:
     _log.error(
         "%s waits at offset %d: messages %d to %d cannot be decoded, and in order nothing is "
-        "passed over; move the group's offset to %d to go on without them: %s",
+        "passed over (dead_letter_undecodable); move the group's offset to %d to go on without "
+        "them: %s",
         queue,
         one.first,
         one.first,

@@ -405,8 +405,9 @@ class PushConsumer:
 
     def _make_retry(self) -> Retry:
         if self.options.consume_orderly:
-            limited = self.options.max_reconsume_times >= 0
-            return OrderlyRetry(self._back, limited and self._is_clustering, self._pass_over)
+            options = self.options
+            gives_up = options.dead_letter_undecodable or options.max_reconsume_times >= 0
+            return OrderlyRetry(self._back, gives_up and self._is_clustering, self._pass_over)
         if not self._is_clustering:
             return NoRetry()
         keep = LocalRetry(self._call_later, self._submit_again)

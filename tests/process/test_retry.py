@@ -390,6 +390,8 @@ def test_messages_that_nobody_can_read_stop_no_queue(cluster, names, capsys, tmp
         listener.until(lambda one: len(one.done) == 16)
         (letter,) = until(lambda: letters_of(cluster, group))
     assert (letter.message, letter.count) == (None, 3)
+    assert letter.reason.startswith("it cannot be decoded: ")
+    assert len(letter.reason) > len("it cannot be decoded: ")
     file = tmp_path / "letters.jsonl"
     code, told = run(capsys, cluster, "export", group, str(file))
     assert (code, told["exported"]) == (0, 3)
@@ -399,13 +401,14 @@ def test_messages_that_nobody_can_read_stop_no_queue(cluster, names, capsys, tmp
     assert "decoded" in told["problems"][0]["remark"]
 
 
-def test_nor_in_order_where_messages_may_be_given_up(cluster, names):
+@pytest.mark.parametrize("option", [{"max_reconsume_times": 2}, {"dead_letter_undecodable": True}])
+def test_nor_in_order_where_messages_may_be_given_up(cluster, names, option):
     topic, group = names
     send(cluster, topic, bodies(8))
     send_undecodable(cluster, topic)
     send(cluster, topic, [b"behind-%d" % number for number in range(8)])
     listener = Listener()
-    with consumer_of(cluster, topic, group, listener, consume_orderly=True, max_reconsume_times=2):
+    with consumer_of(cluster, topic, group, listener, consume_orderly=True, **option):
         listener.until(lambda one: len(one.done) == 16)
         (letter,) = until(lambda: letters_of(cluster, group))
     assert letter.count == 3
