@@ -7,6 +7,7 @@ neither zeros, nor what an earlier use of the disk left behind, nor a batch
 inside of a message's body, whatever its sender knew, is taken for a record.
 """
 
+import contextlib
 import errno
 import os
 import struct
@@ -35,6 +36,7 @@ from mqmesh.storage.log_marker import (
     MarkerKind,
     decode_marker,
 )
+from mqmesh.storage.mapped_file import ScannedFile
 from mqmesh.storage.segments import Segment
 from mqmesh.storage.store_key import StoreKey
 from mqmesh.store_check import bears_check
@@ -106,16 +108,17 @@ class LogScanner:
         self.store_id = store_id
         self._segment: Segment | None = None
         self._fd = -1
-        self._buffer = bytearray(WINDOW_BYTES)
+        self._mapped: ScannedFile | None = None
+        self._window = memoryview(b"")
         self._window_start = 0
-        self._window_end = 0
 
     def close(self) -> None:
         """Closes the file it read last."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self._segment = None
+            self._segment = self._mapped = None
+            self._window = memoryview(b"")
 
     def read(self, commitlog_offset: int, *, epoch: int) -> Record:
         """The record at an offset.
@@ -268,19 +271,22 @@ class LogScanner:
         size = min(size, segment.end - start)
         if segment is not self._segment:
             self._open(segment)
-            self._window_start = self._window_end = start
-        if start < self._window_start or start + size > self._window_end:
-            assert size <= MAX_BATCH_BYTES
-            if size > len(self._buffer):
-                self._buffer = bytearray(size)
-            with memoryview(self._buffer) as view:
-                wanted = min(len(view), segment.end - start)
-                got = self._fill(segment, view[:wanted], start - segment.start)
-            self._window_start, self._window_end = start, start + got
+            self._window_start, self._window = start, memoryview(b"")
         low = start - self._window_start
-        return memoryview(self._buffer)[
-            low : min(low + size, self._window_end - self._window_start)
-        ]
+        if low < 0 or low + size > len(self._window):
+            assert size <= MAX_BATCH_BYTES
+            self._look(segment, start, min(max(size, WINDOW_BYTES), segment.end - start))
+            low = 0
+        return self._window[low : low + size]
+
+    def _look(self, segment: Segment, start: int, size: int) -> None:
+        """Moves the window: a view of the map, or where that is not to be had, a copy."""
+        position = start - segment.start
+        window = None if self._mapped is None else self._mapped.view(position, size)
+        if window is None:
+            window = memoryview(bytearray(size))
+            window = window[: self._fill(segment, window, position)]
+        self._window_start, self._window = start, window
 
     def _fill(self, segment: Segment, view: memoryview, file_position: int) -> int:
         done = 0
@@ -302,6 +308,8 @@ class LogScanner:
             self._fd = os.open(segment.path, os.O_RDONLY)
         except OSError as error:
             raise CorruptRecord(f"{segment.path} cannot be opened: {error.strerror}") from error
+        with contextlib.suppress(OSError):
+            self._mapped = ScannedFile(self._fd)  # else it is read by calls
         self._segment = segment
 
 
