@@ -63,8 +63,9 @@ class StoredBatches:
                 f"queue {queue_id} of {topic!r} has no message at {queue_offset}; it has those "
                 f"from {found.min_queue_offset} and before {found.max_queue_offset}"
             )
-        data = memoryview(found.data[0])
-        header = check_stored(data)
+        header = check_stored(found.data[0])
+        # A copy, since what is kept must not keep a map of the log.
+        data = memoryview(bytes(found.data[0][: header.total_size]))
         self._queue = topic, queue_id
-        self._last = StoredBatch(data[: header.total_size], header)
+        self._last = StoredBatch(data, header)
         return self._last
