@@ -39,11 +39,14 @@ class Usage(msgspec.Struct, frozen=True):
         cpu_s: User and system time of all its threads.
         rss_bytes: Resident now.
         peak_rss_bytes: Most that ever was resident.
+        private_bytes: Resident now and nobody else's: without programs, libraries and maps of
+            files, which belong to the page cache.
     """
 
     cpu_s: float
     rss_bytes: int
     peak_rss_bytes: int
+    private_bytes: int
 
 
 class Child:
@@ -234,10 +237,16 @@ def parse_usage(stat: str, status: str) -> Usage:
     sizes = {
         key: int(value.split()[0]) * 1_024
         for key, _, value in (line.partition(":") for line in status.splitlines())
-        if key in ("VmRSS", "VmHWM")
+        if key
+        in (
+            "VmRSS",
+            "VmHWM",
+            "RssAnon",
+        )
     }
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
-    return Usage(cpu_s, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
+    rss = sizes.get("VmRSS", 0)
+    return Usage(cpu_s, rss, sizes.get("VmHWM", 0), sizes.get("RssAnon", rss))
 
 
 def _begin(signals: set[signal.Signals | int]) -> None:

@@ -78,7 +78,7 @@ from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.process_memory import resident_bytes
+from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 from mqmesh.transport.server import CommandServer, Handler
 from mqmesh.transport.sockets import Context, zmq_endpoint
 
@@ -584,6 +584,7 @@ class BrokerServer:
             "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
             "pid": str(os.getpid()),
             "rss_bytes": str(resident_bytes()),
+            "private_bytes": str(anonymous_bytes()),
             "connections": str(server.peer_count),
             "requests_total": str(server.requests),
             "malformed_frames_total": str(server.malformed_frames),
