@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "dlq": ("dlq", "dlq"),
     "store": ("store", "store"),
     "snapshot": ("snapshot", "snapshot"),
+    "archive": ("archive", "archive"),
     "tx": ("tx", "tx"),
     "namesrv": ("serve", "namesrv"),
     "broker": ("serve", "broker"),

@@ -7,7 +7,7 @@ Layout of the directory, also in ``docs/storage-format.md``::
     index/<20 digits>.sealed/ the index of a segment: data.mdb and seal
     index/<20 digits>.live/   a copy of one that was still being filled: data.mdb
     config/*.json             topics, consumer groups and their offsets
-    store-key                 by what the store knows its own records: keep it secret
+    store-key                 what proves records to be the store's: a secret, mode 0600
     queue-table               bounds of queues, deleted topics, last batches of producers
     log-beginning             where retention had let the log begin
 
@@ -30,6 +30,7 @@ import msgspec
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import ConfigError, CorruptRecord, StorageError
+from mqmesh.message import check_group
 from mqmesh.storage.atomic_file import storage_error
 from mqmesh.storage.segments import Segment
 from mqmesh.units import MAX_OFFSET, MIB
@@ -56,9 +57,8 @@ _FORMS: Final = {
     FileKind.SEGMENT: re.compile(r"commitlog/\d{20}\Z"),
     FileKind.INDEX: re.compile(r"index/\d{20}\.(sealed/(data\.mdb|seal)|live/data\.mdb)\Z"),
     FileKind.CONFIG: re.compile(r"config/[a-z_]{1,64}\.json\Z"),
-    FileKind.STATE: re.compile(r"(store-key|queue-table|log-beginning)\Z"),
+    FileKind.STATE: re.compile(r"(queue-table|log-beginning|store-key(\.copy)?)\Z"),
 }
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}\Z")
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 _Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Text = Annotated[str, msgspec.Meta(max_length=255)]
@@ -209,8 +209,10 @@ def _check(directory: Path, manifest: Manifest) -> None:
             f"{manifest.end_offset}, its segments from {start} to {end}"
             f"{', and some overlap' if overlap else ''}"
         )
-    if not _NAME.match(manifest.broker_name):
-        raise CorruptRecord(f"{directory / MANIFEST} names a broker {manifest.broker_name!r}")
+    try:
+        check_group(manifest.broker_name)
+    except ConfigError as error:
+        raise CorruptRecord(f"{directory / MANIFEST} names no broker: {error}") from error
 
 
 def _check_file(directory: Path, file: SnapshotFile) -> None:

@@ -16,6 +16,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,7 @@ from mqmesh.storage.snapshot import (
     is_sound,
     load_manifest,
 )
+from mqmesh.storage.store_key import NAMES as SECRETS
 from mqmesh.units import MIB
 
 INDEX_DIRECTORY: Final = "index"
@@ -54,7 +56,7 @@ _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
 _LIVE: Final = re.compile(r"\d{20}\.live\Z")
 _DOCUMENT: Final = re.compile(r"[a-z_]{1,64}\.json\Z")
-_STATE_FILES: Final = ("store-key", "queue-table", "log-beginning")
+_STATE_FILES: Final = ("queue-table", "log-beginning", *SECRETS)
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 _NO_COPY_CALL: Final = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
@@ -108,7 +110,7 @@ def begin_snapshot(
     new = root / (name + UNFINISHED)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(root, name.partition(".")[0])
+        remove_unfinished(root, _broker_of(name))
         last = max(
             (p for p in (store / "commitlog").iterdir() if _SEGMENT.match(p.name)), default=None
         )
@@ -143,8 +145,13 @@ def remove_unfinished(root: Path, broker_name: str) -> None:
         broker_name: Whose.
     """
     for path in root.glob(f"*{UNFINISHED}"):
-        if path.name.partition(".")[0] == broker_name:
+        if _broker_of(path.name) == broker_name:
             abandon_snapshot(path)
+
+
+def _broker_of(name: str) -> str:
+    """The broker in ``<broker>.<UTC time>.<position>``; a broker's name may have dots, too."""
+    return name.removesuffix(UNFINISHED).rsplit(".", 2)[0]
 
 
 def abandon_snapshot(new: Path) -> None:
@@ -262,11 +269,14 @@ def _sealed_checksum(path: Path) -> int | None:
 
 
 def _listing(new: Path, path: Path, kind: FileKind, checksum: int | None = None) -> SnapshotFile:
+    if checksum is None and path.name not in SECRETS:
+        checksum = checksum_of(path)
     return SnapshotFile(
         path=path.relative_to(new).as_posix(),
         size=path.stat().st_size,
         kind=kind,
-        crc32=checksum_of(path) if checksum is None else checksum,
+        # The manifest may be read by others, so it tells nothing of a secret.
+        crc32=checksum,
     )
 
 
@@ -274,7 +284,7 @@ def _remove_older(newest: Path, broker_name: str, keep: int) -> None:
     found = []
     for path in newest.parent.iterdir():
         # Names are <broker>.<UTC time>.<position>, so their order is that of their times.
-        if path.name.partition(".")[0] == broker_name and (path / MANIFEST).is_file():
+        if _broker_of(path.name) == broker_name and (path / MANIFEST).is_file():
             found.append(path)
     for path in sorted(found, key=lambda path: path.name)[:-keep]:
         if path != newest:
@@ -411,12 +421,19 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path, size: int | None = None) -> None:
-    """Copies a file, or its first bytes, durably; nobody may read the copy who may not read it."""
-    with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
-        os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
+    """Copies a file, or its first bytes, durably; who may read it stays the same."""
+    with (
+        open(source, "rb", buffering=0) as old,
+        open(target, "xb", buffering=0, opener=_private) as new,
+    ):
+        os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode))
         size = os.fstat(old.fileno()).st_size if size is None else size
         _copy_bytes(old.fileno(), new.fileno(), size)
         os.fsync(new.fileno())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _copy_bytes(source: int, target: int, size: int) -> None:

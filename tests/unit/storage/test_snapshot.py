@@ -141,7 +141,7 @@ def test_what_is_no_manifest_is_refused(taken, text):
 
 def test_a_broker_name_that_could_be_a_path_is_refused(taken):
     change(taken[0], lambda document: document.update(broker_name="../x"))
-    with pytest.raises(CorruptRecord, match="names a broker"):
+    with pytest.raises(CorruptRecord, match="names no broker"):
         load_manifest(taken[0])
 
 

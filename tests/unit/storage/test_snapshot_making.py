@@ -261,6 +261,38 @@ def test_only_the_newest_snapshots_of_a_broker_are_kept(files, tmp_path):
     ]
 
 
+def test_brokers_with_dots_in_their_names_do_not_remove_snapshots_of_each_other(files, tmp_path):
+    store = files.open()
+    put_bodies(store, ["one"])
+    for broker_name in ("eu", "eu.1", "eu.2"):
+        for number in range(2):
+            snapshot_of(
+                files,
+                store,
+                tmp_path,
+                name=f"{broker_name}.{number}.0",
+                broker_name=broker_name,
+                keep=1,
+            )
+    names = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert names == ["eu.1.0", "eu.1.1.0", "eu.2.1.0"]
+
+
+def test_a_secret_stays_one_and_the_manifest_tells_nothing_of_it(files, tmp_path):
+    store = files.open()
+    put_bodies(store, ["one"])
+    secret = files.directory / "store-key"
+    if not secret.exists():
+        secret.write_bytes(bytes(40))
+    secret.chmod(0o600)
+    directory, manifest = snapshot_of(files, store, tmp_path)
+    restore_snapshot(directory, tmp_path / "restored")
+    for path in (directory / "store-key", tmp_path / "restored" / "store-key"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.read_bytes() == secret.read_bytes()
+    assert [file.crc32 for file in manifest.files if file.path == "store-key"] == [None]
+
+
 def test_a_copy_of_a_snapshot_is_a_snapshot(files, tmp_path):
     store = files.open()
     put_bodies(store, bodies(50))

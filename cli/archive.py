@@ -1,0 +1,520 @@
+"""`mqmesh archive`: messages kept beyond their time in a broker, and questions about them."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from mqmesh.clock import SystemClock
+from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.logs import one_line
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.storage.snapshot import delete_snapshot
+
+from .consume import parse_time
+from .interrupt import Interrupt
+from .options import json_option, namesrv_option
+from .render import print_json, print_table
+
+SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+SHOWN_BODY: Final = 200
+
+_archive = click.argument("archive", metavar="ARCHIVE")
+_to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="The archive.")
+
+
+def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--jars", type=click.Path(path_type=Path), help="Delta Lake's jars."),
+        click.option("--memory", default="1g", show_default=True, help="Java's heap."),
+        click.option("--cores", default=2, type=click.IntRange(1), show_default=True),
+        click.option("--master", default="", help="A Spark cluster, e.g. spark://host:7077."),
+    ):
+        function = option(function)
+    return function
+
+
+def _ingest_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--on-damage",
+            type=click.Choice(["fail", "skip"]),
+            default="fail",
+            show_default=True,
+            help="What to do about damaged stretches of the log.",
+        ),
+        click.option("--allow-gap", is_flag=True, help="Go on where retention was quicker."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group()
+def archive() -> None:
+    """Keep messages in Delta Lake tables, and ask them by SQL.
+
+    \b
+    Examples:
+      mqmesh snapshot create broker-a
+      mqmesh archive ingest mqmesh-data/snapshots/broker-a.* --to archive
+      mqmesh archive status archive
+      mqmesh archive find archive --topic orders --key 4711
+      mqmesh archive sql archive "select topic, count(*) from messages group by topic"
+    """
+
+
+@archive.command()
+@click.argument("snapshots", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_to
+@click.option("--as", "name", default="", help="Name of the broker in the archive.")
+@_ingest_options
+@_spark_options
+@json_option
+def ingest(
+    snapshots: tuple[Path, ...],
+    archive: str,
+    name: str,
+    allow_gap: bool,
+    on_damage: str,
+    master: str,
+    cores: int,
+    memory: str,
+    jars: Path | None,
+    as_json: bool,
+) -> int:
+    """Take SNAPSHOTS into an archive. Repeat it as you like: nothing comes twice.
+
+    \b
+    Examples:
+      mqmesh archive ingest mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711 --to archive
+    """
+    work = _module("ingest")
+    spark = _session(master, cores, memory, jars)
+    try:
+        for path in snapshots:
+            report = work.ingest(
+                spark, str(path), archive, name=name, allow_gap=allow_gap, on_damage=on_damage
+            )
+            _show_ingest(report, as_json)
+    finally:
+        spark.stop()
+    return ExitCode.OK
+
+
+def _show_ingest(report: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    size = report.to_offset - report.from_offset
+    what = f"{size:,} bytes of log, now at {report.to_offset}" if size else "nothing new"
+    gap = f"; {report.gap_before:,} bytes before are missing" if report.gap_before else ""
+    print(f"{report.snapshot}: {what}{gap}", flush=True)
+
+
+@archive.command()
+@_archive
+@json_option
+def status(archive: str, as_json: bool) -> int:
+    """Print how far an archive has come, what is missing in it, and what it holds.
+
+    \b
+    Examples:
+      mqmesh archive status archive
+    """
+    tables = _module("tables")
+    sources, partitions = tables.sources(archive), tables.partitions(archive)
+    if as_json:
+        print_json({"sources": sources, "partitions": partitions})
+        return ExitCode.OK
+    print_table(
+        ["broker", "store", "position", "keys to", "ingests", "missing bytes"],
+        [
+            (
+                one.broker,
+                f"{one.store_id:08x}",
+                one.position,
+                one.keys_position,
+                len(one.ingests),
+                sum(step.gap_before for step in one.gaps),
+            )
+            for one in sources
+        ],
+    )
+    print()
+    print_table(
+        ["topic", "day", "messages", "bytes", "files"],
+        [(one.topic, one.dt, one.rows, one.bytes, one.files) for one in partitions],
+    )
+    return ExitCode.OK
+
+
+@archive.command()
+@_archive
+@click.option("-t", "--topic", default="", help="Only of this topic.")
+@click.option("-k", "--key", default="", help="Only with this key.")
+@click.option("--id", "message_id", default="", help="Only with this message id.")
+@click.option("--from", "from_text", metavar="TIME", help="Stored at this time or later.")
+@click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before.")
+@click.option("-n", "--max", "most", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--body", is_flag=True, help="Print bodies alone, as they are.")
+@json_option
+def find(
+    archive: str,
+    topic: str,
+    key: str,
+    message_id: str,
+    from_text: str | None,
+    to_text: str | None,
+    most: int,
+    body: bool,
+    as_json: bool,
+) -> int:
+    """Look messages up, without Java.
+
+    \b
+    Examples:
+      mqmesh archive find archive --topic orders --key 4711
+      mqmesh archive find archive --id 0C6A9F0E5D3B7A12000000000000002A --json
+    """
+    now_ms = SystemClock().wall_ms()
+    found = _module("find").find(
+        archive,
+        topic=topic,
+        key=key,
+        message_id=message_id,
+        from_ms=None if from_text is None else parse_time(from_text, now_ms),
+        to_ms=None if to_text is None else parse_time(to_text, now_ms),
+        most=most,
+    )
+    for row in found:
+        if body:
+            sys.stdout.buffer.write(row["body"] + b"\n")
+        elif as_json:
+            print_json(plain_row(row), flush=False)
+        else:
+            text = row["body"][:SHOWN_BODY].decode("utf-8", "replace")
+            place = f"{row['broker']}/{row['topic']}/{row['queue_id']}@{row['queue_offset']}"
+            moment = row["store_timestamp"].strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+            print(one_line("  ".join([moment, place, row["message_id"], text])))
+    sys.stdout.flush()
+    return ExitCode.OK if found else ExitCode.FAILED
+
+
+def plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an archive for programs: bodies as text, else as ``body_base64``."""
+    values = dict(row)
+    values["properties"] = dict(values["properties"] or ())
+    content = values.pop("body")
+    try:
+        values["body"] = content.decode()
+    except UnicodeDecodeError:
+        values["body_base64"] = content
+    return values
+
+
+@archive.command()
+@_archive
+@click.argument("text", metavar="SELECT")
+@click.option("-n", "--max", "most", type=click.IntRange(1), default=1_000, show_default=True)
+@_spark_options
+@json_option
+def sql(
+    archive: str,
+    text: str,
+    most: int,
+    master: str,
+    cores: int,
+    memory: str,
+    jars: Path | None,
+    as_json: bool,
+) -> int:
+    """Ask the views messages, keys and ingests. It writes nothing.
+
+    \b
+    Examples:
+      mqmesh archive sql archive "select tag, count(*) from messages group by tag"
+    """
+    work = _module("maintenance")
+    spark = _session(master, cores, memory, jars)
+    try:
+        frame = work.query(spark, archive, text)
+        rows = frame.limit(most).collect()
+        if as_json:
+            for row in rows:
+                print_json({k: _plain(v) for k, v in row.asDict().items()}, flush=False)
+        else:
+            print_table(frame.columns, [[_shown(value) for value in row] for row in rows])
+    finally:
+        spark.stop()
+    return ExitCode.OK
+
+
+@archive.command()
+@_archive
+@_spark_options
+@json_option
+def verify(
+    archive: str, master: str, cores: int, memory: str, jars: Path | None, as_json: bool
+) -> int:
+    """Count all messages, and compare the table of keys with them.
+
+    \b
+    Examples:
+      mqmesh archive verify archive
+    """
+    work = _module("maintenance")
+    spark = _session(master, cores, memory, jars)
+    try:
+        report = work.verify(spark, archive)
+    finally:
+        spark.stop()
+    if as_json:
+        print_json(report)
+    else:
+        print(f"{report.rows:,} messages")
+        for gap in report.gaps:
+            print(f"missing: {gap}")
+        if report.duplicates:
+            print(f"damaged: {report.duplicates:,} messages are there twice")
+        if report.keys_missing:
+            print(f"damaged: {report.keys_missing:,} keys cannot be looked up")
+        if report.sound:
+            print("sound")
+    return ExitCode.OK if report.sound else ExitCode.FAILED
+
+
+@archive.command()
+@_archive
+@click.option("--since", default="", metavar="DAY", help="Only days from this one on.")
+@_spark_options
+@json_option
+def compact(
+    archive: str,
+    since: str,
+    master: str,
+    cores: int,
+    memory: str,
+    jars: Path | None,
+    as_json: bool,
+) -> int:
+    """Make large files of small ones, so that queries open fewer.
+
+    \b
+    Examples:
+      mqmesh archive compact archive --since 2026-03-01
+    """
+    work = _module("maintenance")
+    spark = _session(master, cores, memory, jars)
+    try:
+        done = work.compact(spark, archive, since=since)
+    finally:
+        spark.stop()
+    if as_json:
+        print_json(done)
+    else:
+        print(f"{done['files_before']:,} files became {done['files_after']:,}")
+    return ExitCode.OK
+
+
+@archive.command()
+@_archive
+@click.option("--older-than", required=True, metavar="AGE", help="As 400d; whole days go.")
+@click.option("-t", "--topic", default="", help="Only of this topic.")
+@_spark_options
+@json_option
+def expire(
+    archive: str,
+    older_than: str,
+    topic: str,
+    master: str,
+    cores: int,
+    memory: str,
+    jars: Path | None,
+    as_json: bool,
+) -> int:
+    """Forget old messages. Their files go with `mqmesh archive vacuum`.
+
+    \b
+    Examples:
+      mqmesh archive expire archive --older-than 400d
+    """
+    days = span_seconds(older_than) // SPAN_SECONDS["d"]
+    if not days:
+        raise ConfigError(f"--older-than {older_than!r}: whole days go, so write 1d or more")
+    before = (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
+    work = _module("maintenance")
+    spark = _session(master, cores, memory, jars)
+    try:
+        gone = work.expire(spark, archive, before=before, topic=topic)
+    finally:
+        spark.stop()
+    if as_json:
+        print_json({"messages": gone, "before": before})
+    else:
+        print(f"{gone:,} messages from before {before} are gone")
+    return ExitCode.OK
+
+
+@archive.command()
+@_archive
+@click.option("--older-than", default="7d", show_default=True, metavar="AGE")
+@click.option("--dry-run", is_flag=True, help="Only tell which files would go.")
+@json_option
+def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
+    """Remove files that no version of the tables needs any more.
+
+    Queries and ingests that began longer ago than AGE fail then.
+
+    \b
+    Examples:
+      mqmesh archive vacuum archive --dry-run
+    """
+    hours = span_seconds(older_than) // SPAN_SECONDS["h"]
+    if not hours:
+        raise ConfigError(f"--older-than {older_than!r}: must be 1h or more")
+    gone = _module("maintenance").vacuum(archive, hours=hours, dry_run=dry_run)
+    if as_json:
+        print_json({"files": gone, "dry_run": dry_run})
+    else:
+        for name in gone if dry_run else ():
+            print(name)
+        print(f"{len(gone):,} files {'would go' if dry_run else 'are gone'}")
+    return ExitCode.OK
+
+
+@archive.command()
+@click.option("--to", "directory", required=True, type=click.Path(path_type=Path))
+@json_option
+def jars(directory: Path, as_json: bool) -> int:
+    """Fetch Delta Lake's jars into a directory, for machines without a way out.
+
+    \b
+    Examples:
+      mqmesh archive jars --to jars
+    """
+    work = _module("maintenance")
+    spark = _session("", 1, "512m", None)
+    try:
+        names = work.copy_jars(spark, directory)
+    finally:
+        spark.stop()
+    if as_json:
+        print_json({"directory": str(directory), "jars": names})
+    else:
+        print(f"{len(names)} jars in {directory}")
+    return ExitCode.OK
+
+
+@archive.command()
+@_to
+@click.option("--broker", "brokers", multiple=True, help="Only this broker group. Repeatable.")
+@click.option("--every", default="", metavar="TIME", help="Again and again, as 1h.")
+@_ingest_options
+@_spark_options
+@namesrv_option
+@json_option
+def run(
+    archive: str,
+    brokers: tuple[str, ...],
+    every: str,
+    allow_gap: bool,
+    on_damage: str,
+    master: str,
+    cores: int,
+    memory: str,
+    jars: Path | None,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Snapshot each broker of this machine, take it into the archive, delete it again.
+
+    With --every it goes on until Ctrl-C; what fails is told, and tried again the next time.
+
+    \b
+    Examples:
+      mqmesh archive run --to archive
+      mqmesh archive run --every 1h --to archive
+    """
+    pause_s = span_seconds(every) if every else 0
+    work = _module("ingest")
+    spark = _session(master, cores, memory, jars)
+    code = ExitCode.OK
+    try:
+        with Interrupt() as interrupt:
+            while True:
+                code = ExitCode.OK
+                for broker, path in _snapshots(namesrv, brokers):
+                    try:
+                        report = work.ingest(
+                            spark, str(path), archive, allow_gap=allow_gap, on_damage=on_damage
+                        )
+                        _show_ingest(report, as_json)
+                        delete_snapshot(path)
+                    except MQMeshError as error:
+                        if not pause_s:
+                            raise
+                        code = ExitCode.FAILED
+                        click.echo(one_line(f"error: {broker}: {error}"), err=True)
+                if not pause_s or interrupt.wait(pause_s):
+                    return code
+    finally:
+        spark.stop()
+
+
+def _snapshots(namesrv: str, brokers: tuple[str, ...]) -> list[tuple[str, Path]]:
+    with AdminClient(namesrv) as admin:
+        names = brokers or tuple(sorted(one.broker_name for one in admin.cluster().brokers))
+        made = []
+        for name in names:
+            path = Path(admin.create_snapshot(name).path)
+            if not path.is_dir():
+                raise ConfigError(
+                    f"the snapshot of {name} is on its machine, in {path}; run this command there"
+                )
+            made.append((name, path))
+        return made
+
+
+def span_seconds(text: str) -> int:
+    """Seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    unit = SPAN_SECONDS.get(text[-1:], 0)
+    number = text[:-1]
+    if not unit or not (number.isascii() and number.isdecimal()) or not int(number):
+        raise ConfigError(f"{text!r} is no span of time; write 90s, 10m, 2h or 7d")
+    return int(number) * unit
+
+
+def _module(name: str) -> Any:
+    """A module of the archive, which needs packages that mqmesh itself can do without."""
+    try:
+        return importlib.import_module(f"mqmesh.spark.{name}")
+    except ImportError as error:
+        if (error.name or "").startswith("mqmesh"):
+            raise
+        raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
+
+
+def _session(master: str, cores: int, memory: str, jars: Path | None) -> Any:
+    return _module("session").session(master=master, cores=cores, memory=memory, jars=jars)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    return msgspec.to_builtins(value, builtin_types=(datetime,))
+
+
+def _shown(value: Any) -> object:
+    if isinstance(value, bytes | bytearray):
+        return one_line(bytes(value[:SHOWN_BODY]).decode("utf-8", "replace"))
+    return value if isinstance(value, int) else one_line(str(value))

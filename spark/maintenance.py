@@ -1,0 +1,264 @@
+"""Work on an archive that nobody waits for: compaction, expiry, vacuum, verification, jars."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mqmesh.errors import ConfigError, StorageError
+
+from .tables import INGESTS, KEYS, MESSAGES, open_table, require_table, sources, table_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TARGET_BYTES: Final = 256 << 20
+"""Size of the files that compaction makes."""
+_CONTENT: Final = (
+    "count(*) AS found, count(DISTINCT store_id, broker, commitlog_offset, ordinal) AS different, "
+    "coalesce(bit_xor(xxhash64(store_id, broker, commitlog_offset, ordinal, body)), 0) AS content"
+)
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What a table of messages holds, in three numbers.
+
+    Attributes:
+        rows: Messages.
+        distinct: Different places in logs that they come of.
+        content: Hash over places and bodies, in no order.
+    """
+
+    rows: int
+    distinct: int
+    content: int
+
+
+class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found.
+
+    Attributes:
+        sound: Every message is there once, and its keys can be looked up.
+        rows: Messages.
+        duplicates: Rows too many.
+        keys_missing: Keys of messages that the table of keys does not have.
+        gaps: Sentences about stretches of logs that never came in.
+    """
+
+    sound: bool
+    rows: int
+    duplicates: int
+    keys_missing: int
+    gaps: list[str]
+
+
+def content_of(spark: "SparkSession", archive: str) -> Content:
+    """Counts and hashes all messages."""
+    row = spark.sql(f"SELECT {_CONTENT} FROM {_table(archive, MESSAGES)}").collect()[0]
+    return Content(row["found"], row["different"], row["content"])
+
+
+def compact(spark: "SparkSession", archive: str, *, since: str = "") -> dict[str, int]:
+    """Makes large files of small ones; readers go on with the old ones.
+
+    Args:
+        spark: A session.
+        archive: Its directory.
+        since: Only days from this one on, ``2026-03-01``; empty for all.
+
+    Returns:
+        Files before and after, of all tables together.
+
+    Raises:
+        ConfigError: It is no archive.
+        StorageError: The messages were others afterwards; ``restore`` of Delta Lake goes back.
+    """
+    before, files = content_of(spark, archive), _files(archive)
+    spark.conf.set("spark.databricks.delta.optimize.maxFileSize", str(TARGET_BYTES))
+    where = f" WHERE dt >= '{_day(since)}'" if since else ""
+    for table in (MESSAGES, KEYS):
+        if open_table(archive, table) is not None:
+            spark.sql(f"OPTIMIZE {_table(archive, table)}{where}")
+    after = content_of(spark, archive)
+    # Somebody may have taken in more meanwhile; nothing may be less.
+    if after.rows < before.rows or (after.rows == before.rows and after != before):
+        raise StorageError(f"compaction changed {archive}: {before} became {after}")
+    return {"files_before": files, "files_after": _files(archive)}
+
+
+def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "") -> int:
+    """Forgets whole days, and their keys.
+
+    Args:
+        spark: A session.
+        archive: Its directory.
+        before: The first day to keep, ``2026-03-01``.
+        topic: Only of this topic; empty for all.
+
+    Returns:
+        Messages that went. Their files go with ``vacuum``.
+
+    Raises:
+        ConfigError: It is no archive, or the day is none.
+    """
+    require_table(archive, MESSAGES)
+    where = f"dt < '{_day(before)}'"
+    if topic:
+        where += f" AND topic = '{topic}'"
+    gone = int(
+        spark.sql(f"SELECT count(*) FROM {_table(archive, MESSAGES)} WHERE {where}").collect()[0][0]
+    )
+    if open_table(archive, KEYS) is not None:
+        # First the keys: what they lead to must be there.
+        spark.sql(f"DELETE FROM {_table(archive, KEYS)} WHERE {where}")
+    spark.sql(f"DELETE FROM {_table(archive, MESSAGES)} WHERE {where}")
+    return gone
+
+
+def vacuum(archive: str, *, hours: int, dry_run: bool) -> list[str]:
+    """Removes files that no version of the last hours needs; without Spark.
+
+    Args:
+        archive: Its directory.
+        hours: Readers and ingests that began earlier may fail; from 1.
+        dry_run: Only tell which.
+
+    Returns:
+        The files, by table.
+    """
+    require_table(archive, MESSAGES)
+    gone = []
+    for name in (MESSAGES, KEYS, INGESTS):
+        table = open_table(archive, name)
+        if table is not None:
+            removed = table.vacuum(
+                retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+            )
+            gone += [f"{name}/{path}" for path in removed]
+    return gone
+
+
+def verify(spark: "SparkSession", archive: str) -> ArchiveReport:
+    """Counts all messages and compares the keys with them."""
+    require_table(archive, MESSAGES)
+    found = content_of(spark, archive)
+    missing = 0
+    wanted = (
+        f"SELECT store_id, broker, commitlog_offset, ordinal, explode(keys) AS key "
+        f"FROM {_table(archive, MESSAGES)}"
+    )
+    if open_table(archive, KEYS) is not None:
+        there = (
+            f"SELECT store_id, broker, commitlog_offset, ordinal, key FROM {_table(archive, KEYS)}"
+        )
+        missing = spark.sql(f"SELECT count(*) FROM ({wanted} EXCEPT {there})").collect()[0][0]
+    else:
+        missing = spark.sql(f"SELECT count(*) FROM ({wanted})").collect()[0][0]
+    duplicates = found.rows - found.distinct
+    return ArchiveReport(
+        sound=not duplicates and not missing,
+        rows=found.rows,
+        duplicates=duplicates,
+        keys_missing=int(missing),
+        gaps=gaps_of(archive),
+    )
+
+
+def gaps_of(archive: str) -> list[str]:
+    """Sentences about what never came in."""
+    return [
+        f"{source.broker}: {step.gap_before:,} bytes of log before {step.from_offset}"
+        for source in sources(archive)
+        for step in source.gaps
+    ]
+
+
+def query(spark: "SparkSession", archive: str, text: str) -> Any:
+    """The answer to a query over the views ``messages``, ``keys`` and ``ingests``.
+
+    Args:
+        spark: A session.
+        archive: Its directory.
+        text: One SELECT.
+
+    Returns:
+        A data frame.
+
+    Raises:
+        ConfigError: It is no archive, or the text is no query.
+    """
+    from pyspark.errors import PySparkException
+
+    require_table(archive, MESSAGES)
+    for table in (MESSAGES, KEYS, INGESTS):
+        if open_table(archive, table) is not None:
+            frame = spark.read.format("delta").load(table_path(archive, table))
+            frame.createOrReplaceTempView(table)
+    try:
+        check_reads_only(spark, text)
+        return spark.sql(text)
+    except PySparkException as error:
+        raise ConfigError(f"Spark cannot do that: {str(error).splitlines()[0]}") from error
+
+
+def check_reads_only(spark: "SparkSession", text: str) -> None:
+    """Refuses what would write, before it is done.
+
+    Raises:
+        ConfigError: It is a command.
+    """
+    jvm: Any = spark._jvm
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    kinds = [
+        jvm.java.lang.Class.forName(f"org.apache.spark.sql.catalyst.plans.logical.{name}")
+        for name in ("Command", "ParsedStatement")
+    ]
+    todo = [plan]
+    while todo:
+        node = todo.pop()
+        if any(kind.isInstance(node) for kind in kinds):
+            raise ConfigError("archive sql writes nothing: only SELECT")
+        children = node.children()
+        todo += [children.apply(number) for number in range(children.size())]
+
+
+def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
+    """Copies the jars of a session for machines without a way out.
+
+    Args:
+        spark: A session that fetched them.
+        directory: For the jars; made if need be.
+
+    Returns:
+        Their names.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    names = []
+    for entry in spark.sparkContext.getConf().get("spark.jars", "").split(","):
+        path = Path(entry.removeprefix("file://").removeprefix("file:"))
+        if path.suffix == ".jar":
+            shutil.copyfile(path, directory / path.name)
+            names.append(path.name)
+    return sorted(names)
+
+
+def _files(archive: str) -> int:
+    tables = [open_table(archive, name) for name in (MESSAGES, KEYS)]
+    return sum(len(table.file_uris()) for table in tables if table is not None)
+
+
+def _table(archive: str, name: str) -> str:
+    path = table_path(archive, name)
+    if "`" in path:
+        raise ConfigError(f"{archive}: an archive's path may have no backtick")
+    return f"delta.`{path if '://' in path else Path(path).absolute()}`"
+
+
+def _day(text: str) -> str:
+    from datetime import date
+
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ConfigError(f"{text!r} is no day; write 2026-03-01") from None

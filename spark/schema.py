@@ -1,0 +1,183 @@
+"""Columns of messages, and how batches of the log become rows of Arrow."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from mqmesh.message import StoredMessage, format_message_id
+from mqmesh.record_batch import BatchHeader
+
+COLUMNS: Final = {
+    "topic": "string",
+    "dt": "date",
+    "broker": "string",
+    "store_id": "bigint",
+    "epoch": "bigint",
+    "queue_id": "bigint",
+    "queue_offset": "bigint",
+    "commitlog_offset": "bigint",
+    "ordinal": "int",
+    "message_id": "string",
+    "tag": "string",
+    "keys": "array<string>",
+    "properties": "map<string,string>",
+    "body": "binary",
+    "flag": "int",
+    "sharding_key": "string",
+    "born_timestamp": "timestamp",
+    "store_timestamp": "timestamp",
+    "born_host": "string",
+    "reconsume_times": "int",
+    "transaction": "boolean",
+    "physical_topic": "string",
+}
+"""Column by column its type in Spark's words. A row is one for all time by (store_id,
+commitlog_offset, ordinal), not by its message id: a retry has the id of its message."""
+
+ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "date": pa.date32(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<string>": pa.list_(pa.string()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+
+DAY_MS: Final = 86_400_000
+_TRANSACTION: Final = 12
+_COMMITTED: Final = 8
+
+
+def ddl(columns: Sequence[str]) -> str:
+    """Spark's description of some columns."""
+    return ", ".join(f"`{name}` {COLUMNS[name]}" for name in columns)
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Arrow's description of some columns."""
+    return pa.schema([(name, ARROW_TYPES[COLUMNS[name]]) for name in columns])
+
+
+class Rows:
+    """Messages on their way to becoming rows: lists of values, a column each."""
+
+    def __init__(self, columns: Sequence[str], schema: pa.Schema, *, broker: str) -> None:
+        """Starts empty.
+
+        Args:
+            columns: Names out of ``COLUMNS``.
+            schema: Of the record batches, the same columns.
+            broker: Value of the column ``broker``.
+        """
+        self._columns = list(columns)
+        self._schema = schema
+        self._broker = broker
+        self._values: dict[str, list[Any]] = {name: [] for name in self._columns}
+        self.count = 0
+
+    def add(self, header: BatchHeader, messages: Sequence[StoredMessage]) -> None:
+        """Takes in messages of one batch."""
+        if not messages:
+            return
+        self.count += len(messages)
+        for name in self._columns:
+            many = _PER_MESSAGE.get(name)
+            if many is not None:
+                self._values[name] += many(header, messages)
+            elif name == "broker":
+                self._values[name] += [self._broker] * len(messages)
+            else:
+                self._values[name] += [_PER_BATCH[name](header, messages[0])] * len(messages)
+
+    def take(self) -> pa.RecordBatch:
+        """All rows, which are forgotten here."""
+        arrays = [
+            _array(COLUMNS[name], self._values[name], self._schema.field(name).type)
+            for name in self._columns
+        ]
+        for values in self._values.values():
+            values.clear()
+        self.count = 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _array(kind: str, values: list[Any], wanted: pa.DataType) -> pa.Array:
+    if kind == "timestamp":
+        return pa.array(values, pa.int64()).cast(wanted)
+    if kind == "date":
+        return pa.array(values, pa.int32()).cast(wanted)
+    if kind == "map<string,string>":
+        return _maps(values, wanted)
+    return pa.array(values, wanted)
+
+
+def _maps(values: list[dict[str, str] | None], wanted: pa.DataType) -> pa.Array:
+    offsets = [0]
+    names: list[str] = []
+    texts: list[str] = []
+    for properties in values:
+        if properties:
+            names += properties.keys()
+            texts += properties.values()
+        offsets.append(len(names))
+    built = pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), pa.array(names, pa.string()), pa.array(texts, pa.string())
+    )
+    return built.cast(wanted) if built.type != wanted else built
+
+
+Messages = Sequence[StoredMessage]
+
+_PER_MESSAGE: Final[dict[str, Callable[[BatchHeader, Messages], list[Any]]]] = {
+    "topic": lambda header, some: [one.topic for one in some],
+    "queue_offset": lambda header, some: [one.queue_offset for one in some],
+    "ordinal": lambda header, some: [one.queue_offset - header.base_queue_offset for one in some],
+    "message_id": lambda header, some: [
+        format_message_id(
+            header.producer_id,
+            header.first_sequence + one.queue_offset - header.base_queue_offset,
+        )
+        for one in some
+    ],
+    "tag": lambda header, some: [one.tag for one in some],
+    "keys": lambda header, some: [one.keys for one in some],
+    "properties": lambda header, some: [one.properties for one in some],
+    "body": lambda header, some: [one.body for one in some],
+    "flag": lambda header, some: [one.flag for one in some],
+    "sharding_key": lambda header, some: [one.sharding_key for one in some],
+    "reconsume_times": lambda header, some: [
+        one.reconsume_times if one.properties else 0 for one in some
+    ],
+}
+
+_PER_BATCH: Final[dict[str, Callable[[BatchHeader, StoredMessage], Any]]] = {
+    "dt": lambda header, one: header.store_timestamp // DAY_MS,
+    "store_id": lambda header, one: header.store_id,
+    "epoch": lambda header, one: header.epoch,
+    "queue_id": lambda header, one: header.queue_id,
+    "commitlog_offset": lambda header, one: header.commitlog_offset,
+    "born_timestamp": lambda header, one: header.born_timestamp * 1_000,
+    "store_timestamp": lambda header, one: header.store_timestamp * 1_000,
+    "born_host": lambda header, one: one.info.born_host,
+    "transaction": lambda header, one: header.attributes & _TRANSACTION == _COMMITTED,
+    "physical_topic": lambda header, one: one.info.topic,
+}
+
+
+def batched(rows: Rows, most_rows: int, parts: Iterator[None]) -> Iterator[pa.RecordBatch]:
+    """Record batches of about so many rows.
+
+    Args:
+        rows: Gets rows whenever ``parts`` is resumed.
+        most_rows: Rows with which a batch is full.
+        parts: Adds a batch of the log each time.
+    """
+    for _ in parts:
+        if rows.count >= most_rows:
+            yield rows.take()
+    if rows.count:
+        yield rows.take()

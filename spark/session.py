@@ -1,0 +1,106 @@
+"""A Spark session with what mqmesh needs: Java, Delta Lake, times in UTC, filters pushed down."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mqmesh.errors import ConfigError
+
+from .jars import delta_package, jar_files
+from .java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BLOOM: Final = "spark.hadoop.parquet.bloom.filter.enabled#message_id"
+
+_log = logging.getLogger(__name__)
+
+_SETTINGS: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The default of 50 tasks a commit costs seconds on one machine.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # INT96, the default, has no statistics: a query by time would read everything.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    BLOOM: "true",
+    "spark.hadoop.parquet.bloom.filter.adaptive.enabled": "true",
+    "spark.hadoop.parquet.page.row.count.limit": "2000",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def session(
+    *,
+    master: str = "",
+    memory: str = "1g",
+    cores: int = 2,
+    jars: str | Path | None = None,
+    name: str = "mqmesh",
+    extra: Mapping[str, str] | None = None,
+) -> "SparkSession":
+    """A Spark session, or the one that is running, for snapshots and the archive.
+
+    Args:
+        master: Of a Spark cluster, as ``spark://host:7077``; empty for this machine alone.
+        memory: Heap of the driver, as Java writes sizes.
+        cores: Tasks at a time on this machine, from 1; not used with ``master``.
+        jars: Directory with Delta Lake's jars; None has Spark fetch them from Maven Central, once.
+        name: Of the application.
+        extra: Further settings of Spark; they win over those made here.
+
+    Raises:
+        ConfigError: Java, pyspark or Delta Lake is missing.
+    """
+    try:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
+    if SparkSession.getActiveSession() is None:
+        os.environ["JAVA_HOME"] = str(find_java().home)
+    # Else workers run whatever python3 is on PATH, which may not have mqmesh.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name).master(master or f"local[{cores}]")
+    settings = dict(_SETTINGS)
+    if not master:
+        settings |= {
+            "spark.driver.memory": memory,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(max(cores, 1)),
+            "spark.default.parallelism": str(max(cores, 1)),
+        }
+    if jars is None:
+        settings["spark.jars.packages"] = delta_package()
+    else:
+        settings["spark.jars"] = ",".join(str(path) for path in jar_files(Path(jars)))
+    settings |= dict(extra or {})
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    if jars is None and not _has_jars():
+        _log.warning(
+            "fetching %s from Maven Central, once (`mqmesh archive jars` keeps them for machines "
+            "without a way out)",
+            delta_package(),
+        )
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise ConfigError(f"Spark does not start: {error}") from error
+
+
+def _has_jars() -> bool:
+    package = delta_package().replace(":", "_")
+    return any(
+        (Path.home() / cache / "jars" / f"{package}.jar").exists()
+        for cache in (".ivy2", ".ivy2.5.2")
+    )

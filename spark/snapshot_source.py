@@ -1,0 +1,236 @@
+"""Spark's data source ``mqmesh`` on snapshots."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from mqmesh.errors import ConfigError
+from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.units import MAX_TIMESTAMP_MS
+
+from .schema import COLUMNS, DAY_MS, Rows, arrow_schema, batched, ddl
+from .selection import RANGE_BYTES, Selection, Task, plan, read_task
+
+MAX_ROWS: Final = 8_000
+"""Rows of a record batch; more gain nothing."""
+_MOST_ROWS: Final = 1_000_000
+
+
+@dataclass
+class SnapshotPart(InputPartition):
+    """A task of a reader; None of one that has nothing to read."""
+
+    task: Task | None = None
+
+
+class SnapshotReader(DataSourceReader):
+    """Reads snapshots; everything that a task needs is in its partition or set at the start."""
+
+    def __init__(self, schema: StructType, options: dict[str, str]) -> None:
+        """Reads the options.
+
+        Args:
+            schema: Wanted columns.
+            options: As the user gave them.
+
+        Raises:
+            ConfigError: One is wrong.
+        """
+        self.columns = list(schema.names)
+        unknown = [name for name in self.columns if name not in COLUMNS]
+        if unknown:
+            raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
+        self.paths = _words(options.get("path"))
+        if not self.paths:
+            raise ConfigError("a snapshot is read by .load(path), or by the option path")
+        self.wanted = selection_of(options)
+        self.most_rows = _number(options, "maxRowsPerBatch", MAX_ROWS, 1, _MOST_ROWS)
+        self.range_bytes = _number(options, "rangeBytes", RANGE_BYTES, 1, 1 << 40)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One a range of the log, or places that the index knows."""
+        tasks = [
+            task
+            for path in self.paths
+            for task in plan(path, self.wanted, range_bytes=self.range_bytes)
+        ]
+        # An empty list would become a partition that is None.
+        return [SnapshotPart(task) for task in tasks] or [SnapshotPart(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        assert isinstance(partition, SnapshotPart)
+        if partition.task is None:
+            return
+        snapshot = Snapshot(Path(partition.task.path))
+        rows = Rows(self.columns, arrow_schema(self.columns), broker=snapshot.manifest.broker_name)
+
+        def parts(task: Task) -> Iterator[None]:
+            for header, messages in read_task(snapshot, task, self.wanted):
+                rows.add(header, messages)
+                yield
+
+        yield from batched(rows, self.most_rows, parts(partition.task))
+
+
+class PushdownReader(SnapshotReader):
+    """As ``SnapshotReader``, and looks at the filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Narrows what is read; Spark checks every filter again, since topics may be beginnings."""
+        for one in filters:
+            attribute: tuple[str, ...] = getattr(one, "attribute", ())
+            if len(attribute) == 1:
+                self.wanted = _narrowed(self.wanted, attribute[0], one)
+            yield one
+
+
+def _narrowed(wanted: Selection, column: str, one: Filter) -> Selection:
+    values = None
+    if isinstance(one, EqualTo):
+        values = (one.value,)
+    elif isinstance(one, In):
+        values = tuple(one.value)
+    if values is not None and column == "physical_topic" and not wanted.topics:
+        return replace(wanted, topics=tuple(str(value) for value in values))
+    if values is not None and column == "message_id" and wanted.message_ids is None:
+        return replace(wanted, message_ids=tuple(str(value) for value in values))
+    if column == "topic" and values is not None and not wanted.topics:
+        # Retries have the topic that the message was sent to, and stand in another.
+        return (
+            wanted
+            if wanted.include_system
+            else replace(wanted, topics=tuple(str(value) for value in values))
+        )
+    if column in ("store_timestamp", "dt"):
+        return _between(wanted, one)
+    return wanted
+
+
+def _between(wanted: Selection, one: Filter) -> Selection:
+    low, high = 0, MAX_TIMESTAMP_MS
+    value = getattr(one, "value", None)
+    if not isinstance(value, date):
+        return wanted
+    first, last = _span(value)
+    if isinstance(one, EqualTo):
+        low, high = first, last
+    elif isinstance(one, GreaterThan | GreaterThanOrEqual):
+        low = first
+    elif isinstance(one, LessThan | LessThanOrEqual):
+        high = last
+    return replace(wanted, from_ms=max(wanted.from_ms, low), to_ms=min(wanted.to_ms, high))
+
+
+def _span(value: date) -> tuple[int, int]:
+    """First and last ms that a time of microseconds, or a day, may stand for."""
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        ms = int(moment.timestamp() * 1_000)
+        return ms - 1, ms + 1
+    start = int(datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp() * 1_000)
+    return start, start + DAY_MS - 1
+
+
+class MqmeshDataSource(DataSource):
+    """Messages of snapshots as rows; the options stand in ``docs/archive.md``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``spark.read.format`` is given."""
+        return "mqmesh"
+
+    def schema(self) -> str:
+        """All columns, or those of the option ``columns``."""
+        columns = _words(self.options.get("columns")) or list(COLUMNS)
+        unknown = [name for name in columns if name not in COLUMNS]
+        if unknown:
+            raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
+        return ddl(columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader; one that looks at filters only where the user's session passes them on."""
+        kind = PushdownReader if _flag(self.options, "pushdown") else SnapshotReader
+        return kind(schema, self.options)
+
+
+def selection_of(options: Any) -> Selection:
+    """What the options of a reader select.
+
+    Raises:
+        ConfigError: One is wrong.
+    """
+    message_ids = _words(options.get("messageId"))
+    return Selection(
+        topics=tuple(_words(options.get("topics"))),
+        include_system=_flag(options, "includeSystem"),
+        key=options.get("key") or "",
+        message_ids=tuple(message_ids) or None,
+        from_ms=time_ms(options.get("from"), 0),
+        to_ms=time_ms(options.get("to"), MAX_TIMESTAMP_MS),
+        from_offset=_number(options, "fromOffset", 0, 0, 1 << 62),
+        to_offset=_number(options, "toOffset", 1 << 62, 0, 1 << 62),
+        on_damage=options.get("onDamage") or "fail",
+    )
+
+
+def time_ms(text: str | None, default: int) -> int:
+    """A time as ms since 1970, or in ISO form, UTC where it says nothing else.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not text:
+        return default
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no time; write 2026-03-01T12:00Z, or ms since 1970"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1_000)
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _flag(options: Any, name: str) -> bool:
+    text = (options.get(name) or "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"option {name} is {text!r}; it may be 'true' or 'false'")
+    return text == "true"
+
+
+def _number(options: Any, name: str, default: int, low: int, high: int) -> int:
+    text = options.get(name)
+    if not text:
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"option {name} is {text!r}; it may be {low} to {high}")
+    return number
