@@ -1,6 +1,5 @@
 """`mqmesh archive`: messages kept beyond their time in a broker, and questions about them."""
 
-import importlib
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -15,14 +14,15 @@ from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.storage.snapshot import delete_snapshot
 
+from .archive_export import export
+from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds
 from .consume import parse_time
-from .interrupt import Interrupt
 from .options import json_option, namesrv_option
 from .render import print_json, print_table
 
-SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SHOWN_BODY: Final = 200
 
 _archive = click.argument("archive", metavar="ARCHIVE")
@@ -69,6 +69,9 @@ def archive() -> None:
     """
 
 
+archive.add_command(export)
+
+
 @archive.command()
 @click.argument("snapshots", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_to
@@ -94,7 +97,7 @@ def ingest(
     Examples:
       mqmesh archive ingest mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711 --to archive
     """
-    work = _module("ingest")
+    work = archive_module("ingest")
     spark = _session(master, cores, memory, jars)
     try:
         for path in snapshots:
@@ -127,7 +130,7 @@ def status(archive: str, as_json: bool) -> int:
     Examples:
       mqmesh archive status archive
     """
-    tables = _module("tables")
+    tables = archive_module("tables")
     sources, partitions = tables.sources(archive), tables.partitions(archive)
     if as_json:
         print_json({"sources": sources, "partitions": partitions})
@@ -183,7 +186,7 @@ def find(
       mqmesh archive find archive --id 0C6A9F0E5D3B7A12000000000000002A --json
     """
     now_ms = SystemClock().wall_ms()
-    found = _module("find").find(
+    found = archive_module("find").find(
         archive,
         topic=topic,
         key=key,
@@ -204,18 +207,6 @@ def find(
             print(one_line("  ".join([moment, place, row["message_id"], text])))
     sys.stdout.flush()
     return ExitCode.OK if found else ExitCode.FAILED
-
-
-def plain_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of an archive for programs: bodies as text, else as ``body_base64``."""
-    values = dict(row)
-    values["properties"] = dict(values["properties"] or ())
-    content = values.pop("body")
-    try:
-        values["body"] = content.decode()
-    except UnicodeDecodeError:
-        values["body_base64"] = content
-    return values
 
 
 @archive.command()
@@ -240,7 +231,7 @@ def sql(
     Examples:
       mqmesh archive sql archive "select tag, count(*) from messages group by tag"
     """
-    work = _module("maintenance")
+    work = archive_module("maintenance")
     spark = _session(master, cores, memory, jars)
     try:
         frame = work.query(spark, archive, text)
@@ -268,7 +259,7 @@ def verify(
     Examples:
       mqmesh archive verify archive
     """
-    work = _module("maintenance")
+    work = archive_module("maintenance")
     spark = _session(master, cores, memory, jars)
     try:
         report = work.verify(spark, archive)
@@ -309,7 +300,7 @@ def compact(
     Examples:
       mqmesh archive compact archive --since 2026-03-01
     """
-    work = _module("maintenance")
+    work = archive_module("maintenance")
     spark = _session(master, cores, memory, jars)
     try:
         done = work.compact(spark, archive, since=since)
@@ -348,7 +339,7 @@ def expire(
     if not days:
         raise ConfigError(f"--older-than {older_than!r}: whole days go, so write 1d or more")
     before = (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
-    work = _module("maintenance")
+    work = archive_module("maintenance")
     spark = _session(master, cores, memory, jars)
     try:
         gone = work.expire(spark, archive, before=before, topic=topic)
@@ -378,7 +369,7 @@ def vacuum(archive: str, older_than: str, dry_run: bool, as_json: bool) -> int:
     hours = span_seconds(older_than) // SPAN_SECONDS["h"]
     if not hours:
         raise ConfigError(f"--older-than {older_than!r}: must be 1h or more")
-    gone = _module("maintenance").vacuum(archive, hours=hours, dry_run=dry_run)
+    gone = archive_module("maintenance").vacuum(archive, hours=hours, dry_run=dry_run)
     if as_json:
         print_json({"files": gone, "dry_run": dry_run})
     else:
@@ -398,7 +389,7 @@ def jars(directory: Path, as_json: bool) -> int:
     Examples:
       mqmesh archive jars --to jars
     """
-    work = _module("maintenance")
+    work = archive_module("maintenance")
     spark = _session("", 1, "512m", None)
     try:
         names = work.copy_jars(spark, directory)
@@ -442,7 +433,7 @@ def run(
       mqmesh archive run --every 1h --to archive
     """
     pause_s = span_seconds(every) if every else 0
-    work = _module("ingest")
+    work = archive_module("ingest")
     spark = _session(master, cores, memory, jars)
     code = ExitCode.OK
     try:
@@ -481,31 +472,8 @@ def _snapshots(namesrv: str, brokers: tuple[str, ...]) -> list[tuple[str, Path]]
         return made
 
 
-def span_seconds(text: str) -> int:
-    """Seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    unit = SPAN_SECONDS.get(text[-1:], 0)
-    number = text[:-1]
-    if not unit or not (number.isascii() and number.isdecimal()) or not int(number):
-        raise ConfigError(f"{text!r} is no span of time; write 90s, 10m, 2h or 7d")
-    return int(number) * unit
-
-
-def _module(name: str) -> Any:
-    """A module of the archive, which needs packages that mqmesh itself can do without."""
-    try:
-        return importlib.import_module(f"mqmesh.spark.{name}")
-    except ImportError as error:
-        if (error.name or "").startswith("mqmesh"):
-            raise
-        raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
-
-
 def _session(master: str, cores: int, memory: str, jars: Path | None) -> Any:
-    return _module("session").session(master=master, cores=cores, memory=memory, jars=jars)
+    return archive_module("session").session(master=master, cores=cores, memory=memory, jars=jars)
 
 
 def _plain(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""The Spark archive of closed commitlog files, installed as `mqmesh.spark`."""
+"""Snapshots as a source of Spark, and the archive; installed as `mqmesh.spark`."""

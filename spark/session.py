@@ -11,9 +11,10 @@ from mqmesh.errors import ConfigError
 
 from .jars import delta_package, jar_files
 from .java import find_java
+from .tables import MESSAGES, require_table, table_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BLOOM: Final = "spark.hadoop.parquet.bloom.filter.enabled#message_id"
 
@@ -96,6 +97,20 @@ def session(
         return builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise ConfigError(f"Spark does not start: {error}") from error
+
+
+def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
+    """The messages of an archive, for notebooks.
+
+    Args:
+        spark: A session of ``session``.
+        archive: Its directory.
+
+    Raises:
+        ConfigError: It is no archive.
+    """
+    require_table(archive, MESSAGES)
+    return spark.read.format("delta").load(table_path(archive, MESSAGES))
 
 
 def _has_jars() -> bool:

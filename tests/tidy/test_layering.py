@@ -47,6 +47,8 @@ CONFINED = {
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",
     "pyarrow": "mqmesh.spark",
+    "delta": "mqmesh.spark",
+    "deltalake": "mqmesh.spark",
 }
 
 # In a role's folder only these files may hold sockets, files, threads and clocks.

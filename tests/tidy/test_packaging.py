@@ -59,7 +59,15 @@ def test_a_folder_without_init_file_is_found():
     }
 
 
-FILES = ("setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+FILES = (
+    "pyspark_mqmesh.py",
+    "setup.cfg",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+)
 
 
 def build_wheel(project_root: Path, folder: Path, **environment: str) -> set[str]:
@@ -90,7 +98,10 @@ def compiled(names: set[str]) -> list[str]:
 def test_a_wheel_owns_the_one_name_mqmesh_and_is_typed(project_root, modules, tmp_path):
     names = build_wheel(project_root, tmp_path)
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"mqmesh"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "mqmesh",
+        "pyspark_mqmesh.py",
+    }
     assert "mqmesh/py.typed" in names
     expected = {Path(*module.split(".")).as_posix() + ".py" for module in modules}
     assert expected <= names

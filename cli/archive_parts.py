@@ -1,0 +1,43 @@
+"""What commands of the archive share."""
+
+import importlib
+from typing import Any, Final
+
+from mqmesh.errors import ConfigError
+
+SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def span_seconds(text: str) -> int:
+    """Seconds of a span of time like ``90s``, ``10m``, ``2h``, ``7d``.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    unit = SPAN_SECONDS.get(text[-1:], 0)
+    number = text[:-1]
+    if not unit or not (number.isascii() and number.isdecimal()) or not int(number):
+        raise ConfigError(f"{text!r} is no span of time; write 90s, 10m, 2h or 7d")
+    return int(number) * unit
+
+
+def archive_module(name: str) -> Any:
+    """A module of the archive, which needs packages that mqmesh itself can do without."""
+    try:
+        return importlib.import_module(f"mqmesh.spark.{name}")
+    except ImportError as error:
+        if (error.name or "").startswith("mqmesh"):
+            raise
+        raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
+
+
+def plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an archive for programs: bodies as text, else as ``body_base64``."""
+    values = dict(row)
+    values["properties"] = dict(values["properties"] or ())
+    content = values.pop("body")
+    try:
+        values["body"] = content.decode()
+    except UnicodeDecodeError:
+        values["body_base64"] = content
+    return values

@@ -1,0 +1,121 @@
+"""Messages of an archive in the order of their places, day by day; without Spark or Java."""
+
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from mqmesh.errors import ConfigError
+
+from .tables import MESSAGES, require_table
+
+ROWS_AT_ONCE: Final = 1_000
+_PLACE: Final = ["broker", "commitlog_offset", "ordinal"]
+
+
+def rows(archive: str, topic: str, since: str, until: str) -> Iterator[dict[str, Any]]:
+    """Rows of a topic, by day, broker and place.
+
+    In memory are the places of one day, about 40 bytes a message, and a thousand messages.
+
+    Args:
+        archive: Its directory.
+        topic: Of the messages.
+        since: First day, ``2026-03-01``; empty for the first there is.
+        until: Last day; empty for the last there is.
+
+    Raises:
+        ConfigError: It is no archive, or a day is none.
+    """
+    for batch in _batches(archive, topic, since, until):
+        yield from batch.to_pylist()
+
+
+def write_parquet(archive: str, topic: str, since: str, until: str, target: str) -> int:
+    """Writes rows into one file; the arguments are those of ``rows``.
+
+    Args:
+        archive: Its directory.
+        topic: Of the messages.
+        since: First day.
+        until: Last day.
+        target: Directory that gets ``<topic>.parquet``; the file must not be there.
+
+    Returns:
+        Messages that were written.
+
+    Raises:
+        ConfigError: As ``rows``, or the file is there.
+    """
+    path = Path(target) / f"{topic}.parquet"
+    if path.exists():
+        raise ConfigError(f"{path} exists already")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    writer = None
+    try:
+        for batch in _batches(archive, topic, since, until):
+            writer = writer or pq.ParquetWriter(path, batch.schema, compression="zstd")
+            writer.write_table(batch)
+            count += batch.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _batches(archive: str, topic: str, since: str, until: str) -> Iterator[pa.Table]:
+    dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
+    wanted = ds.field("topic") == topic
+    if since:
+        wanted &= ds.field("dt") >= _day(since)
+    if until:
+        wanted &= ds.field("dt") <= _day(until)
+    days = set()
+    for batch in dataset.to_batches(filter=wanted, columns=["dt"]):
+        days.update(batch.column(0).unique().to_pylist())
+    for day in sorted(days):
+        of_day = wanted & (ds.field("dt") == day)
+        places = dataset.to_table(filter=of_day, columns=_PLACE).sort_by(
+            [(name, "ascending") for name in _PLACE]
+        )
+        yield from _in_order(dataset, of_day, places)
+
+
+def _in_order(dataset: ds.Dataset, of_day: ds.Expression, places: pa.Table) -> Iterator[pa.Table]:
+    for start in range(0, places.num_rows, ROWS_AT_ONCE):
+        some = places.slice(start, ROWS_AT_ONCE)
+        first, last = some.slice(0, 1).to_pylist()[0], some.slice(some.num_rows - 1).to_pylist()[0]
+        table = dataset.to_table(filter=of_day & _not_before(first) & _not_behind(last))
+        yield table.sort_by([(name, "ascending") for name in _PLACE])
+
+
+def _not_before(place: dict[str, Any]) -> ds.Expression:
+    broker, offset, ordinal = (ds.field(name) for name in _PLACE)
+    same = (broker == place["broker"]) & (offset == place["commitlog_offset"])
+    return (
+        (broker > place["broker"])
+        | ((broker == place["broker"]) & (offset > place["commitlog_offset"]))
+        | (same & (ordinal >= place["ordinal"]))
+    )
+
+
+def _not_behind(place: dict[str, Any]) -> ds.Expression:
+    broker, offset, ordinal = (ds.field(name) for name in _PLACE)
+    same = (broker == place["broker"]) & (offset == place["commitlog_offset"])
+    return (
+        (broker < place["broker"])
+        | ((broker == place["broker"]) & (offset < place["commitlog_offset"]))
+        | (same & (ordinal <= place["ordinal"]))
+    )
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no day; write 2026-03-01") from None
