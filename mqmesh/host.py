@@ -51,24 +51,55 @@ def socket_directory() -> Path:
         # In a directory that everybody may write to, somebody may have been here first.
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise ConfigError(f"{directory} is no directory of ours; remove it") from None
+            raise ConfigError(
+                f"{directory}, the place for local sockets, is no directory of ours; remove it, "
+                "set another TMPDIR, or choose a data folder with a shorter path"
+            ) from None
         if stat.S_IMODE(found.st_mode) & 0o077:
-            raise ConfigError(f"others may enter {directory}; make it private: chmod 700") from None
+            raise ConfigError(
+                f"others may enter {directory}, the place for local sockets; make it private: "
+                "chmod 700"
+            ) from None
     return directory
 
 
-def socket_path(owner: Path) -> Path | None:
-    """Where the local socket of a store stands.
+def socket_path(owner: Path, name: str = "sock") -> Path:
+    """Where a local socket of a store stands: in its own folder, which nobody else may enter.
+
+    Where that path is too long, or its file system takes no sockets, and for who has no folder, it
+    is in ``socket_directory``.
 
     Args:
-        owner: The store's directory.
+        owner: The store's directory, held by this process; or a name of somebody without one.
+        name: Of the socket, unique in the folder.
 
     Returns:
-        A path that is the same at each start, or None if it would be too long for a socket.
+        A path that is the same at each start. No socket is there.
 
     Raises:
-        ConfigError, OSError: As ``socket_directory``.
+        ConfigError: There is no place for it; says what to do.
+        OSError: The directory cannot be made.
     """
-    name = hashlib.blake2b(str(owner.resolve()).encode(), digest_size=8).hexdigest()
-    path = socket_directory() / f"{name}.sock"
-    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else None
+    own = owner.resolve() / name
+    if owner.is_dir() and len(os.fsencode(own)) <= MAX_SOCKET_PATH_BYTES and _takes_socket(own):
+        return own
+    digest = hashlib.blake2b(str(own).encode(), digest_size=8).hexdigest()
+    path = socket_directory() / f"{digest}.sock"
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the paths {own} and {path} are too long for a local socket, {MAX_SOCKET_PATH_BYTES} "
+            "bytes at most; choose a shorter data folder or a shorter TMPDIR"
+        )
+    return path
+
+
+def _takes_socket(path: Path) -> bool:
+    try:
+        # What a process that was killed left behind, since the folder is ours now.
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+        path.unlink()
+    except OSError:
+        return False
+    return True

@@ -1,6 +1,8 @@
 """Answers commands on a ROUTER socket, and knows when a peer is gone."""
 
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -36,6 +38,7 @@ from mqmesh.transport.outbox import Outbox
 from mqmesh.transport.peers import PeerTable, is_automatic
 from mqmesh.transport.relief import Relief
 
+IPC: Final = "ipc://"
 FRAMES_PER_TICK: Final = 256
 """Requests served in one turn, so that timers and other sockets get theirs."""
 TURN_MS: Final = 5
@@ -131,6 +134,7 @@ class CommandServer:
         self._surplus: dict[int, int] = {}
         self._hung_up: dict[bytes, None] = {}
         self._log_malformed_at_ms = 0
+        self._socket_files: dict[str, int] = {}
         self._closed = False
         self.malformed_frames = 0
         self.hung_up = 0
@@ -169,7 +173,11 @@ class CommandServer:
         Raises:
             OSError: It is taken or may not be used.
         """
-        return sockets.bind(self._socket, endpoint)
+        bound = sockets.bind(self._socket, endpoint)
+        if endpoint.startswith(IPC):
+            path = endpoint.removeprefix(IPC)
+            self._socket_files[path] = os.stat(path).st_ino
+        return bound
 
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; nothing is sent for a oneway one."""
@@ -226,7 +234,16 @@ class CommandServer:
         self._outbox.close()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
+        self._remove_socket_files()
         sockets.close(self._socket, self._monitor)
+
+    def _remove_socket_files(self) -> None:
+        """Removes what ZeroMQ leaves, unless the next one who listens there has its own by now."""
+        for path, number in self._socket_files.items():
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_ino == number:
+                    os.unlink(path)
+        self._socket_files.clear()
 
     def tick(self, now_ms: int) -> None:
         """Looks after connections and memory; to be called some times a second.

@@ -67,6 +67,22 @@ def test_nobody_else_may_read_what_a_cluster_writes(up):
     assert open_to_others == []
 
 
+def test_local_sockets_are_in_the_data_folder_while_the_cluster_runs(up):
+    def sockets():
+        return sorted(
+            str(path.relative_to(cluster.folder))
+            for path in cluster.folder.rglob("*")
+            if path.is_socket()
+        )
+
+    cluster = up()
+    cluster.wait_ready()
+    assert {"broker-a/sock", "schedule-broker-a/sock"} <= set(sockets())
+    cluster.command.send_signal(signal.SIGTERM)
+    assert cluster.command.wait() == 0
+    assert sockets() == []
+
+
 def test_a_cluster_comes_up_is_healed_and_goes_down(up):
     cluster = up()
     began = time.monotonic()

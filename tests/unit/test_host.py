@@ -45,14 +45,37 @@ def test_a_link_is_not_followed(temporary):
         socket_directory()
 
 
-def test_each_store_has_its_socket_whatever_the_way_to_it(temporary, monkeypatch):
+def test_a_store_has_its_sockets_in_its_own_folder(short_tmp_path, temporary):
+    store = short_tmp_path / "store"
+    store.mkdir()
+    (store / "sock").write_text("left by one that was killed")
+    assert socket_path(store) == store / "sock"
+    assert socket_path(store, "index.sock") == store / "index.sock"
+    assert list(store.iterdir()) == []
+
+
+def test_where_that_does_not_do_the_sockets_are_in_the_temporary_directory(temporary, monkeypatch):
     monkeypatch.chdir(temporary)
+    deep = temporary / ("x" * MAX_SOCKET_PATH_BYTES)
+    deep.mkdir()
+    paths = {socket_path(deep), socket_path(deep, "index.sock"), socket_path(Path("a"))}
+    assert len(paths) == 3
+    assert {path.parent for path in paths} == {socket_directory()}
     assert socket_path(Path("a")) == socket_path(temporary / "x" / ".." / "a")
-    assert socket_path(Path("a")) != socket_path(Path("b"))
 
 
-def test_a_path_too_long_for_a_socket_is_none(temporary, monkeypatch):
+def test_a_file_system_that_takes_no_sockets_is_not_used(temporary, monkeypatch):
+    class Refusing:
+        def __init__(self, family):
+            raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("mqmesh.host.socket.socket", Refusing)
+    assert socket_path(temporary).parent == socket_directory()
+
+
+def test_without_any_place_for_a_socket_it_is_said_what_to_do(temporary, monkeypatch):
     deep = temporary / ("x" * MAX_SOCKET_PATH_BYTES)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    assert socket_path(Path("a")) is None
+    with pytest.raises(ConfigError, match="shorter data folder or a shorter TMPDIR"):
+        socket_path(Path("a"))

@@ -13,7 +13,6 @@ from typing import Any, Final
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     BrokerNotAvailable,
-    ConfigError,
     StorageError,
     StoreClosed,
     TooManyOpenFiles,
@@ -90,7 +89,7 @@ PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
 CONFIG_DIRECTORY: Final = "config"
-INDEX_DIRECTORY: Final = "index"
+INDEX_SOCKET: Final = "index.sock"
 
 _log = logging.getLogger(__name__)
 
@@ -365,15 +364,9 @@ class BrokerServer:
         config = self._config
         if not config.index.enable or config.storage.backend != "commitlog":
             return None
-        try:
-            path = socket_path(self._root / INDEX_DIRECTORY)
-        except (ConfigError, OSError) as error:
-            _log.error("no index, messages cannot be looked up by key or id: %s", error)
-            return None
-        if path is None:
-            _log.error("no index: the temporary directory's path is too long for a socket")
-            return None
-        endpoint = f"ipc://{path}"
+        # Without a place for its socket there is no start: a broker without index would only be
+        # noticed by those who miss it.
+        endpoint = f"ipc://{socket_path(self._root, INDEX_SOCKET)}"
         self._index = IndexerLink(
             start_process=lambda suspect: HelperProcess(
                 indexer_arguments(config, self._root.absolute(), endpoint, suspect=suspect)
@@ -434,15 +427,8 @@ class BrokerServer:
         if not self._config.enable_ipc:
             return ""
         assert self._server is not None
-        try:
-            path = socket_path(self._root)
-            if path is None:
-                _log.warning("no local socket: the temporary directory's path is too long")
-                return ""
-            self._server.bind(f"ipc://{path}")
-        except (ConfigError, OSError) as error:
-            _log.warning("no local socket, clients use TCP: %s", error)
-            return ""
+        path = socket_path(self._root)
+        self._server.bind(f"ipc://{path}")
         return str(path)
 
     # ---- Events ----------------------------------------------------------------------

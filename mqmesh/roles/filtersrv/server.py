@@ -175,8 +175,6 @@ class FilterServer:
         assert self._server is not None
         try:
             path = socket_path(place)
-            if path is None:
-                return ""
             self._server.bind(f"ipc://{path}")
         except (ConfigError, OSError) as error:
             _log.warning("no local socket, clients use TCP: %s", error)

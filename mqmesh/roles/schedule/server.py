@@ -96,8 +96,7 @@ class ScheduleServer:
         self._server = CommandServer(
             self._zmq, self._loop, {int(RequestCode.PING): self._ping}, lambda peer: None
         )
-        path = socket_path(self._root)
-        endpoint = self._server.bind(f"ipc://{path}" if path else "tcp://127.0.0.1:0")
+        endpoint = self._server.bind(f"ipc://{socket_path(self._root)}")
         self._link = NamesrvLink(
             self._zmq,
             self._loop,
