@@ -291,7 +291,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             64 KiB to 4 GiB; a batch takes 32 bytes, and 8 a message if their tags differ.
         max_open_files: Descriptors for reading and for consume queues, 8 to 100,000.
         max_producer_states: Pairs of producer and queue that duplicates are recognised for,
-            16 to 10,000,000, of one producer 8,192. A pair takes up to 1 KiB of memory. The ones
+            16 to 10,000,000, of one producer 8,192. A pair takes up to 2 KiB of memory. The ones
             unused for longest are forgotten.
         producer_state_min_age_ms: But not within this time after their last batch, 0 to
             3,600,000 ms: meanwhile new producers are refused when there is no room. Keep it over

@@ -16,6 +16,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import Message, MessageQueue
+from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer import Producer
@@ -218,6 +219,16 @@ def test_a_fork_closes_the_producer_in_the_child(world):
         producer.send_async(message())
     producer.close()
     producer._state = "running"  # back in the parent
+
+
+def test_a_producer_that_is_started_after_a_fork_has_a_key_of_its_own(world):
+    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr, close_timeout_ms=1)
+    world.producers.append(producer)
+    before = producer._codec.key
+    producer.on_fork()
+    producer.start()
+    assert producer._codec.key != before
+    assert producer._codec.producer_id != producer_id_of(before)
 
 
 def test_ctrl_c_in_a_synchronous_send_leaves_the_queue_usable(world, monkeypatch):
