@@ -231,7 +231,7 @@ def test_it_belongs_to_its_event_loop(world, run, make):
 
 def test_sends_under_way_end_when_it_is_closed(world, run, make):
     async def main() -> None:
-        producer = make()
+        producer = make(close_timeout_ms=1)
         await producer.start()
         await producer.send(message("0"))
         world.broker.crash()
