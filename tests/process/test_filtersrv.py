@@ -27,6 +27,7 @@ from mqmesh.errors import FilterFailed, InvalidArgument, NoPermission
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
+from mqmesh.units import GIB
 
 PATIENCE_S = 40.0
 TOPIC = "flights"
@@ -337,7 +338,7 @@ HOSTILE = {
 
 @pytest.mark.timeout(120)
 def test_hostile_filters_are_contained_and_other_groups_do_not_feel_them(own_cluster):
-    cluster = own_cluster(load_timeout_ms="5000")
+    cluster = own_cluster(load_timeout_ms="5000", max_total_worker_memory_bytes=str(16 * GIB))
     send_numbers(cluster, "t", range(100))
     plain, filtered = Collector(), Collector()
     with ExitStack() as stack:
