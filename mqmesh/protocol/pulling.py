@@ -13,6 +13,7 @@ MAX_SUSPEND_MS: Final = 30_000
 
 QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Offset = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 class ExpressionType(enum.StrEnum):
@@ -36,6 +37,9 @@ class PullStatus(enum.IntEnum):
     """Outside of the queue: the answer says where it begins and ends."""
     OFFSET_RESET = 4
     """An administrator moved the group: go on at ``next_queue_offset``, give up what is held."""
+    OFFSET_CUT = 5
+    """The broker lost messages before the offset, in the epoch of the pull: go on at
+    ``next_queue_offset``, give up what is held."""
 
 
 class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -53,6 +57,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         generation: In which the queue was claimed; 0 for none.
         verify: The answer before was damaged: check what is read, and pass what is lost.
         apart: Large batches may come in frames of their own, behind that of the response.
+        epoch: Of the log when the consumer came to this offset; 0 if it does not know.
     """
 
     group: Name
@@ -66,6 +71,7 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     generation: int = 0
     verify: bool = False
     apart: bool = False
+    epoch: Epoch = 0
 
 
 class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -77,6 +83,7 @@ class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
         min_queue_offset: First message of the queue.
         max_queue_offset: Behind the last one that consumers may see.
         suggest_broker_id: 0, or a slave to read old messages from.
+        epoch: Of the log now; the next pull carries it. 0 if the store cannot tell.
     """
 
     status: int
@@ -84,6 +91,7 @@ class PullResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     min_queue_offset: int
     max_queue_offset: int
     suggest_broker_id: int = 0
+    epoch: int = 0
 
 
 class QueueBoundsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -120,11 +128,19 @@ class OffsetResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class QueueOffsetEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A queue and an offset in it; -1 asks, or says that none is known."""
+    """A queue and an offset in it.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: Message queue.
+        queue_offset: -1 asks, or says that none is known.
+        epoch: Of the log when the offset was right; 0 if that is not known.
+    """
 
     topic: Name
     queue_id: QueueId
     queue_offset: Offset = -1
+    epoch: Epoch = 0
 
 
 class QueryConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

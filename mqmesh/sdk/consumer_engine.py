@@ -7,12 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Generic
 
-from mqmesh.errors import (
-    MQMeshError,
-    RemoteProtocolError,
-    StaleGeneration,
-    TopicNotFound,
-)
+from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleGeneration, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header
@@ -564,6 +559,7 @@ class ConsumerEngine(Generic[S]):
                 not selector.selects_all,
             ),
             generation=self.memberships.claimed(queue) if self._shares else 0,
+            epochs=self.offsets.epochs,
             on_stale=partial(self._stale, state),
             on_reset=lambda: self.offsets.forget(queue),
         )

@@ -14,16 +14,17 @@ from mqmesh.message import MessageQueue
 from mqmesh.private_files import APPEND, make_folder, open_private
 from mqmesh.sdk.offset_store import OffsetStore, OnCommitted, OnFetched
 
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     group: str
     instance_name: str
-    offsets: list[tuple[str, str, int, _Offset]]
+    offsets: list[tuple[str, str, int, _Offset, _Epoch]]
 
 
 class LocalOffsets(OffsetStore):
@@ -37,6 +38,7 @@ class LocalOffsets(OffsetStore):
 
     def __init__(self, folder: Path, group: str, instance_name: str) -> None:
         self.claiming = False
+        self.epochs = {}
         # Names never become paths.
         digest = hashlib.blake2b(f"{group}\0{instance_name}".encode(), digest_size=16).hexdigest()
         self._path = folder / f"{digest}.json"
@@ -77,7 +79,12 @@ class LocalOffsets(OffsetStore):
             raise ConfigError(f"offsets in {self._path} cannot be read: {error}") from error
         self._offsets = {
             MessageQueue(topic, broker_name, queue_id): offset
-            for topic, broker_name, queue_id, offset in document.offsets
+            for topic, broker_name, queue_id, offset, _ in document.offsets
+        }
+        # A broker may have lost what it counts while nobody was connected to it.
+        self.epochs = {
+            MessageQueue(topic, broker_name, queue_id): epoch
+            for topic, broker_name, queue_id, _, epoch in document.offsets
         }
 
     def close(self) -> None:
@@ -120,7 +127,10 @@ class LocalOffsets(OffsetStore):
             DOCUMENT_VERSION,
             self._group,
             self._instance_name,
-            [(q.topic, q.broker_name, q.queue_id, at) for q, at in sorted(self._offsets.items())],
+            [
+                (q.topic, q.broker_name, q.queue_id, at, self.epochs.get(q, 0))
+                for q, at in sorted(self._offsets.items())
+            ],
         )
         fresh = self._path.with_suffix(".new")
         with open(fresh, "wb", opener=open_private) as file:

@@ -32,6 +32,8 @@ class OffsetStore(Protocol):
     """Keeps the offsets of a group; used in the client's own thread."""
 
     claiming: bool
+    epochs: dict[MessageQueue, int]
+    """Of each queue, the epoch of its broker's log in which this member's place is right."""
 
     def open(self) -> None:
         """Makes it usable; from any thread, once.
@@ -95,6 +97,7 @@ class BrokerOffsets(OffsetStore):
         self, group: str, client_id: str, network: Network, memberships: Memberships
     ) -> None:
         self.claiming = True
+        self.epochs = {}
         self._memberships = memberships
         self._group = group
         self._client_id = client_id
@@ -108,10 +111,11 @@ class BrokerOffsets(OffsetStore):
         """Nothing to do."""
 
     def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
-        self._ask(broker_name, queues, "", on_done)
+        self._ask(broker_name, queues, "", on_done, begins=False)
 
     def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
-        self._ask(broker_name, queues, self._client_id if self.claiming else "", on_done)
+        client_id = self._client_id if self.claiming else ""
+        self._ask(broker_name, queues, client_id, on_done, begins=True)
 
     def release(self, queues: list[MessageQueue]) -> None:
         if not self.claiming:
@@ -131,7 +135,13 @@ class BrokerOffsets(OffsetStore):
                 )
 
     def _ask(
-        self, broker_name: str, queues: list[MessageQueue], client_id: str, on_done: OnFetched
+        self,
+        broker_name: str,
+        queues: list[MessageQueue],
+        client_id: str,
+        on_done: OnFetched,
+        *,
+        begins: bool,
     ) -> None:
         header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues), client_id))
 
@@ -149,6 +159,9 @@ class BrokerOffsets(OffsetStore):
                 return
             offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
             self._committed.update({q: at for q, at in offsets.items() if at >= 0})
+            for queue, one in zip(queues, found, strict=True):
+                if begins or queue not in self.epochs:
+                    self.epochs[queue] = one.epoch
             if client_id:
                 self._memberships.on_claim(queues, offsets_found.generation)
             on_done(offsets)
@@ -197,7 +210,10 @@ class BrokerOffsets(OffsetStore):
             UpdateConsumerOffsetRequest(
                 self._group,
                 self._client_id,
-                [QueueOffsetEntry(q.topic, q.queue_id, at) for q, at in offsets.items()],
+                [
+                    QueueOffsetEntry(q.topic, q.queue_id, at, self.epochs.get(q, 0))
+                    for q, at in offsets.items()
+                ],
                 self._memberships.generation(broker_name) if self.claiming else 0,
             )
         )

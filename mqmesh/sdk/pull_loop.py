@@ -130,9 +130,10 @@ class PullLoop:
         selector: Which messages are wanted.
         source: What batches must know of where they come from.
         generation: In which the queue was claimed, 0 if it was not.
+        epochs: Of each queue, the epoch in which its place is right; kept up to date.
         on_stale: Told when the queue was given to another member; the loop has ended then.
-        on_reset: Told when an administrator moved the group, or made the topic anew, before the
-            sink is moved.
+        on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
+            lost messages, before the sink is moved.
 
     Attributes:
         waiting_for_room: Call ``resume`` when the sink may have room again.
@@ -155,6 +156,7 @@ class PullLoop:
         selector: MessageSelector | None = None,
         source: PullSource | None = None,
         generation: int = 0,
+        epochs: dict[MessageQueue, int] | None = None,
         on_stale: Callable[[StaleGeneration], None] | None = None,
         on_reset: Callable[[], None] | None = None,
     ) -> None:
@@ -165,6 +167,7 @@ class PullLoop:
         self.dropped = False
         self.max_offset = -1
         self.generation = generation
+        self._epochs = {} if epochs is None else epochs
         self._on_stale = on_stale
         self._group = group
         self._sink = sink
@@ -206,6 +209,7 @@ class PullLoop:
                 self.generation,
                 self._corrupt_tries > 0,
                 apart=True,
+                epoch=self._epochs.get(self.queue, 0),
             )
         )
         self._network.request(
@@ -276,6 +280,8 @@ class PullLoop:
 
     def _receive(self, answer: PullResponse, bodies: Sequence[memoryview]) -> None:
         self.max_offset = answer.max_queue_offset
+        if answer.status != PullStatus.OFFSET_ILLEGAL:
+            self._epochs[self.queue] = answer.epoch
         if self._topic_gone and answer.status != PullStatus.OFFSET_RESET:
             self._begin_anew(answer.min_queue_offset)
             return
@@ -284,6 +290,9 @@ class PullLoop:
             return
         if answer.status == PullStatus.OFFSET_RESET:
             self.reset(answer.next_queue_offset)
+            return
+        if answer.status == PullStatus.OFFSET_CUT:
+            self._go_back(answer.next_queue_offset)
             return
         if self._beyond_end:
             self._believe(answer.min_queue_offset)
@@ -382,6 +391,21 @@ class PullLoop:
         if self._on_reset is not None:
             self._on_reset()
         self._sink.move(min_queue_offset)
+        self.restart()
+
+    def _go_back(self, offset: int) -> None:
+        # What we hold is lost at the broker, and others stand in its place, or will.
+        self._counters.offsets_moved += 1
+        _log.error(
+            "%s: the broker lost messages before offset %d, where we were; going on at %d",
+            _named(self.queue),
+            self._sink.next_offset,
+            offset,
+        )
+        self._backoff_ms = self._corrupt_tries = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(offset, by_admin=True)
         self.restart()
 
     def _wrong_offset(self, answer: PullResponse) -> None:

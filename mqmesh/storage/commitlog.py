@@ -65,6 +65,7 @@ class CommitLog:
         end: int,
         epoch: int,
         store_id: int,
+        is_marked: bool = True,
     ) -> None:
         """Takes up a log whose end was found.
 
@@ -79,6 +80,8 @@ class CommitLog:
             end: Where to go on.
             epoch: Of new records.
             store_id: Of new records.
+            is_marked: The log tells already that this epoch begins; else a marker in front of the
+                next record does.
 
         Raises:
             DiskFull: There is no segment to go on in, and none can be made.
@@ -92,7 +95,7 @@ class CommitLog:
         self.end = end
         self.epoch = epoch
         self.store_id = store_id
-        self._void_needed = False
+        self._void_needed = not is_marked
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
         self._check_at_ms = 0

@@ -446,6 +446,27 @@ class MessageStore(ABC):
     def durable_offset(self) -> CommitLogOffset:
         """Everything before this commit-log offset is on disk."""
 
+    def epoch(self) -> int:
+        """Of the log; grows whenever its end may be lost. 0 for a store that cannot tell."""
+        return 0
+
+    def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
+        """Where a queue goes on otherwise than in an epoch that somebody knows.
+
+        Args:
+            topic: Physical topic.
+            queue_id: From 0.
+            epoch: The newest that he knows, from 1.
+
+        Returns:
+            Messages at or behind this queue offset are others than in that epoch; None if it
+            lost none.
+
+        Raises:
+            CorruptRecord: The queue's entries are damaged.
+        """
+        return None
+
     def keep_from(self, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
         """Retention leaves what stands at or behind an offset, however full the disk is.
 

@@ -29,6 +29,8 @@ from mqmesh.storage.interface import (
     Wake,
 )
 from mqmesh.storage.log_beginning import LOST, NAME, read_log_beginning, write_log_beginning
+from mqmesh.storage.log_cuts import NAME as LOG_CUTS
+from mqmesh.storage.log_cuts import LogCuts
 from mqmesh.storage.log_room import LogRoom
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.page_window import PageWindow
@@ -64,6 +66,7 @@ class Parts:
     checkpointer: Checkpointer
     cleaner: Cleaner
     damage: DamageList
+    cuts: LogCuts
     clock: Clock
     recovered: Recovered
     started_clean: bool
@@ -83,6 +86,7 @@ class _Files:
     states: ProducerStates
     checkpoint_file: CheckpointFile
     damage: DamageList
+    cuts: LogCuts
     sync: Sync
     boot_id: bytes
     last_alive_ms: int | None
@@ -139,6 +143,8 @@ def _open(
     if checkpoint is None and not started_clean:
         log.error("the checkpoint is lost, the whole log is read instead")
     recovered = _recover(before, checkpoint, clock, on_progress)
+    if recovered.begins_at is not None:
+        before.cuts.add(recovered.epoch, recovered.begins_at)
     commitlog = _commitlog(before, files, chores, config, space_of, recovered)
     resources.callback(commitlog.close)
     flusher = Flusher(
@@ -174,6 +180,7 @@ def _open(
         checkpointer,
         cleaner,
         before.damage,
+        before.cuts,
         clock,
         recovered,
         started_clean,
@@ -206,6 +213,7 @@ def _commitlog(
         end=recovered.end,
         epoch=recovered.epoch,
         store_id=recovered.store_id,
+        is_marked=recovered.is_marked,
     )
 
 
@@ -280,6 +288,7 @@ def _open_files(
         ProducerStates(config.max_producer_states, config.producer_state_min_age_ms),
         CheckpointFile(checkpoint_path, sync=sync),
         DamageList(directory / "damaged-ranges"),
+        LogCuts(directory / LOG_CUTS),
         sync,
         read_boot_id(),
         last_alive_ms,

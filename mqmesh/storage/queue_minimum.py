@@ -62,6 +62,26 @@ def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
     return first != before
 
 
+def first_at_or_behind(queue: ConsumeQueue, files: OpenFiles, commitlog_offset: int) -> int:
+    """Queue offset of the first message whose batch begins at or behind a commit-log offset.
+
+    Args:
+        queue: The queue; not changed.
+        files: Descriptors of its files.
+        commitlog_offset: Where the log was cut, say.
+
+    Returns:
+        The queue's end if there is none.
+
+    Raises:
+        CorruptRecord: Entries are missing.
+        StorageError: The disk refuses to read.
+    """
+    in_files = max(queue.first, queue.written)
+    first = _first_kept(partial(queue.next_place, files), queue.first, in_files, commitlog_offset)
+    return _first_kept_of_tail(queue, first, commitlog_offset) if first == in_files else first
+
+
 def _first_kept(next_place: _Place, low: int, high: int, log_start: int) -> int:
     """Binary search over the entries in files; ``high`` if none of them leads to what is kept."""
 

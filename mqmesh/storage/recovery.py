@@ -68,6 +68,8 @@ class Recovered(msgspec.Struct, frozen=True):
         store_id: Identity of the store; a new one if neither checkpoint nor log has one.
         read_bytes: Log bytes that were checked.
         cut_bytes: Of the torn tail.
+        begins_at: Where the epoch begins, if what stood behind that is, or may be, lost; else None.
+        is_marked: The log tells so; else its next record has to.
         queues_synced_through: Consume queue files are on disk to here.
     """
 
@@ -76,6 +78,8 @@ class Recovered(msgspec.Struct, frozen=True):
     store_id: int
     read_bytes: int
     cut_bytes: int
+    begins_at: int | None
+    is_marked: bool
     queues_synced_through: int
 
 
@@ -155,23 +159,38 @@ class Recovery:
                     f"the commit log is gone: {checkpoint.synced_through} bytes were stored, and "
                     f"there is no file; put it back, or remove the whole store to start empty"
                 )
-            return Recovered(0, 1, self.store_id, 0, 0, 0)
+            return Recovered(0, 1, self.store_id, 0, 0, None, True, 0)
         try:
             end = self._rebuild(table)
         finally:
             self._scanner.close()
             self._rewriting.close()
         epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
+        begins_at = end
         cut = self._cut(end, epoch + 1)
         if cut:
-            epoch += 1
             end += MARKER_SIZE
+        # Without a torn tail, too: zeros may stand where records were that somebody has read.
+        is_new = bool(cut) or self._may_have_lost()
+        epoch += is_new
         # If the log lost its end, others will stand where the rest of it was.
         for topic, deleted_at in self._queues.deletions.items():
             self._queues.deletions[topic] = min(deleted_at, end)
         return Recovered(
-            end, epoch, self.store_id, self._read_bytes, cut, self._queues_synced_through
+            end,
+            epoch,
+            self.store_id,
+            self._read_bytes,
+            cut,
+            begins_at if is_new else None,
+            bool(cut) or not is_new,
+            self._queues_synced_through,
         )
+
+    def _may_have_lost(self) -> bool:
+        """True when records may be gone without a trace: the system died, or nobody knows."""
+        checkpoint = self._checkpoint
+        return checkpoint is None or not (checkpoint.clean or self._same_boot)
 
     @property
     def store_id(self) -> int:

@@ -7,6 +7,7 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
     store-key           proves that a record is this store's; twice
     queue-table         bounds of all queues, last batches of producers
     damaged-ranges      what is lost, if anything is
+    log-cuts            where the log lost its end
     commitlog/          the segments: the truth
     consumequeue/       derived from it
 """
@@ -61,6 +62,7 @@ from mqmesh.storage.offset_by_time import find_offset_by_time
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.opening import Parts, open_parts
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queue_minimum import first_at_or_behind
 from mqmesh.storage.queue_repair import QueueRepairs
 from mqmesh.store_check import bears_check
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
@@ -365,6 +367,19 @@ class CommitLogStore(MessageStore):
         """See ``MessageStore.durable_offset``."""
         self._check_open()
         return CommitLogOffset(self._flusher.durable_offset)
+
+    def epoch(self) -> int:
+        """See ``MessageStore.epoch``."""
+        return self._log.epoch
+
+    def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
+        """See ``MessageStore.cut_offset``."""
+        self._check_open()
+        cut = self._parts.cuts.since(epoch)
+        if cut is None:
+            return None
+        queue = self._queues.find(topic, queue_id)
+        return QueueOffset(0 if queue is None else first_at_or_behind(queue, self._files, cut))
 
     def keep_from(self, commitlog_offset: CommitLogOffset) -> None:
         """See ``MessageStore.keep_from``."""

@@ -9,6 +9,7 @@ import pytest
 
 from mqmesh.storage.checkpoint import CheckpointFile
 from mqmesh.storage.consume_queue import ENTRY_SIZE
+from mqmesh.storage.log_marker import MarkerKind, decode_marker
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
@@ -95,3 +96,92 @@ def claim_queues_synced(files: StoreFiles, commitlog_offset: int) -> None:
     assert file.newest is not None
     file.save(msgspec.structs.replace(file.newest, queues_synced_through=commitlog_offset))
     file.close()
+
+
+def cut_after(files: StoreFiles, store: CommitLogStore, kept: int, *, torn: bool) -> StoreFiles:
+    """The files of a store whose system died: of its log only the first batches are there."""
+    end = store.stats().max_commitlog_offset
+    cut = files_offset_of(store, kept)
+    after = files.copy()
+    # Torn: a bit of the first lost batch is there.
+    start = cut + (60 if torn else 0)
+    after.write(start, bytes(end - start))
+    return after
+
+
+@pytest.mark.usefixtures("another_boot")
+@pytest.mark.parametrize("torn", [False, True])
+def test_after_a_power_cut_the_store_tells_from_where_on_messages_are_others(
+    files: StoreFiles, torn: bool
+) -> None:
+    store = files.open()
+    put_bodies(store, ["kept"] * 10)
+    put_bodies(store, ["of another queue"] * 3, queue_id=1)
+    settle(store)
+    known = store.epoch()
+    put_bodies(store, ["doomed"] * 10)
+    after = cut_after(files, store, 10, torn=torn)
+    recovered = after.open()
+    assert recovered.queue_bounds("topic", 0) == (0, 10)
+    assert recovered.epoch() == known + 1
+    # Also behind a further stop, and when the queues are longer than they were.
+    for round_number in range(2):
+        put_bodies(recovered, ["new"] * 15)
+        assert recovered.cut_offset("topic", 0, known) == 10
+        assert recovered.cut_offset("topic", 1, known) == 3
+        assert recovered.cut_offset("of later", 0, known) == 0
+        assert recovered.cut_offset("topic", 0, known + 1) is None
+        assert recovered.epoch() == known + 1
+        if round_number:
+            settle(recovered)
+            assert recovered.cut_offset("topic", 0, known) == 10
+        after.close()
+        recovered = after.open()
+    assert not recovered.stats().damaged
+    after.close()
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_of_several_power_cuts_the_first_one_that_somebody_missed_counts(
+    files: StoreFiles,
+) -> None:
+    epochs = []
+    for kept in (5, 8):
+        store = files.open()
+        put_bodies(store, ["kept"] * (kept - store.queue_bounds("topic", 0)[1]))
+        settle(store)
+        epochs.append(store.epoch())
+        put_bodies(store, ["doomed"] * 4)
+        files = cut_after(files, store, kept, torn=False)
+    store = files.open()
+    put_bodies(store, ["new"] * 9)
+    assert [store.cut_offset("topic", 0, epoch) for epoch in epochs] == [5, 8]
+    assert epochs == sorted(set(epochs))
+    files.close()
+
+
+def test_the_death_of_the_process_alone_cuts_nothing_off(files: StoreFiles) -> None:
+    store = files.open()
+    put_bodies(store, ["kept"] * 10)
+    known = store.epoch()
+    recovered = files.copy().open()
+    assert recovered.epoch() == known
+    assert recovered.cut_offset("topic", 0, known) is None
+    recovered.close()
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_the_first_record_behind_a_power_cut_tells_of_the_new_epoch(files: StoreFiles) -> None:
+    """So what was pulled before, and lost without a trace, never fits its place again."""
+    store = files.open()
+    put_bodies(store, ["kept"])
+    settle(store)
+    (place,) = put_bodies(store, ["pulled"])
+    after = cut_after(files, store, 1, torn=False)
+    recovered = after.open()
+    assert recovered.stats().max_commitlog_offset == place
+    put_bodies(recovered, ["new"])
+    marker = decode_marker(after.read(place, 48))
+    assert (marker.kind, marker.epoch) == (MarkerKind.VOID, store.epoch() + 1)
+    assert deliverable(recovered) == {0: "kept", 1: "new"}
+    after.close()

@@ -4,6 +4,7 @@ Kept as a JSON document, group by topic by queue. Only groups that changed are
 encoded anew when it is saved, so many groups that rest cost nothing.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from mqmesh.errors import CorruptRecord, SystemBusy
 from mqmesh.units import QueueOffset
 
-DOCUMENT_VERSION: Final = 1
+DOCUMENT_VERSION: Final = 2
 
 _Queues = dict[int, QueueOffset]
 _Topics = dict[str, _Queues]
@@ -19,11 +20,13 @@ _Topics = dict[str, _Queues]
 
 class _Document(msgspec.Struct, frozen=True):
     version: int
+    epoch: int
     groups: dict[str, dict[str, dict[str, int]]]
 
 
 class _DocumentToSave(msgspec.Struct, frozen=True):
     version: int
+    epoch: int
     groups: dict[str, msgspec.Raw]
 
 
@@ -33,6 +36,10 @@ class ConsumerOffsets:
     Args:
         most: Offsets allowed, one a group and queue.
         busy_retry_after_ms: What clients are told to wait when there are too many.
+
+    Attributes:
+        changes: Counts changes.
+        epoch: Of the log in which all offsets are right; saved beside them.
     """
 
     def __init__(self, most: int, busy_retry_after_ms: int = 100) -> None:
@@ -42,6 +49,7 @@ class ConsumerOffsets:
         self._encoded: dict[str, msgspec.Raw] = {}
         self._count = 0
         self.changes = 0
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self._count
@@ -118,7 +126,7 @@ class ConsumerOffsets:
         for group, topics in self._groups.items():
             if group not in self._encoded:
                 self._encoded[group] = msgspec.Raw(msgspec.json.encode(topics))
-        return msgspec.json.encode(_DocumentToSave(DOCUMENT_VERSION, self._encoded))
+        return msgspec.json.encode(_DocumentToSave(DOCUMENT_VERSION, self.epoch, self._encoded))
 
     def load(self, document: bytes) -> None:
         """Takes over what ``dump`` wrote.
@@ -143,8 +151,36 @@ class ConsumerOffsets:
                 f"{DOCUMENT_VERSION}"
             )
         self._groups = groups
+        self.epoch = saved.epoch
         self._encoded.clear()
         self._count = sum(len(q) for topics in groups.values() for q in topics.values())
+
+    def bound(self, end_of: Callable[[str, int], int], epoch: int) -> int:
+        """Moves offsets back that stand behind what is there: the log lost its end.
+
+        Args:
+            end_of: Of a topic and queue, the largest offset that may be committed.
+            epoch: Of the log now; all offsets are right in it afterwards.
+
+        Returns:
+            How many were moved.
+        """
+        moved = 0
+        ends: dict[tuple[str, int], int] = {}
+        for group, topics in self._groups.items():
+            for topic, queues in topics.items():
+                for queue_id, at in queues.items():
+                    end = ends.get((topic, queue_id))
+                    if end is None:
+                        end = ends[topic, queue_id] = end_of(topic, queue_id)
+                    if at > end:
+                        queues[queue_id] = QueueOffset(end)
+                        self._note_change(group)
+                        moved += 1
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.changes += 1
+        return moved
 
     def _note_change(self, group: str) -> None:
         self._encoded.pop(group, None)

@@ -84,6 +84,28 @@ class BrokerTables:
                 _check_loss(store, is_first_life=is_first_life)
             self._savers[name] = make_saver(name, table.dump)
         self._adopt(store)
+        self._bound_offsets(store)
+
+    def _bound_offsets(self, store: MessageStore) -> None:
+        # Offsets are saved beside the log, so what they count may be lost: other messages will
+        # stand there, and must not be passed over.
+        saved_epoch = self.offsets.epoch
+
+        def end_of(topic: str, queue_id: int) -> int:
+            end = store.queue_bounds(topic, queue_id)[1]
+            if 0 < saved_epoch < store.epoch():
+                try:
+                    cut = store.cut_offset(topic, queue_id, saved_epoch)
+                except CorruptRecord as error:
+                    _log.error("queue %d of %r is damaged: %s", queue_id, topic, error)
+                    return end
+                return end if cut is None else min(end, cut)
+            return end
+
+        moved = self.offsets.bound(end_of, store.epoch())
+        if moved:
+            _log.warning("%d committed offsets stood behind the end of the log: moved back", moved)
+            self.save_offsets()
 
     def _adopt(self, store: MessageStore) -> None:
         # A crash may come between a topic's first message and the saving of the table.

@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_never_begun_anew(opened, tmp_path):
     offsets.close()
     (path,) = (tmp_path / "offsets").glob("*.json")
     good = path.read_bytes()
-    for bad in (b"", good[:-3], good.replace(b'"version":1', b'"version":9'), b"\xff\xfe"):
+    for bad in (b"", good[:-3], good.replace(b'"version":2', b'"version":9'), b"\xff\xfe"):
         path.write_bytes(bad)
         with pytest.raises(ConfigError, match="cannot be read"):
             opened()
@@ -144,3 +144,13 @@ def test_what_cannot_be_saved_is_told_and_tried_again(opened, monkeypatch):
     offsets.close()
     assert done[2] is None
     assert fetched(opened(), A0) == [9]
+
+
+def test_the_epoch_in_which_an_offset_is_right_is_kept_beside_it(opened):
+    offsets = opened()
+    offsets.epochs[A0] = 7
+    offsets.commit({A0: 5}, lambda _: None)
+    offsets.close()
+    again = opened()
+    assert fetched(again, A0) == [5]
+    assert again.epochs == {A0: 7}

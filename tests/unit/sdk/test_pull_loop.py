@@ -73,9 +73,9 @@ class FakeNetwork:
     def call_later(self, delay_ms, callback):
         self.timers.append((delay_ms, callback))
 
-    def answer(self, status=PullStatus.FOUND, *batches, next_offset=0, low=0, high=1_000):
+    def answer(self, status=PullStatus.FOUND, *batches, next_offset=0, low=0, high=1_000, epoch=0):
         _, on_done = self.requests.pop(0)
-        header = PullResponse(int(status), next_offset, low, high)
+        header = PullResponse(int(status), next_offset, low, high, 0, epoch)
         body = memoryview(b"".join(batches))
         on_done(Command(0, 0, 1, memoryview(encode_header(header)), body))
 
@@ -499,3 +499,29 @@ def test_an_administrator_who_moves_the_group_in_a_new_topic_has_the_last_word()
     case.network.answer(PullStatus.FOUND, stored_batch(7, 1), next_offset=8)
     assert case.sink.moves == [7]
     assert case.sink.offsets == [7]
+
+
+def test_a_cut_of_the_log_sends_the_loop_back_and_gives_up_what_it_holds(caplog):
+    network, sink, epochs, resets = FakeNetwork(), FakeSink(20), {QUEUE: 4}, []
+    loop = PullLoop(
+        QUEUE,
+        "g",
+        sink,
+        network,
+        PullSettings(),
+        PullCounters(),
+        epochs=epochs,
+        on_reset=lambda: resets.append(sink.next_offset),
+    )
+    loop.resume()
+    assert network.requests[0][0].epoch == 4
+    network.answer(PullStatus.OFFSET_CUT, next_offset=10, high=25, epoch=5)
+    assert (sink.next_offset, sink.by_admin, resets, epochs) == (10, True, [20], {QUEUE: 5})
+    assert "lost messages before offset 20, where we were; going on at 10" in caplog.text
+    assert (network.requests[0][0].queue_offset, network.requests[0][0].epoch) == (10, 5)
+    network.answer(PullStatus.FOUND, stored_batch(10, 2), epoch=6)
+    assert sink.next_offset == 12
+    assert epochs == {QUEUE: 6}
+    # Behind the end, in an epoch that we do not know to be true: it is not taken over.
+    network.answer(PullStatus.OFFSET_ILLEGAL, high=11, epoch=7)
+    assert epochs == {QUEUE: 6}

@@ -37,7 +37,7 @@ def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
     """
     query = decode_header(QueryConsumerOffsetRequest, request.command.header)
     check_client_group(query.group)
-    offsets = context.offsets
+    offsets, epoch = context.offsets, context.store.epoch()
     generation = NO_GENERATION
     if query.client_id:
         generation = context.groups.require_member(query.group, query.client_id).generation
@@ -50,7 +50,10 @@ def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
         ConsumerOffsets(
             [
                 QueueOffsetEntry(
-                    one.topic, one.queue_id, offsets.query(query.group, one.topic, one.queue_id)
+                    one.topic,
+                    one.queue_id,
+                    offsets.query(query.group, one.topic, one.queue_id),
+                    epoch,
                 )
                 for one in query.queues
             ],
@@ -139,6 +142,13 @@ def _check_commit(context: BrokerContext, group: str, one: QueueOffsetEntry) -> 
             f"offset {one.queue_offset} of queue {one.queue_id} of topic {one.topic!r} is not "
             f"within 0 and the queue's end, {end}"
         )
+    if 0 < one.epoch < context.store.epoch():
+        cut = context.store.cut_offset(one.topic, one.queue_id, one.epoch)
+        if cut is not None and one.queue_offset > cut:
+            raise OffsetIllegal(
+                f"the broker lost what queue {one.queue_id} of topic {one.topic!r} had from offset "
+                f"{cut} on; this commit of offset {one.queue_offset} is from before"
+            )
     if context.resets.holds_commit(group, one.topic, one.queue_id):
         raise OffsetIllegal(
             f"the offset of group {group!r} in queue {one.queue_id} of topic {one.topic!r} was "

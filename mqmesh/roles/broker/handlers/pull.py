@@ -22,6 +22,7 @@ _NO_NEW_MSG = int(PullStatus.NO_NEW_MSG)
 _NO_MATCHED_MSG = int(PullStatus.NO_MATCHED_MSG)
 _OFFSET_ILLEGAL = int(PullStatus.OFFSET_ILLEGAL)
 _OFFSET_RESET = int(PullStatus.OFFSET_RESET)
+_OFFSET_CUT = int(PullStatus.OFFSET_CUT)
 
 
 def pull_message(context: BrokerContext, request: Request) -> Reply | None:
@@ -30,13 +31,13 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
     pull = decode_header(PullRequest, request.command.header)
     context.groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
     context.group_table.check_pull(pull.group, context.groups.model_of)
-    moved = _moved(context, pull, pull.queue_offset)
+    moved = _moved(context, pull, pull.queue_offset) or _cut(context, pull)
     if moved is not None:
         return moved
     result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
     if not wait_ms or not _is_waiting(result):
-        return _reply(pull, result)
+        return _reply(context, pull, result)
     now_ms = context.clock.monotonic_ms()
     held = HeldPull(without_frame(request), pull, result.next_queue_offset, now_ms + wait_ms)
     _hurry(held, now_ms)
@@ -64,7 +65,7 @@ def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
                 _hurry(held, context.clock.monotonic_ms())
                 context.holds.hold(held)
             else:
-                context.wire.reply(held.request, _reply(held.pull, result))
+                context.wire.reply(held.request, _reply(context, held.pull, result))
         except MQMeshError as error:
             context.wire.fail(held.request, error)
 
@@ -81,7 +82,7 @@ def answer_expired_pulls(context: BrokerContext, now_ms: int) -> None:
     for held in context.holds.tick(now_ms):
         try:
             result = _get(context, held.pull, held.queue_offset)
-            context.wire.reply(held.request, _reply(held.pull, result))
+            context.wire.reply(held.request, _reply(context, held.pull, result))
         except MQMeshError as error:
             context.wire.fail(held.request, error)
 
@@ -174,7 +175,23 @@ def _moved(context: BrokerContext, pull: PullRequest, queue_offset: int) -> Repl
     if target is None:
         return None
     bounds = context.store.queue_bounds(pull.topic, pull.queue_id)
-    return Reply(encode_header(PullResponse(_OFFSET_RESET, target, *bounds)))
+    epoch = context.store.epoch()
+    return Reply(encode_header(PullResponse(_OFFSET_RESET, target, *bounds, 0, epoch)))
+
+
+def _cut(context: BrokerContext, pull: PullRequest) -> Reply | None:
+    """The answer to a pull from behind where the log lost its end since; None for others.
+
+    Other messages may stand there by now, and those from the cut on were never seen.
+    """
+    epoch = context.store.epoch()
+    if pull.epoch == 0 or pull.epoch >= epoch:
+        return None  # nearly always: this is asked with every pull
+    cut = context.store.cut_offset(pull.topic, pull.queue_id, pull.epoch)
+    if cut is None or pull.queue_offset <= cut:
+        return None
+    bounds = context.store.queue_bounds(pull.topic, pull.queue_id)
+    return Reply(encode_header(PullResponse(_OFFSET_CUT, cut, *bounds, 0, epoch)))
 
 
 def _is_waiting(result: GetResult) -> bool:
@@ -187,7 +204,7 @@ def _is_waiting(result: GetResult) -> bool:
     )
 
 
-def _reply(pull: PullRequest, result: GetResult) -> Reply:
+def _reply(context: BrokerContext, pull: PullRequest, result: GetResult) -> Reply:
     next_queue_offset = result.next_queue_offset
     if result.status is GetStatus.FOUND:
         status = _FOUND
@@ -199,6 +216,11 @@ def _reply(pull: PullRequest, result: GetResult) -> Reply:
     else:
         status = _OFFSET_ILLEGAL
     header = PullResponse(
-        status, next_queue_offset, result.min_queue_offset, result.max_queue_offset
+        status,
+        next_queue_offset,
+        result.min_queue_offset,
+        result.max_queue_offset,
+        0,
+        context.store.epoch(),
     )
     return Reply(encode_header(header), result.data, apart=pull.apart)

@@ -96,3 +96,32 @@ def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
     with pytest.raises(CorruptRecord):
         offsets.load(document)
     assert offsets.query("g", "t", 0) == 1
+
+
+def test_offsets_behind_the_end_of_the_log_are_moved_back():
+    offsets = ConsumerOffsets(100)
+    offsets.epoch = 4
+    for group, at in (("g", 20), ("h", 7), ("i", 10)):
+        offsets.commit(group, "t", 0, at)
+    offsets.commit("g", "t", 1, 3)
+    asked = []
+
+    def end_of(topic, queue_id):
+        asked.append((topic, queue_id))
+        return 10 - queue_id
+
+    again = ConsumerOffsets(100)
+    again.load(offsets.dump())
+    assert again.epoch == 4
+    before = again.changes
+    assert again.bound(end_of, 5) == 1
+    assert [again.query(group, "t", 0) for group in "ghi"] == [10, 7, 10]
+    assert again.query("g", "t", 1) == 3
+    assert asked == [("t", 0), ("t", 1)]
+    assert again.changes > before
+    last = ConsumerOffsets(100)
+    last.load(again.dump())
+    assert (last.epoch, last.query("g", "t", 0)) == (5, 10)
+    before = last.changes
+    assert last.bound(end_of, 5) == 0
+    assert last.changes == before

@@ -24,6 +24,12 @@ class FakeStore:
     def queues(self, topic):
         return [self.highest[topic]]
 
+    def queue_bounds(self, topic, queue_id):
+        return 0, 100
+
+    def epoch(self):
+        return 0
+
 
 class FakeSaver:
     """Saves into a dict, when it is told to."""
@@ -148,3 +154,26 @@ def test_messages_without_any_offsets_are_told_of(caplog):
     assert caplog.text == ""
     Case(store=FakeStore(t=0))
     assert "every group begins anew" in caplog.text
+
+
+def test_offsets_that_count_what_the_log_lost_are_moved_back_and_saved(caplog):
+    case = Case()
+    for group, at in (("g", 20), ("h", 7)):
+        case.tables.offsets.commit(group, "t", 0, at)
+    case.tables.offsets.commit("g", "u", 0, 101)
+    case.tables.offsets.epoch = 4
+    case.tables.save_offsets()
+    store = FakeStore()
+    store.epoch = lambda: 5
+    store.cut_offset = lambda topic, queue_id, epoch: {("t", 4): 10}.get((topic, epoch))
+    # Other messages came there already: the queue's end alone would not tell.
+    assert store.queue_bounds("t", 0)[1] == 100
+    again = Case(case.disk, store)
+    assert again.tables.offsets.query("g", "t", 0) == 10
+    assert again.tables.offsets.query("h", "t", 0) == 7
+    assert again.tables.offsets.query("g", "u", 0) == 100
+    assert "2 committed offsets stood behind the end of the log" in caplog.text
+    # Saved at once, and true in the epoch of now.
+    last = Case(case.disk, store).tables
+    assert last.offsets.query("g", "t", 0) == 10
+    assert last.offsets.epoch == 5

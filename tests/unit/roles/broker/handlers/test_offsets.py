@@ -137,3 +137,20 @@ def test_what_forced_cleaning_took_from_groups_is_told_and_counted(filled, caplo
     assert filled.context.stats.total.forced_lost_messages == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "group 'g' lost 3 messages of topic 't'" in caplog.text
+
+
+def test_a_commit_from_behind_a_cut_of_the_log_is_refused(filled):
+    store = filled.context.store
+    store.epoch = lambda: 3
+    store.cut_offset = lambda topic, queue_id, epoch: 2 if epoch < 3 else None
+    assert filled.ask(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        QueryConsumerOffsetRequest("g", [QueueOffsetEntry("t", 0)]),
+        ConsumerOffsets,
+    ).queues == [QueueOffsetEntry("t", 0, -1, 3)]
+    with pytest.raises(OffsetIllegal, match="lost what queue 0 of topic 't' had from offset 2 on"):
+        commit(filled, ("t", 0, 4, 2))
+    assert query(filled, ("t", 0)) == [-1]
+    for entry in (("t", 0, 2, 2), ("t", 0, 4, 3), ("t", 0, 5)):
+        commit(filled, entry)
+        assert query(filled, ("t", 0)) == [entry[2]]

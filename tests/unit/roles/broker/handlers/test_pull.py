@@ -15,7 +15,7 @@ from mqmesh.errors import (
     UnsupportedCommand,
 )
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.pulling import PullStatus
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.record_batch import read_header
 from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
@@ -226,3 +226,28 @@ def test_what_was_handed_out_is_counted(filled):
     total = filled.context.stats.total
     assert (total.pull_requests, total.get_messages, total.get_bytes > 300) == (1, 3, True)
     assert filled.context.topics.require("t").get_messages == 3
+
+
+def test_who_stands_behind_a_cut_of_the_log_is_told_to_go_back(stage):
+    for number in range(5):
+        stage.send(stage.batch(bodies=(b"%d" % number,)))
+    store = stage.context.store
+    store.epoch = lambda: 3
+    store.cut_offset = lambda topic, queue_id, epoch: 2 if epoch < 3 else None
+
+    def pulled(offset, epoch):
+        request = PullRequest("g", "t", 0, offset, epoch=epoch)
+        answer = stage.ask(RequestCode.PULL_MESSAGE, request, PullResponse)
+        assert answer.epoch == 3
+        return PullStatus(answer.status), answer.next_queue_offset
+
+    for offset in (3, 5, 99):
+        assert pulled(offset, 1) == (PullStatus.OFFSET_CUT, 2)
+    assert pulled(2, 2) == (PullStatus.FOUND, 5)
+    # Who came there since, or does not know.
+    assert pulled(3, 3) == (PullStatus.FOUND, 5)
+    assert pulled(3, 0) == (PullStatus.FOUND, 5)
+    # A store that cannot tell.
+    del store.epoch
+    request = PullRequest("g", "t", 0, 3, epoch=1)
+    assert stage.ask(RequestCode.PULL_MESSAGE, request, PullResponse).epoch == 0
