@@ -34,18 +34,21 @@ _WRONG_SETTING: Final = frozenset(
         errno.EACCES,
         errno.EADDRINUSE,
         errno.EADDRNOTAVAIL,
+        errno.EDQUOT,
         errno.EEXIST,
         errno.EINVAL,
         errno.EISDIR,
         errno.ENAMETOOLONG,
         errno.ENODEV,
         errno.ENOENT,
+        errno.ENOSPC,
         errno.ENOTDIR,
         errno.EPERM,
         errno.EROFS,
     }
 )
-"""Errors of the system that trying again does not mend."""
+"""Errors of the system that trying again does not mend. Too small a disk is one of them: a store
+with messages opens on a full disk, so there is no room to begin at all."""
 
 _log = logging.getLogger(__name__)
 

@@ -118,7 +118,8 @@ def open_environment(
             for made in (directory / DIRECTORY, directory, directory.parent):
                 sync_directory(made)
         except OSError as error:
-            raise storage_error(error, f"the store {directory} cannot be opened") from error
+            what = f"the store {directory} (store_path_root_dir) cannot be opened"
+            raise storage_error(error, what) from error
         contents = load(
             env, ProducerStates(config.max_producer_states, config.producer_state_min_age_ms)
         )

@@ -116,7 +116,8 @@ def open_parts(
         try:
             return _open(directory, config, clock, wake, on_progress, sync, space_of, resources)
         except OSError as error:
-            raise storage_error(error, f"the store {directory} cannot be opened") from error
+            what = f"the store {directory} (store_path_root_dir) cannot be opened"
+            raise storage_error(error, what) from error
 
 
 def _open(

@@ -1,5 +1,6 @@
 """A file system of 64 MiB, filled to its last byte."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -253,3 +254,14 @@ def test_what_is_written_has_its_blocks_before(small_disk: SmallDisk, open_store
             more += 1
     assert more == room // (len(BODY) + 200)
     assert numbers(store) == list(range(stored + more))
+
+
+def test_a_store_that_cannot_even_begin_names_the_setting(
+    small_disk: SmallDisk, open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", no_room)
+    with pytest.raises(DiskFull, match=r"store_path_root_dir\) cannot be opened: No space left"):
+        open_store()

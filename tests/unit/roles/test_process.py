@@ -144,7 +144,7 @@ def test_a_role_ends_with_its_supervisor(capsys, monkeypatch):
             "error: a: /x: Permission denied\n",
         ),
         (OSError(errno.EIO, "bad disk"), 1, "error: a: bad disk\n"),
-        (OSError(errno.ENOSPC, "full"), 1, "error: a: full\n"),
+        (OSError(errno.ENOSPC, "full"), 2, "error: a: full\n"),
         (DiskFull("no room"), 1, "error: a: no room\n"),
         (StorageError("broken\nlog"), 1, "error: a: broken\\nlog\n"),
     ],
