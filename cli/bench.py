@@ -19,7 +19,9 @@ from mqmesh.bench.runner import count_steps, run_row, select_rows
 from mqmesh.bench.sides import Conditions
 from mqmesh.roles.process import ExitCode
 
+from .notes import tell_error
 from .options import json_option
+from .render import print_json
 
 QUICK_SCALE: Final = 0.05
 OnStep = Callable[[str], None]
@@ -85,8 +87,11 @@ def bench(
       mqmesh bench --quick --json
     """
     if only_list:
-        for row in ROWS.values():
-            click.echo(f"{row.name:<20} {row.what}")
+        if as_json:
+            print_json([{"row": row.name, "what": row.what} for row in ROWS.values()])
+        else:
+            for row in ROWS.values():
+                click.echo(f"{row.name:<20} {row.what}")
         return ExitCode.OK
     chosen = select_rows([name for name in (rows or "").split(",") if name])
     runs = runs or (1 if quick else 3)
@@ -102,7 +107,7 @@ def bench(
             try:
                 line = run_row(row, conditions, runs, on_step)
             except BenchError as error:
-                click.echo(f"error: {row.name}: {error}", err=True)
+                tell_error(f"{row.name}: {error}")
                 failed = True
                 continue
             lines.append(line)
@@ -144,7 +149,9 @@ def _progress(steps: int) -> Iterator[OnStep]:
         TextColumn("{task.description}"),
     )
     # Drawn only between the runs: a thread that draws would be measured along.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False
+    ) as progress:
         task = progress.add_task("", total=steps)
         done = -1
 

@@ -1,6 +1,5 @@
 """`mqmesh up`, `mqmesh status`, `mqmesh down`: a whole cluster on this machine."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from mqmesh.roles.supervisor import Supervisor
 from mqmesh.sdk.admin import AdminClient
 
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs
+from .notes import tell_error, tell_note
 from .options import config_options, json_option
 from .render import LogStream, duration, print_json, print_table, state_text
 
@@ -90,7 +90,7 @@ def up(
     finally:
         lock.release()
     if supervisor.failure:
-        print(f"error: {supervisor.failure}", file=sys.stderr)
+        tell_error(supervisor.failure)
     return code
 
 
@@ -126,7 +126,7 @@ def status(
             }
         )
     elif not pid:
-        click.echo(f"no cluster is running on {folder}; `mqmesh up` starts one", err=True)
+        tell_note(f"no cluster is running on {folder}; `mqmesh up` starts one")
     else:
         namesrv = record.namesrv if record else "unknown"
         click.echo(

@@ -15,18 +15,23 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from mqmesh.checksum import crc32
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, TopicNotFound
 from mqmesh.filtering.tags import ALL
 from mqmesh.logs import one_line
-from mqmesh.message import StoredMessage
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
+from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.sdk.message_selector import MessageSelector
 from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.units import MAX_TIMESTAMP_MS
 
+from .notes import tell_error, tell_note
 from .options import json_option, namesrv_option
 from .render import print_json, timestamp
 
@@ -72,6 +77,20 @@ Show = Callable[[StoredMessage], None]
     help="Only messages that match(message) of this file answers True for; the cluster must allow "
     "filters in Python.",
 )
+@click.option(
+    "-q",
+    "--queue",
+    "queue_ids",
+    type=click.IntRange(0, MAX_QUEUES_PER_TOPIC - 1),
+    multiple=True,
+    help="Only this queue of each broker; repeatable. Not with --group.",
+)
+@click.option(
+    "--until",
+    metavar="WHEN",
+    help="End in front of what was stored at this time or later, or, with `end`, behind what is "
+    "there now. Not with --group.",
+)
 @click.option("-n", "--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option(
     "--timeout",
@@ -88,6 +107,8 @@ def consume(
     tags: str | None,
     sql: str | None,
     python_file: Path | None,
+    queue_ids: tuple[int, ...],
+    until: str | None,
     most: int | None,
     timeout: float | None,
     only_body: bool,
@@ -104,27 +125,37 @@ def consume(
       mqmesh consume orders --from first --max 10
       mqmesh consume orders --from 10m --tags 'new || paid' --json
       mqmesh consume orders --sql "price > 10 AND country IN ('FR', 'DE')"
+      mqmesh consume orders --from 2026-03-01T12:00Z --until 2026-03-01T13:00Z --queue 3
+      mqmesh consume orders --from first --until end --json > orders.jsonl
       mqmesh consume orders --group audit --timeout 5
     """
     selector = _selector(tags, sql, python_file)
-    options = _start_position(where, SystemClock().wall_ms())
+    if group is not None and (queue_ids or until is not None):
+        raise click.UsageError(
+            "--queue and --until are for looking on; the members of a group share its queues"
+        )
+    now_ms = SystemClock().wall_ms()
+    options = _start_position(where, now_ms)
+    end_ms = None if until is None else _until_ms(until, now_ms)
     _warn_if_missing(topic, namesrv)
     show = _show_body if only_body else _show_json if as_json else _pretty_printer()
     with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder, Interrupt() as interrupt:
         if group is None:
             # A group of its own gets every message, and is forgotten afterwards.
-            group = f"mqmesh-consume-{secrets.token_hex(8)}"
+            group = f"{LOOK_GROUP_PREFIX}{secrets.token_hex(8)}"
             options.update(
                 message_model=MessageModel.BROADCASTING, auto_commit=False, offsets_dir=folder
             )
         consumer = PullConsumer(group, namesrv_addr=namesrv, **options)
         consumer.subscribe(topic, selector)
         with consumer:
-            queues = len(consumer.assignment())
-            click.echo(f"consuming {topic} from {queues} queues; Ctrl-C ends", err=True)
-            count = _print_messages(consumer, show, most, timeout, interrupt)
+            queues = _choose(consumer, topic, queue_ids)
+            tell_note(f"consuming {topic} from {len(queues)} queues; Ctrl-C ends")
+            ends = None if end_ms is None else _ends(consumer, queues, end_ms)
+            reading = Reading(consumer, show, most, timeout, ends, frozenset(queue_ids))
+            count = reading.run(interrupt)
     if most is not None and count < most and not interrupt:
-        click.echo(f"error: only {count:,} of {most:,} messages came", err=True)
+        tell_error(f"only {count:,} of {most:,} messages came")
         return ExitCode.FAILED
     return ExitCode.OK
 
@@ -151,28 +182,96 @@ def _read_source(path: Path) -> str:
         raise ConfigError(f"{path}: no UTF-8 text: {error.reason}") from None
 
 
-def _print_messages(
-    consumer: PullConsumer,
-    show: Show,
-    most: int | None,
-    timeout: float | None,
-    interrupt: Interrupt,
-) -> int:
-    count = 0
-    last = time.monotonic()
-    while not interrupt and (most is None or count < most):
-        room = MESSAGES_A_POLL if most is None else min(most - count, MESSAGES_A_POLL)
-        messages = consumer.poll(POLL_MS, room)
+class Reading:
+    """Prints what a consumer gets until there is enough.
+
+    Args:
+        consumer: Started.
+        show: Prints a message.
+        most: Messages; None for no limit.
+        timeout: Seconds without one after which it ends; None to wait on.
+        ends: Queue offset at which each queue ends; None for those that go on.
+        queue_ids: Only these queues; all if empty.
+    """
+
+    def __init__(
+        self,
+        consumer: PullConsumer,
+        show: Show,
+        most: int | None,
+        timeout: float | None,
+        ends: dict[MessageQueue, int] | None,
+        queue_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._consumer = consumer
+        self._show = show
+        self._most = most
+        self._timeout = timeout
+        self._ends = ends
+        self._queue_ids = queue_ids
+        self._count = 0
+
+    def run(self, interrupt: Interrupt) -> int:
+        """Prints until there is enough, or a signal comes; returns how many."""
+        last = time.monotonic()
+        while not interrupt and not self._is_enough():
+            room = MESSAGES_A_POLL
+            if self._most is not None:
+                room = min(self._most - self._count, MESSAGES_A_POLL)
+            messages = self._consumer.poll(POLL_MS, room)
+            self._print(messages)
+            now = time.monotonic()
+            if messages:
+                last = now
+            elif self._timeout is not None and now - last >= self._timeout:
+                break
+        return self._count
+
+    def _is_enough(self) -> bool:
+        if self._most is not None and self._count >= self._most:
+            return True
+        ends, position = self._ends, self._consumer.position
+        return ends is not None and all(position(queue) >= end for queue, end in ends.items())
+
+    def _print(self, messages: list[StoredMessage]) -> None:
         for message in messages:
-            show(message)
+            if self._queue_ids and message.queue_id not in self._queue_ids:
+                continue  # it came before its queue was paused
+            end = None if self._ends is None else self._ends.get(message.message_queue, 0)
+            if end is None or message.queue_offset < end:
+                self._show(message)
+                self._count += 1
         sys.stdout.flush()
-        count += len(messages)
-        now = time.monotonic()
-        if messages:
-            last = now
-        elif timeout is not None and now - last >= timeout:
-            break
-    return count
+
+
+def _until_ms(until: str, now_ms: int) -> int:
+    if until == "end":
+        return MAX_TIMESTAMP_MS
+    try:
+        return parse_time(until, now_ms)
+    except ConfigError:
+        raise ConfigError(
+            f"--until {until!r}: must be end, a time like 2026-03-01T12:00Z, ms since 1970, or an "
+            "age like 30s, 10m, 2h, 1d"
+        ) from None
+
+
+def _choose(consumer: PullConsumer, topic: str, queue_ids: tuple[int, ...]) -> list[MessageQueue]:
+    """The queues that are wanted; the others are paused."""
+    queues = consumer.assignment()
+    if not queue_ids:
+        return queues
+    missing = sorted(set(queue_ids) - {queue.queue_id for queue in queues})
+    if missing:
+        raise ConfigError(f"topic {topic} has no queue {missing[0]}")
+    consumer.pause(*(queue for queue in queues if queue.queue_id not in queue_ids))
+    return [queue for queue in queues if queue.queue_id in queue_ids]
+
+
+def _ends(
+    consumer: PullConsumer, queues: list[MessageQueue], end_ms: int
+) -> dict[MessageQueue, int]:
+    return {queue: consumer.offset_of_time(queue, end_ms) for queue in queues}
 
 
 def _warn_if_missing(topic: str, namesrv: str) -> None:
@@ -180,7 +279,7 @@ def _warn_if_missing(topic: str, namesrv: str) -> None:
         try:
             admin.route(topic)
         except TopicNotFound:
-            click.echo(f"no broker serves topic {topic} now; waiting for one", err=True)
+            tell_note(f"no broker serves topic {topic} now; waiting for one")
 
 
 def _start_position(where: str, now_ms: int) -> dict[str, Any]:
@@ -227,7 +326,7 @@ def _show_json(message: StoredMessage) -> None:
 
 
 def as_dict(message: StoredMessage) -> dict[str, Any]:
-    """A message for programs; the names and their order are stable."""
+    """A message for programs, the same in all answers; the names and their order are stable."""
     body = message.body
     try:
         text: str | None = body.decode()
@@ -250,6 +349,16 @@ def as_dict(message: StoredMessage) -> dict[str, Any]:
         "reconsume_times": message.reconsume_times,
         "body": text,
         "body_base64": base64.b64encode(body).decode() if text is None else None,
+        "physical_topic": message.info.topic,
+        "offset_message_id": message.offset_message_id,
+        "commitlog_offset": message.commitlog_offset,
+        "ordinal": message.ordinal,
+        "store_size": message.store_size,
+        "store_host": message.store_host,
+        "delay_level": message.delay_level,
+        "deliver_at_ms": message.deliver_at_ms,
+        "body_size": len(body),
+        "body_crc32": crc32(body),
     }
 
 

@@ -22,8 +22,10 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
 from mqmesh.units import MAX_TIMESTAMP_MS
 
+from .consume import as_dict as message_dict
+from .notes import tell_error, tell_note
 from .options import json_option, namesrv_option
-from .query import LABEL_WIDTH, body_lines, fields_of, full_dict, time_option
+from .query import LABEL_WIDTH, body_lines, fields_of, time_option
 from .render import print_json, print_table, timestamp
 
 DEFAULT_SHOWN: Final = 32
@@ -43,6 +45,7 @@ def dlq() -> None:
       mqmesh dlq show billing 0C6A9F0E5D3B7A12000000000000002A
       mqmesh dlq export billing letters.jsonl
       mqmesh dlq resend billing --all --dry-run
+      mqmesh dlq purge billing
     """
 
 
@@ -109,7 +112,7 @@ def list_letters(group: str | None, most: int, namesrv: str, as_json: bool, **ch
         map(_row, last),
     )
     if len(last) < count:
-        click.echo(f"the last {len(last):,} of {count:,}; --max shows more", err=True)
+        tell_note(f"the last {len(last):,} of {count:,}; --max shows more")
     return ExitCode.OK
 
 
@@ -133,7 +136,7 @@ def show(group: str, message_id: str, namesrv: str, as_json: bool) -> int:
         for letter in found:
             _print_letter(letter)
     if not found:
-        click.echo(f"group {group} has no dead letter {message_id}", err=True)
+        tell_error(f"group {group} has no dead letter {message_id}")
     return ExitCode.OK if found else ExitCode.FAILED
 
 
@@ -233,8 +236,33 @@ def resend(
                 problems.append((letter, result.remark))
     _show_resent(counts, problems, dry_run=dry_run, as_json=as_json)
     for message_id in sorted(missing):
-        click.echo(f"group {group} has no such dead letter: {message_id}", err=True)
+        tell_error(f"group {group} has no such dead letter: {message_id}")
     return ExitCode.FAILED if missing or problems else ExitCode.OK
+
+
+@dlq.command()
+@click.argument("group")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def purge(group: str, yes: bool, namesrv: str, as_json: bool) -> None:
+    """Delete all dead letters of GROUP, for good.
+
+    \b
+    Examples:
+      mqmesh dlq export billing letters.jsonl
+      mqmesh dlq purge billing --yes
+    """
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise ConfigError("this deletes all dead letters of the group; add --yes")
+        click.confirm(f"Delete all dead letters of group {group}?", abort=True)
+    with DeadLetterClient(namesrv) as client:
+        count = client.purge(group)
+    if as_json:
+        print_json({"group": group, "purged": count})
+    else:
+        click.echo(f"{count:,} dead letters of group {group} are deleted")
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
@@ -250,7 +278,7 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
             "message_count": letter.count,
             "batch_base64": base64.b64encode(letter.undecodable).decode(),
         }
-    return head | full_dict(letter.message)
+    return head | message_dict(letter.message)
 
 
 def _filter(
@@ -357,7 +385,7 @@ def _show_resent(
     for letter, remark in problems[:DEFAULT_SHOWN]:
         place = f"{letter.broker_name}@{letter.queue_offset}"
         name = letter.message.message_id if letter.message else place
-        click.echo(f"refused: {name}: {one_line(remark)}", err=True)
+        tell_error(f"refused: {name}: {remark}")
 
 
 @contextlib.contextmanager
@@ -373,6 +401,6 @@ def _progress(title: str) -> Iterator[OnProgress | None]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

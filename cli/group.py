@@ -17,6 +17,7 @@ from mqmesh.sdk.consumer_options import check_consumer_group
 from mqmesh.sdk.group_admin import GroupAdmin, GroupProgress, QueueLag
 
 from .group_offsets import clone_offset, reset_offset, skip
+from .notes import tell_warning
 from .options import json_option, namesrv_option
 from .render import duration, print_json, print_table
 
@@ -32,6 +33,7 @@ def group() -> None:
     \b
     Examples:
       mqmesh group list
+      mqmesh group show billing
       mqmesh group progress billing
       mqmesh group connections billing
       mqmesh group reset-offset billing --topic orders --to-time 2h --dry-run
@@ -73,6 +75,32 @@ def list_groups(namesrv: str, as_json: bool) -> None:
             )
             for row in rows
         ],
+    )
+
+
+@group.command("show")
+@click.argument("name")
+@namesrv_option
+@json_option
+def show_group(name: str, namesrv: str, as_json: bool) -> None:
+    """Show a group: what was set on each broker, and how it stands.
+
+    \b
+    Examples:
+      mqmesh group show billing
+      mqmesh group show billing --json
+    """
+    with GroupAdmin(namesrv) as admin:
+        by_broker = admin.groups(name)
+    (row,) = _merged(by_broker)
+    if as_json:
+        print_json(row)
+        return
+    _show_settings(row)
+    click.echo(
+        f"{row['members']:,} members, {(row['message_model'] or 'none').lower()}; lag "
+        f"{row['lag']:,}, {row['retrying']:,} due for a retry, {row['dead']:,} dead letters; "
+        f"topics: {', '.join(row['topics']) or '-'}"
     )
 
 
@@ -199,7 +227,7 @@ def delete(name: str, with_topics: bool, yes: bool, namesrv: str, as_json: bool)
     with GroupAdmin(namesrv) as admin:
         brokers = admin.delete_group(name, remove_topics=with_topics)
     if as_json:
-        print_json({"group": name, "brokers": brokers, "with_topics": with_topics})
+        print_json({"group": name, "deleted_from": brokers, "with_topics": with_topics})
         return
     click.echo(f"group {name} is deleted from {', '.join(brokers)}")
 
@@ -334,19 +362,35 @@ def _configs(admin: GroupAdmin, name: str) -> dict[str, GroupConfig]:
 
 
 def _show_configs(name: str, configs: dict[str, GroupConfig], as_json: bool) -> None:
-    rows = [
-        {"broker_name": broker} | msgspec.structs.asdict(one) for broker, one in configs.items()
-    ]
+    rows = [_broker_dict(broker, one, True) for broker, one in configs.items()]
+    found = {"group": name, "brokers": rows}
     if as_json:
-        print_json({"group": name, "brokers": rows})
-        return
-    for row in rows:
+        print_json(found)
+    else:
+        _show_settings(found)
+
+
+def _broker_dict(broker_name: str, config: GroupConfig, is_configured: bool) -> dict[str, Any]:
+    """What a broker was told of a group; the same in all answers."""
+    settings = msgspec.structs.asdict(config)
+    del settings["group"]
+    return {"broker_name": broker_name, "is_configured": is_configured} | settings
+
+
+def _show_settings(found: dict[str, Any]) -> None:
+    for row in found["brokers"]:
         times = row["retry_max_times"]
         click.echo(
-            f"group {name} on {row['broker_name']}: "
+            f"group {found['group']} on {row['broker_name']}: "
             f"{'may' if row['consume_enable'] else 'may not'} consume, "
             f"{'may' if row['consume_broadcast_enable'] else 'may not'} broadcast, "
             + ("retries as each consumer says" if times == BY_CONSUMER else f"{times} retries")
+            + (
+                ""
+                if row["notify_consumer_ids_changed_enable"]
+                else ", members are not told of others"
+            )
+            + ("" if row["is_configured"] else " (nothing was set: defaults)")
         )
 
 
@@ -379,7 +423,7 @@ def _merged(by_broker: dict[str, list[GroupSummary]]) -> list[dict[str, Any]]:
                 row[key] += getattr(one, key)
             row["consume_enable"] = row["consume_enable"] and one.config.consume_enable
             row["topics"] |= set(one.topics)
-            row["brokers"].append(broker_name)
+            row["brokers"].append(_broker_dict(broker_name, one.config, one.is_configured))
     for row in found.values():
         row["topics"] = sorted(row["topics"])
     return [found[name] for name in sorted(found)]
@@ -473,4 +517,4 @@ def _rate(per_second: float) -> str:
 
 
 def _tell(text: str) -> None:
-    click.echo(f"warning: {one_line(text)}", err=True)
+    tell_warning(text)

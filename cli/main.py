@@ -14,9 +14,11 @@ from typing import Any, Final
 import click
 
 from mqmesh.errors import ConfigError, MQMeshError
-from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
 from mqmesh.version import VERSION
+
+from .names import check_texts
+from .notes import Options, tell_error
 
 INTERRUPTED: Final = 130
 
@@ -26,6 +28,8 @@ COMMANDS: Final = {
     "up": ("cluster", "up"),
     "status": ("cluster", "status"),
     "down": ("cluster", "down"),
+    "cluster": ("clusters", "cluster"),
+    "context": ("context", "context"),
     "topic": ("topic", "topic"),
     "send": ("send", "send"),
     "consume": ("consume", "consume"),
@@ -41,6 +45,7 @@ COMMANDS: Final = {
     "filtersrv": ("serve", "filtersrv"),
     "schedule": ("schedule", "schedule"),
     "bench": ("bench", "bench"),
+    "completion": ("completion", "completion"),
 }
 
 # What processes of mqmesh call, and people need not know of.
@@ -60,19 +65,6 @@ Five minutes:
 """
 
 
-class Text(click.types.StringParamType):
-    """An argument that is a text, not a file's name: whatever the terminal says, it is UTF-8."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the text if it has a UTF-8 form."""
-        text = super().convert(value, param, ctx)
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            self.fail(f"{text!r} is not valid UTF-8", param, ctx)
-        return text
-
-
 class LazyGroup(click.Group):
     """A group whose commands are loaded when they are needed."""
 
@@ -88,23 +80,8 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f".{place[0]}", __package__)
         command = getattr(module, place[1])
         assert isinstance(command, click.Command)
-        _check_texts(command)
+        check_texts(command)
         return command
-
-
-class Options:
-    """What is said for all commands.
-
-    Attributes:
-        namesrv: ``host:port;host:port``, None where nothing was said.
-        as_json: Answer in JSON.
-        debug: Show tracebacks.
-    """
-
-    def __init__(self) -> None:
-        self.namesrv: str | None = None
-        self.as_json = False
-        self.debug = False
 
 
 @click.group(
@@ -115,16 +92,25 @@ class Options:
 @click.version_option(VERSION, "-V", "--version", prog_name="mqmesh")
 @click.option(
     "--namesrv",
-    metavar="HOST:PORT;…",
-    help="Name servers. [default: 127.0.0.1:9876;127.0.0.1:9877]",
+    metavar="HOST:PORT,…",
+    help="Name servers. [default: MQMESH_NAMESRV, else the context in use, else "
+    "127.0.0.1:9876;127.0.0.1:9877]",
 )
+@click.option("--context", "context_name", metavar="NAME", help="Cluster; see `mqmesh context`.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
 @click.option("--debug", is_flag=True, help="Say more; show the traceback of a bug.")
 @click.pass_context
-def root(context: click.Context, namesrv: str | None, as_json: bool, debug: bool) -> None:
+def root(
+    context: click.Context,
+    namesrv: str | None,
+    context_name: str | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
     """A message queue for Python teams, on ZeroMQ."""
     options = context.ensure_object(Options)
     options.namesrv = namesrv
+    options.context = context_name
     options.as_json = as_json
     options.debug = debug
     # Roles set up a log of their own; clients warn in words.
@@ -143,6 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     options = Options()
+
+    def tell(text: str) -> None:
+        tell_error(text, as_json=_wants_json(options, arguments))
+
     try:
         result: Any = root.main(
             None if arguments is None else list(arguments),
@@ -153,12 +143,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is left in the buffer may meet a closed pipe, too.
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
-        _tell("interrupted")
+        if _wants_json(options, arguments):
+            tell("interrupted")
+        else:
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except click.ClickException as error:
-        return _tell_usage(error)
+        tell(_usage(error))
+        return ExitCode.USAGE
     except ConfigError as error:
-        _tell(f"error: {error}")
+        tell(str(error))
         return ExitCode.USAGE
     except (BrokenPipeError, SystemExit):
         # Whoever read us has seen enough (click turns that into SystemExit). The interpreter
@@ -166,34 +160,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except (MQMeshError, OSError) as error:
-        _tell(f"error: {error}")
+        tell(str(error))
         return ExitCode.FAILED
     except Exception as error:
         if options.debug:
             traceback.print_exc()
-        _tell(f"error: internal error: {type(error).__name__}: {error} (--debug shows where)")
+        tell(f"internal error: {type(error).__name__}: {error} (--debug shows where)")
         return ExitCode.FAILED
     return result if isinstance(result, int) else ExitCode.OK
 
 
-def _check_texts(command: click.Command) -> None:
-    """Has all arguments of a command that are texts looked at, and those of commands in it."""
-    for param in command.params:
-        if type(param.type) is click.types.StringParamType:
-            param.type = Text()
-    for inner in getattr(command, "commands", {}).values():
-        _check_texts(inner)
+def _wants_json(options: Options, arguments: Sequence[str] | None) -> bool:
+    # An error may come before the option is read, or be about what stands before it.
+    said = list(sys.argv[1:] if arguments is None else arguments)
+    return options.as_json or "--json" in (said[: said.index("--")] if "--" in said else said)
 
 
-def _tell(text: str) -> None:
-    print(one_line(text), file=sys.stderr)
-
-
-def _tell_usage(error: click.ClickException) -> int:
+def _usage(error: click.ClickException) -> str:
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
     advice = f" (`{command} --help` tells more)" if command else ""
-    _tell(f"error: {error.format_message()}{advice}")
-    return ExitCode.USAGE
+    return f"{error.format_message()}{advice}"
 
 
-_check_texts(root)
+check_texts(root)

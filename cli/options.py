@@ -7,9 +7,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from mqmesh.sdk.options import DEFAULT_NAMESRV
-
-from .main import Options
+from .contexts import find_namesrv
+from .notes import Options
 
 DEFAULT_DATA_DIR: Final = "./mqmesh-data"
 
@@ -24,20 +23,23 @@ def json_option(function: _F) -> _F:
     @functools.wraps(function)
     def command(context: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
         options = context.ensure_object(Options)
-        return function(*args, as_json=as_json or options.as_json, **kwargs)
+        options.as_json = as_json or options.as_json  # errors, too
+        return function(*args, as_json=options.as_json, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type
 
 
 def namesrv_option(function: _F) -> _F:
-    """Adds ``--namesrv``; the command gets ``namesrv``, from here, the root or the default."""
+    """Adds ``--namesrv``; the command gets ``namesrv``: what was said, or is found."""
 
-    @click.option("--namesrv", metavar="HOST:PORT;…", help="Name servers.")
+    @click.option("--namesrv", metavar="HOST:PORT,…", help="Name servers.")
     @click.pass_context
     @functools.wraps(function)
     def command(context: click.Context, /, *args: Any, namesrv: str | None, **kwargs: Any) -> Any:
         options = context.ensure_object(Options)
-        chosen = namesrv or options.namesrv or DEFAULT_NAMESRV
+        said = options.namesrv if namesrv is None else namesrv
+        # What is said for one command stands above what is said for all.
+        chosen = find_namesrv(said, options.context if namesrv is None else None)
         return function(*args, namesrv=chosen, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type

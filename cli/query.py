@@ -4,7 +4,7 @@ import json
 import string
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.console import Console
@@ -21,6 +21,7 @@ from mqmesh.sdk.queries import QueryClient, QueryResult
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .consume import as_dict, parse_time
+from .notes import tell_note, tell_warning
 from .options import json_option, namesrv_option
 from .render import print_json, timestamp
 from .track import track
@@ -117,10 +118,9 @@ def by_id(message_id: str, most: int, with_system: bool, namesrv: str, as_json: 
     with QueryClient(namesrv) as client:
         result = client.by_id(message_id, max_count=most, with_system=with_system)
     if result.hidden:
-        click.echo(
+        tell_note(
             f"{result.hidden} more copies are in topics of the system, where delayed messages "
-            "wait; --all shows them",
-            err=True,
+            "wait; --all shows them"
         )
     return _show(result, as_json)
 
@@ -188,11 +188,13 @@ def time_option(option: str, text: str | None, now_ms: int, default: int) -> int
 
 def _show(result: QueryResult, as_json: bool) -> int:
     for name, note in result.notes.items():
-        click.echo(f"warning: broker {name}: {one_line(note)}", err=True)
+        tell_warning(f"broker {name}: {note}")
+    if not result.messages:
+        tell_note("no message was found")
     if as_json:
         print_json(
             {
-                "messages": [full_dict(message) for message in result.messages],
+                "messages": [as_dict(message) for message in result.messages],
                 "more": result.more,
                 "notes": result.notes,
             }
@@ -214,27 +216,8 @@ def _print_messages(result: QueryResult) -> None:
         for line in body_lines(message.body):
             console.print(Text(f"  {line}"))
     sys.stdout.flush()
-    if not result.messages:
-        click.echo("no message was found", err=True)
-    elif result.more:
-        click.echo("there are more; --max shows further ones", err=True)
-
-
-def full_dict(message: StoredMessage) -> dict[str, Any]:
-    """A message with every field, for programs; the names and their order are stable."""
-    info = message.info
-    return as_dict(message) | {
-        "physical_topic": info.topic,
-        "offset_message_id": message.offset_message_id,
-        "commitlog_offset": message.commitlog_offset,
-        "ordinal": message.ordinal,
-        "store_size": message.store_size,
-        "store_host": message.store_host,
-        "delay_level": message.delay_level,
-        "deliver_at_ms": message.deliver_at_ms,
-        "body_size": len(message.body),
-        "body_crc32": crc32(message.body),
-    }
+    if result.more:
+        tell_note("there are more; --max shows further ones")
 
 
 def fields_of(message: StoredMessage) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ def progress_bar() -> Iterator[OnProgress]:
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=None)
 
         def on_progress(progress: RecoveryProgress) -> None:

@@ -1,9 +1,11 @@
 """`mqmesh schedule`: the schedule service alone, and the cancelling of delayed messages."""
 
 from pathlib import Path
+from typing import Final
 
 import click
 
+from mqmesh.clock import SystemClock
 from mqmesh.config import load_config
 from mqmesh.logs import configure_logging
 from mqmesh.private_files import keep_private
@@ -13,8 +15,10 @@ from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 
 from .options import json_option, namesrv_option
-from .render import print_json
+from .render import duration, print_json, print_table, timestamp
 from .serve import process_options, serve_role
+
+DEFAULT_SHOWN: Final = 32
 
 
 @click.group(invoke_without_command=True)
@@ -29,12 +33,13 @@ def schedule(
     log_file: Path | None,
     supervised: bool,
 ) -> int:
-    """Run the schedule service of a broker group, or cancel a delayed message.
+    """Run the schedule service of a broker group; list or cancel delayed messages.
 
     \b
     Examples:
       mqmesh schedule -c conf/schedule.toml
       mqmesh schedule --set broker_name=broker-b
+      mqmesh schedule list
       mqmesh schedule cancel 0C6A9F0E5D3B7A12000000000000002A
     """
     if context.invoked_subcommand is not None:
@@ -49,6 +54,62 @@ def schedule(
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("schedule", config.name, make, supervised=supervised)
+
+
+@schedule.command("list")
+@click.option("-t", "--topic", default="", help="Only messages that go to this topic.")
+@click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1, 1_000_000),
+    default=DEFAULT_SHOWN,
+    show_default=True,
+    help="Messages to show: those that are due next.",
+)
+@namesrv_option
+@json_option
+def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
+    """List delayed messages that wait, those that are due next first.
+
+    Messages that failed wait here as well, on their way to %RETRY%<group>. It reads all that
+    the brokers have of delayed messages, so it takes a while where there are many.
+
+    \b
+    Examples:
+      mqmesh schedule list
+      mqmesh schedule list --topic orders --max 1000 --json
+    """
+    from mqmesh.sdk.delays import DelayClient
+
+    from .consume import as_dict as message_dict
+
+    with DelayClient(namesrv) as client:
+        found = client.waiting(topic, max_count=most)
+    if as_json:
+        print_json(
+            [
+                {"due_ms": one.due_ms, "real_topic": one.real_topic} | message_dict(one.message)
+                for one in found
+            ]
+        )
+        return
+    now_ms = SystemClock().wall_ms()
+    print_table(
+        ("DUE", "IN", "TO TOPIC", "BROKER", "MESSAGE ID", "TAG", "KEYS"),
+        [
+            (
+                timestamp(one.due_ms),
+                duration(max(one.due_ms - now_ms, 0)),
+                one.real_topic,
+                one.broker_name,
+                one.message.message_id,
+                one.message.tag or "-",
+                ", ".join(one.message.keys) or "-",
+            )
+            for one in found
+        ],
+    )
 
 
 @schedule.command()

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -14,17 +15,20 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, TransportError
-from mqmesh.logs import one_line
-from mqmesh.message import Message
+from mqmesh.message import MAX_DELAY_MS, Message
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.producer_options import ProducerKeywords
 from mqmesh.sdk.send_result import SendFuture, SendResult
 
 from .main import INTERRUPTED
+from .notes import tell_error, tell_note
 from .options import json_option, namesrv_option
+from .query import time_option
 from .render import print_json
 
 GROUP: Final = "mqmesh-cli"
@@ -33,6 +37,8 @@ MAX_UNANSWERED: Final = 20_000
 PROGRESS_INTERVAL_S: Final = 0.1
 LONG_OVER_RATE_S: Final = 1.0
 PAUSE_S: Final = 0.1
+CLOSE_MS: Final = 500
+"""All outcomes were waited for when it is closed, but for Ctrl-C, which must be quick."""
 GRACE_S: Final = 0.3
 GIVE_UP_S: Final = 30.0
 """When brokers were there and all sends fail for so long, the rest is not tried any more."""
@@ -56,6 +62,14 @@ GIVE_UP_S: Final = 30.0
     "-p", "--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property. Repeatable."
 )
 @click.option("--sharding-key", help="Equal ones go to the same queue, in order.")
+@click.option(
+    "--delay", metavar="DURATION", help="Deliver so long after now: 500ms, 30s, 10m, 2h, 1d."
+)
+@click.option(
+    "--deliver-at",
+    metavar="TIME",
+    help="Deliver then: 2026-03-01T12:00Z, or ms since 1970.",
+)
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Messages a second, at most.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
@@ -73,6 +87,8 @@ def send(
     keys: tuple[str, ...],
     pairs: tuple[str, ...],
     sharding_key: str | None,
+    delay: str | None,
+    deliver_at: str | None,
     count: int,
     rate: float | None,
     group: str,
@@ -90,16 +106,30 @@ def send(
       mqmesh send orders 'hello' --tag new --key 4711 -p shop=Berlin
       mqmesh send orders --file order.xml --sharding-key customer-7
       cat orders.jsonl | mqmesh send orders --lines
+      mqmesh send orders 'are you there?' --delay 90s
       mqmesh send load 'x' --count 100000 --rate 5000
     """
     properties = _properties(pairs)
+    clock = SystemClock()
+    _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
     total = None if lines else count
     sending = _Sending(as_json, total)
-    options: dict[str, Any] = {"send_msg_timeout_ms": max(round(timeout * 1_000), 1)}
+    options: ProducerKeywords = {
+        "send_msg_timeout_ms": max(round(timeout * 1_000), 1),
+        "close_timeout_ms": CLOSE_MS,
+    }
     with _input(body, path) as stream:
         bodies: Iterable[bytes] = _lines(stream) if lines else [stream.read()]
         messages = (
-            Message(topic, one, tag, keys, properties, sharding_key=sharding_key)
+            Message(
+                topic,
+                one,
+                tag,
+                keys,
+                properties,
+                sharding_key=sharding_key,
+                deliver_at_ms=_due_ms(delay, deliver_at, clock.wall_ms()),
+            )
             for one in bodies
             for _ in range(count)
         )
@@ -132,7 +162,7 @@ def _send_all(
             if isinstance(error, ConfigError):
                 break  # the next one would be as wrong
         if sending.is_hopeless:
-            click.echo("error: gave up, further messages were not sent", err=True)
+            tell_error("gave up, further messages were not sent")
             break
         while waiting and waiting[0].done():
             sending.take(waiting.popleft())
@@ -154,6 +184,10 @@ def _wait_for(future: SendFuture) -> bool:
     except MQMeshError:
         return future.done()
     return True
+
+
+_DURATION = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class _Sending:
@@ -182,7 +216,9 @@ class _Sending:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=console, transient=True) as progress:
+        # Else it takes standard output along to where it draws itself.
+        bar = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+        with bar as progress:
             task = progress.add_task("", total=self._total)
             self._show = lambda count: progress.update(task, completed=count)
             yield
@@ -210,7 +246,7 @@ class _Sending:
                 f"{queue.topic} on {queue.broker_name}, offset {result.queue_offset}"
             )
         elif result.status is not SendStatus.SEND_OK:
-            click.echo(f"{result.status.name} {result.message_id}", err=True)
+            tell_note(f"{result.status.name} {result.message_id}")
         now = time.monotonic()
         if self._show is not None and now - self._shown >= PROGRESS_INTERVAL_S:
             self._shown = now
@@ -226,7 +262,7 @@ class _Sending:
         if self._as_json:
             print_json({"error": str(error), "kind": type(error).__name__})
         if self.failed == 1:
-            click.echo(f"error: {one_line(str(error))}", err=True)
+            tell_error(str(error))
 
     def summary(self) -> None:
         if self._total == 1 or self._as_json:
@@ -284,6 +320,26 @@ def _properties(pairs: tuple[str, ...]) -> dict[str, str] | None:
             raise ConfigError(f"--property {pair!r}: must have the form NAME=VALUE")
         found[name] = value
     return found or None
+
+
+def _due_ms(delay: str | None, deliver_at: str | None, now_ms: int) -> int:
+    """When messages are to be delivered, 0 for at once."""
+    if delay is not None and deliver_at is not None:
+        raise click.UsageError("--delay and --deliver-at exclude each other")
+    if deliver_at is not None:
+        if _DURATION.fullmatch(deliver_at):
+            raise ConfigError(
+                f"--deliver-at {deliver_at!r}: must be a point in time; --delay takes durations"
+            )
+        return time_option("--deliver-at", deliver_at, now_ms, 0)
+    if delay is None:
+        return 0
+    found = _DURATION.fullmatch(delay)
+    if found is None or (after_ms := int(found[1]) * _UNIT_MS[found[2]]) > MAX_DELAY_MS:
+        raise ConfigError(
+            f"--delay {delay!r}: must be a duration of up to 40 years like 500ms, 30s, 10m, 2h, 1d"
+        )
+    return now_ms + after_ms
 
 
 def _as_dict(result: SendResult) -> dict[str, Any]:

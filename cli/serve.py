@@ -12,11 +12,11 @@ from mqmesh.private_files import keep_private
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
-from mqmesh.roles.process import Role, run_role, tell_failure
+from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 
-from .options import config_options
+from .options import config_options, json_option, namesrv_option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Make = Callable[[sockets.Context, EventLoop], Role]
@@ -71,9 +71,11 @@ def namesrv(
     return serve_role("namesrv", config.name, make, supervised=supervised)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @process_options
+@click.pass_context
 def broker(
+    context: click.Context,
     config_path: Path | None,
     table: str | None,
     overrides: tuple[str, ...],
@@ -81,14 +83,17 @@ def broker(
     log_file: Path | None,
     supervised: bool,
 ) -> int:
-    """Run a broker alone, for systemd or a container.
+    """Run a broker alone, for systemd or a container; or show one that runs.
 
     \b
     Examples:
+      mqmesh broker show broker-a
       mqmesh broker -c conf/broker.toml
       mqmesh broker --set listen_port=10921 --set broker_name=broker-b \\
                     --set store_path_root_dir=/data/broker-b
     """
+    if context.invoked_subcommand is not None:
+        return ExitCode.OK
     config = load_config(BrokerConfig, config_path, table, overrides)
 
     def make(context: sockets.Context, loop: EventLoop) -> Role:
@@ -99,6 +104,24 @@ def broker(
     keep_private()
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("broker", config.broker_name, make, supervised=supervised)
+
+
+@broker.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def show(name: str, namesrv: str, as_json: bool) -> int:
+    """Show the broker NAME: where it is, how it is, and its figures.
+
+    \b
+    Examples:
+      mqmesh broker show broker-a
+      mqmesh broker show broker-a --namesrv 10.0.0.1:9876 --json
+    """
+    # A broker's own process does not carry what draws tables.
+    from .clusters import show_broker
+
+    return show_broker(name, namesrv, as_json)
 
 
 @click.command()

@@ -16,6 +16,7 @@ from mqmesh.storage.snapshot import Manifest, delete_snapshot, list_snapshots
 from mqmesh.storage.snapshot_making import OnStep, copy_snapshot, restore_snapshot
 from mqmesh.storage.snapshot_reading import Snapshot, verify_snapshot
 
+from .notes import tell_error, tell_note
 from .options import json_option, namesrv_option
 from .render import print_json, print_table, progress_bar, timestamp
 
@@ -108,7 +109,7 @@ def list_command(root: Path, as_json: bool) -> int:
     for path, found in list_snapshots(root):
         if not isinstance(found, Manifest):
             code = ExitCode.FAILED
-            click.echo(one_line(f"error: {found}"), err=True)
+            tell_error(str(found))
         elif as_json:
             print_json(
                 {
@@ -208,7 +209,7 @@ def delete(paths: tuple[Path, ...], as_json: bool) -> int:
             deleted.append(str(path))
     except MQMeshError:
         if deleted:
-            click.echo(f"deleted already: {', '.join(deleted)}", err=True)
+            tell_note(f"deleted already: {', '.join(deleted)}")
         raise
     if as_json:
         print_json({"deleted": deleted})

@@ -17,10 +17,10 @@ from mqmesh.sdk.interrupt import Interrupt
 from mqmesh.storage.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
 from mqmesh.storage.verify import VerifyReport, verify_store
 
-from .consume import parts_of
+from .consume import as_dict, parts_of
 from .main import INTERRUPTED
+from .notes import tell_note
 from .options import json_option
-from .query import full_dict
 from .render import print_json, progress_bar, timestamp
 
 INDEX_DIRECTORY: Final = "index"
@@ -59,7 +59,7 @@ def verify(directory: Path, as_json: bool) -> int:
     with _open(directory) as stopped, Interrupt() as interrupt, progress_bar() as on_progress:
         report = verify_store(stopped, on_progress, lambda: bool(interrupt))
     if report is None:
-        click.echo("interrupted", err=True)
+        tell_note("interrupted")
         return INTERRUPTED
     if as_json:
         print_json(report)
@@ -194,7 +194,7 @@ def _print_messages(item: Item, offset: int, most: int, as_json: bool) -> int:
     wanted = [message for message in messages if message.queue_offset >= offset][:most]
     for message in wanted:
         if as_json:
-            print_json(full_dict(message), flush=False)
+            print_json(as_dict(message), flush=False)
         else:
             texts = (text for text, _ in parts_of(message)[2:])
             place = f"{message.info.topic}/{message.queue_id}@{message.queue_offset}"

@@ -11,6 +11,7 @@ from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin import AdminClient, masters_of
 
+from .notes import tell_warning
 from .options import json_option, namesrv_option
 from .render import print_json, print_table, timestamp
 
@@ -178,12 +179,12 @@ def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
         done = admin.delete_topic(name)
     if as_json:
         print_json(
-            {"topic": name, "brokers": done.brokers, "silent_namesrvs": done.silent_namesrvs}
+            {"topic": name, "deleted_from": done.brokers, "silent_namesrvs": done.silent_namesrvs}
         )
         return
     click.echo(f"topic {name} is deleted from {', '.join(done.brokers) or 'the name servers'}")
     if done.silent_namesrvs:
-        click.echo(f"no answer from name server {', '.join(done.silent_namesrvs)}", err=True)
+        tell_warning(f"no answer from name server {', '.join(done.silent_namesrvs)}")
 
 
 @topic.command()

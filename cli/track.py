@@ -12,6 +12,7 @@ from mqmesh.message import StoredMessage
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.tracks import MessageTrack, Track, TrackClient, TrackState
 
+from .notes import tell_note, tell_warning
 from .options import json_option, namesrv_option
 from .render import duration, print_json, print_table, timestamp
 
@@ -43,13 +44,13 @@ def track(message_id: str, namesrv: str, as_json: bool) -> int:
     with TrackClient(namesrv) as client:
         found = client.track(message_id)
     for name, note in found.notes.items():
-        click.echo(f"warning: broker {name}: {one_line(note)}", err=True)
+        tell_warning(f"broker {name}: {note}")
     if as_json:
         print_json(_as_dict(message_id, found))
     elif found.copies:
         _show(found)
     else:
-        click.echo("no message was found", err=True)
+        tell_note("no message was found")
     return ExitCode.OK if found.copies else ExitCode.FAILED
 
 

@@ -9,6 +9,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
 from mqmesh.sdk.transaction_admin import HalfMessage, TransactionAdmin
 
+from .consume import as_dict as message_dict
+from .notes import tell_note
 from .options import json_option, namesrv_option
 from .query import body_lines
 from .render import duration, print_json, print_table, timestamp
@@ -82,9 +84,7 @@ def list_half_messages(
             for one in found.messages
         ],
     )
-    click.echo(
-        f"{found.pending_count:,} half messages wait, {found.parked_count:,} are parked", err=True
-    )
+    tell_note(f"{found.pending_count:,} half messages wait, {found.parked_count:,} are parked")
 
 
 @tx.command()
@@ -98,14 +98,7 @@ def show(message_id: str, namesrv: str, as_json: bool) -> None:
     message = found.message
     assert message is not None
     if as_json:
-        fields = {
-            "tag": message.tag,
-            "keys": list(message.keys),
-            "properties": message.properties or {},
-            "born_host": message.born_host,
-            "body": message.body.decode("utf-8", "backslashreplace"),
-        }
-        print_json(as_dict(found) | fields)
+        print_json(message_dict(message) | as_dict(found))
         return
     info = found.info
     rows = [

@@ -14,6 +14,8 @@ MAX_QUEUES_PER_RESET: Final = 256
 MAX_QUEUES_PER_STATS: Final = 128
 """Queues in one answer about a group's progress: each may cost a read from the log."""
 
+LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
+"""How groups begin that only look on (`mqmesh consume`): brokers keep nothing of them."""
 BY_CONSUMER: Final = -1
 
 

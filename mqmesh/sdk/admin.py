@@ -191,14 +191,21 @@ class AdminClient:
             lambda answer: decode_header(TopicStats, answer.header),
         )
 
-    def runtime_info(self) -> dict[str, dict[str, str]]:
+    def runtime_info(self, broker_name: str = "") -> dict[str, dict[str, str]]:
         """Figures of every master, by broker group; ``docs/operations.md`` lists them.
 
+        Args:
+            broker_name: Only of this group.
+
         Raises:
+            NoRoute: No master is known, or none of that group.
             TransportError: A name server or broker does not answer.
         """
+        masters = self._masters()
+        if broker_name and broker_name not in masters:
+            raise NoRoute(f"no master is known of broker group {broker_name!r}")
         return self._ask_masters(
-            self._masters(),
+            {name: one for name, one in masters.items() if broker_name in ("", name)},
             RequestCode.GET_BROKER_RUNTIME_INFO,
             BrokerRuntimeInfoRequest(),
             lambda answer: decode_header(RuntimeInfo, answer.header).figures,

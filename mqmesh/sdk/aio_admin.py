@@ -151,6 +151,7 @@ class DeadLetterClient(QueryClient):
     _kind = BlockingDeadLetterClient
 
     groups = awaited(BlockingDeadLetterClient.groups)
+    purge = awaited(BlockingDeadLetterClient.purge)
     scan = stepped(BlockingDeadLetterClient.scan)
     resend = stepped(BlockingDeadLetterClient.resend)
 
@@ -160,6 +161,7 @@ class DelayClient(AdminClient):
 
     _kind = BlockingDelayClient
 
+    waiting = awaited(BlockingDelayClient.waiting)
     cancel = awaited(BlockingDelayClient.cancel)
 
 

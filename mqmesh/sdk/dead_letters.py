@@ -233,6 +233,27 @@ class DeadLetterClient(QueryClient):
             )
             yield from zip(now, results, strict=True)
 
+    def purge(self, group: str) -> int:
+        """Deletes all dead letters of a group, for good, on every broker.
+
+        Args:
+            group: Consumer group.
+
+        Returns:
+            How many there were; what becomes a dead letter meanwhile may go or stay.
+
+        Raises:
+            InvalidArgument: The group's name is illegal.
+            BrokerError, TransportError: As for ``delete_topic``; repeating the call is safe.
+        """
+        topic = dlq_topic(check_group(group))
+        count = sum(end - start for start, end in self._ends(topic).values())
+        try:
+            self.delete_topic(topic)
+        except TopicNotFound:
+            return 0
+        return count
+
     # ---- Helpers ---------------------------------------------------------------------
 
     def _ends(self, topic: str) -> dict[str, tuple[int, int]]:

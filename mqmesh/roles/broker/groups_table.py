@@ -16,7 +16,7 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
-from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
+from mqmesh.protocol.groups import BY_CONSUMER, LOOK_GROUP_PREFIX, GroupConfig
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.consumer_groups import check_client_group
@@ -91,7 +91,7 @@ class GroupTable:
                     f"consumer group {group!r} may not consume with {MessageModel.BROADCASTING} "
                     "(consume_broadcast_enable)"
                 )
-        elif not self._auto_create and group not in self._groups and group not in TOOL_GROUPS:
+        elif not self._auto_create and group not in self._groups and not _is_tool(group):
             raise _not_found(group)
 
     def retry_limit(self, group: str, wanted: int) -> int:
@@ -115,7 +115,7 @@ class GroupTable:
             GroupNotFound: Groups get no settings by themselves.
             SystemBusy: There are too many groups.
         """
-        if group in self._groups:
+        if group in self._groups or _is_tool(group):
             return False
         if not self._auto_create:
             raise _not_found(group)
@@ -213,6 +213,10 @@ class GroupTable:
 
     def _changed(self, now_ms: TimestampMs) -> None:
         self.version = DataVersion(now_ms, self.version.counter + 1)
+
+
+def _is_tool(group: str) -> bool:
+    return group in TOOL_GROUPS or group.startswith(LOOK_GROUP_PREFIX)
 
 
 def _not_found(group: str) -> GroupNotFound:

@@ -18,7 +18,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.half_batch import HIDDEN_TOPICS
-from mqmesh.message import check_topic, is_system_topic
+from mqmesh.message import DLQ_PREFIX, check_topic, is_system_topic
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.units import TimestampMs
 
@@ -264,10 +264,10 @@ class TopicTable:
 
         Raises:
             TopicNotFound: There is none of that name.
-            NoPermission: It is a system topic.
+            NoPermission: It is a system topic, other than one of dead letters.
         """
         self.require(name)
-        if is_system_topic(name):
+        if is_system_topic(name) and not name.startswith(DLQ_PREFIX):
             raise NoPermission(f"topic {name!r} is reserved; it cannot be deleted")
 
     def delete(self, name: str, now_ms: TimestampMs) -> None:

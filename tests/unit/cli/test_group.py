@@ -19,6 +19,13 @@ from mqmesh.protocol.membership import ConsumerData, Subscription
 from mqmesh.sdk.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
 from mqmesh.sdk.tracks import MessageTrack, Track, TrackState
 
+SETTINGS = {
+    "consume_enable": True,
+    "consume_broadcast_enable": True,
+    "retry_max_times": -1,
+    "notify_consumer_ids_changed_enable": True,
+}
+
 
 def test_a_group_on_two_brokers_is_one_row():
     one = GroupSummary(GroupConfig("g"), True, 2, "CLUSTERING", ["t"], 5, 1.5, 1, 2, 1)
@@ -35,7 +42,10 @@ def test_a_group_on_two_brokers_is_one_row():
         "differing": 1,
         "consume_enable": False,
         "topics": ["t", "u"],
-        "brokers": ["a", "b"],
+        "brokers": [
+            {"broker_name": "a", "is_configured": True} | SETTINGS,
+            {"broker_name": "b", "is_configured": True} | SETTINGS | {"consume_enable": False},
+        ],
     }
     assert str(group._remark(row)) == "1 subscribe differently, may not consume"
 

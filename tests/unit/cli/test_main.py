@@ -199,7 +199,7 @@ def test_a_bug_shows_its_traceback_when_asked(capsys, failing):
 
 def test_a_deletion_is_confirmed(capsys, monkeypatch):
     code, _, err = run(capsys, "topic", "delete", "orders", "--json")
-    assert (code, err) == (2, "error: this deletes all messages of the topic; add --yes\n")
+    assert (code, err) == (2, '{"error":"this deletes all messages of the topic; add --yes"}\n')
 
 
 def test_an_update_must_change_something(capsys):

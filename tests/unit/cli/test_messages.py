@@ -77,6 +77,16 @@ def test_a_message_for_programs_has_every_field():
         "reconsume_times": 0,
         "body": "hello",
         "body_base64": None,
+        "physical_topic": "orders",
+        "offset_message_id": "h:2#0#1",
+        "commitlog_offset": 0,
+        "ordinal": 1,
+        "store_size": 1,
+        "store_host": "h:2",
+        "delay_level": 0,
+        "deliver_at_ms": 0,
+        "body_size": 5,
+        "body_crc32": 907060870,
     }
 
 

@@ -1,0 +1,28 @@
+"""`mqmesh completion`: what lets a shell complete commands, options, topics and groups."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from .options import json_option
+from .render import print_json
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+@json_option
+def completion(context: click.Context, shell: str, as_json: bool) -> None:
+    """Print what lets a shell complete commands, options, topics and groups.
+
+    \b
+    Examples:
+      eval "$(mqmesh completion bash)"
+      mqmesh completion fish > ~/.config/fish/completions/mqmesh.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    source = kind(context.find_root().command, {}, "mqmesh", "_MQMESH_COMPLETE").source()
+    if as_json:
+        print_json({"shell": shell, "source": source})
+    else:
+        click.echo(source)

@@ -1,0 +1,115 @@
+"""Named clusters that commands find: the file behind `mqmesh context`."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.sdk.options import DEFAULT_NAMESRV, namesrv_addresses
+
+VERSION: Final = 1
+MAX_CONTEXTS: Final = 1_000
+NAMESRV_VARIABLE: Final = "MQMESH_NAMESRV"
+MODE: Final = 0o600
+"""The file says where clusters are; in time it will hold more."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class Contexts(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file holds.
+
+    Attributes:
+        version: Of its form.
+        current: Name of the context that commands use; empty for none.
+        contexts: Name servers by name.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)] = VERSION
+    current: str = ""
+    contexts: Annotated[dict[Name, list[str]], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
+
+    def namesrv(self, name: str) -> str:
+        """The name servers of a context, as commands take them.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if name not in self.contexts:
+            known = ", ".join(sorted(self.contexts)) or "there are none"
+            raise ConfigError(f"no context {name!r} ({known}); `mqmesh context add` makes one")
+        return ";".join(self.contexts[name])
+
+
+def contexts_file() -> Path:
+    """Where contexts are kept: ``mqmesh/contexts.json`` below ``XDG_CONFIG_HOME``."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    # A relative one is to be ignored: https://specifications.freedesktop.org/basedir-spec/
+    base = Path(folder) if folder.startswith("/") else Path.home() / ".config"
+    return base / "mqmesh" / "contexts.json"
+
+
+def load_contexts() -> Contexts:
+    """Reads the file; without one there are no contexts.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    path = contexts_file()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Contexts)
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}; mend or remove it") from error
+
+
+def save_contexts(contexts: Contexts) -> None:
+    """Writes the file, as a whole; nobody but its owner may read it.
+
+    Raises:
+        ConfigError: It cannot be written, or there are too many contexts.
+    """
+    if len(contexts.contexts) > MAX_CONTEXTS:
+        raise ConfigError(f"{MAX_CONTEXTS} contexts are there already; remove one")
+    path = contexts_file()
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
+        with os.fdopen(file, "wb") as out:
+            out.write(msgspec.json.format(msgspec.json.encode(contexts)) + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+def find_namesrv(said: str | None, context: str | None) -> str:
+    """The name servers that a command asks.
+
+    Args:
+        said: ``--namesrv``.
+        context: ``--context``.
+
+    Returns:
+        What was said; else the variable ``MQMESH_NAMESRV``; else the context in use; else those
+        of `mqmesh up`.
+
+    Raises:
+        ConfigError: Both were said, or there is no such context.
+    """
+    if said is not None and context is not None:
+        raise ConfigError("--namesrv and --context exclude each other")
+    if said is None and context is None:
+        said = os.environ.get(NAMESRV_VARIABLE) or None
+    if said is not None:
+        namesrv_addresses(said)
+        return said
+    contexts = load_contexts()
+    name = contexts.current if context is None else context
+    return contexts.namesrv(name) if name else DEFAULT_NAMESRV

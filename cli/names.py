@@ -1,0 +1,95 @@
+"""Names of topics and groups as arguments: the shell completes them by asking the cluster."""
+
+from abc import abstractmethod
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from mqmesh.errors import MQMeshError
+
+from .contexts import find_namesrv
+
+PATIENCE_MS: Final = 1_000
+"""A shell that waits for a cluster that is not there must not seem to hang."""
+
+
+class Text(click.types.StringParamType):
+    """An argument that is a text, not a file's name: whatever the terminal says, it is UTF-8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the text if it has a UTF-8 form."""
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is not valid UTF-8", param, ctx)
+        return text
+
+
+class ClusterName(Text):
+    """A name that the cluster knows."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names that begin so; none when nobody can be asked."""
+        said = [one.params for one in (ctx, ctx.find_root())]
+        namesrv = next((one["namesrv"] for one in said if one.get("namesrv")), None)
+        try:
+            found = self.known(find_namesrv(namesrv, ctx.find_root().params.get("context_name")))
+        except (MQMeshError, OSError):
+            return []
+        return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete)]
+
+    @abstractmethod
+    def known(self, namesrv: str) -> set[str]:
+        """All such names."""
+
+
+class TopicName(ClusterName):
+    """The name of a topic."""
+
+    def known(self, namesrv: str) -> set[str]:
+        """All topics of users."""
+        from mqmesh.message import is_system_topic
+        from mqmesh.sdk.admin import AdminClient
+
+        with AdminClient(namesrv, timeout_ms=PATIENCE_MS) as admin:
+            return {name for name in admin.topics() if not is_system_topic(name)}
+
+
+class GroupName(ClusterName):
+    """The name of a consumer group."""
+
+    def known(self, namesrv: str) -> set[str]:
+        """All consumer groups."""
+        from mqmesh.sdk.group_admin import GroupAdmin
+
+        with GroupAdmin(namesrv, timeout_ms=PATIENCE_MS) as admin:
+            return {one.config.group for found in admin.groups().values() for one in found}
+
+
+_TYPES: Final = {
+    "topic": TopicName,
+    "group": GroupName,
+    "source": GroupName,
+    "target": GroupName,
+}
+_NAMED: Final = {"topic": TopicName, "group": GroupName}
+"""What ``NAME`` is in the commands of a group of commands."""
+
+
+def check_texts(command: click.Command, inside: str = "") -> None:
+    """Has all arguments of a command that are texts looked at, and those of commands in it.
+
+    Args:
+        command: Which.
+        inside: Name of the group of commands that it belongs to.
+    """
+    for param in command.params:
+        if type(param.type) is click.types.StringParamType:
+            kind = _NAMED.get(inside) if param.name == "name" else _TYPES.get(param.name or "")
+            param.type = (kind or Text)()
+    for inner in getattr(command, "commands", {}).values():
+        check_texts(inner, command.name or "")

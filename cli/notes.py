@@ -1,0 +1,57 @@
+"""What commands say beside their answers, on standard error: errors, warnings and notes."""
+
+import sys
+
+import click
+import msgspec
+
+from mqmesh.logs import one_line
+
+
+class Options:
+    """What is said for all commands.
+
+    Attributes:
+        namesrv: Name servers, None where nothing was said.
+        context: Name of a context, None where nothing was said.
+        as_json: Answer in JSON.
+        debug: Show tracebacks.
+    """
+
+    def __init__(self) -> None:
+        self.namesrv: str | None = None
+        self.context: str | None = None
+        self.as_json = False
+        self.debug = False
+
+
+def tell_error(text: str, *, as_json: bool | None = None) -> None:
+    """Prints an error: a line, or ``{"error": text}`` where answers are JSON.
+
+    Args:
+        text: What went wrong.
+        as_json: None to go by what the command was told.
+    """
+    _tell("error", text, as_json=as_json)
+
+
+def tell_warning(text: str) -> None:
+    """Prints a warning: the answer may lack something."""
+    _tell("warning", text)
+
+
+def tell_note(text: str) -> None:
+    """Prints what people may want to know and programs may pass over."""
+    _tell("note", text, prefix="")
+
+
+def _tell(kind: str, text: str, *, as_json: bool | None = None, prefix: str | None = None) -> None:
+    if as_json is None:
+        context = click.get_current_context(silent=True)
+        options = None if context is None else context.find_object(Options)
+        as_json = options is not None and options.as_json
+    if as_json:
+        line = msgspec.json.encode({kind: text}).decode()
+    else:
+        line = one_line(f"{kind}: {text}" if prefix is None else f"{prefix}{text}")
+    print(line, file=sys.stderr, flush=True)

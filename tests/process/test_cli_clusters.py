@@ -1,0 +1,273 @@
+"""Commands for clusters, files and terminals, on a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mqmesh.cli import main
+from mqmesh.message import Message, dlq_topic
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.dead_letters import DeadLetterClient
+from mqmesh.sdk.group_admin import GroupAdmin
+from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.testing.processes import ProcessCluster
+
+PATIENCE_S = 40
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("c")
+    with ProcessCluster(folder, brokers=("broker-a", "broker-b")) as cluster:
+        cluster.start_schedule("broker-a")
+        cluster.start_schedule("broker-b")
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def environment(cluster, monkeypatch, tmp_path):
+    monkeypatch.setenv("MQMESH_NAMESRV", cluster.namesrv_addr)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command with --json; returns exit code, decoded lines, decoded lines of errors."""
+
+    def run(*arguments):
+        code = main.main([*arguments, "--json"])
+        out, err = capsys.readouterr()
+        return code, *([json.loads(line) for line in text.splitlines()] for text in (out, err))
+
+    return run
+
+
+@pytest.fixture
+def topic(cluster, request):
+    name = "cli." + request.node.name[5:100].replace("[", "-").replace("]", "")
+    with AdminClient(cluster.namesrv_addr) as admin:
+        admin.create_topic(name, queues=2)
+    return name
+
+
+def test_a_cluster_that_up_did_not_start_is_listed(run, cluster, capsys):
+    code, (rows,), err = run("cluster", "list")
+    assert (code, err) == (0, [])
+    brokers = [row for row in rows if row["role"] == "broker"]
+    assert [(row["name"], row["state"]) for row in brokers] == [
+        ("broker-a", "running"),
+        ("broker-b", "running"),
+    ]
+    assert {row["pid"] for row in brokers} == {one.pid for one in cluster.brokers.values()}
+    assert all(row["state"] == "running" for row in rows)
+    assert main.main(["cluster", "list"]) == 0
+    assert "broker-b" in capsys.readouterr().out
+
+
+def test_a_broker_is_shown(run, cluster, capsys):
+    code, (found,), _ = run("broker", "show", "broker-b")
+    assert code == 0
+    assert found["members"][0]["pid"] == cluster.brokers["broker-b"].pid
+    assert found["figures"]["schedule_service"] == "on"
+    assert main.main(["broker", "show", "broker-b"]) == 0
+    assert "schedule_service" in capsys.readouterr().out
+    code, out, err = run("broker", "show", "broker-x")
+    assert (code, out) == (1, [])
+    assert "broker-a, broker-b" in err[0]["error"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "stats", "no-such-topic"),
+        ("topic", "stats", "a/b"),
+        ("topic", "stats"),
+        ("topic", "nonsense"),
+        ("nonsense",),
+        ("consume", "t", "--queue", "x"),
+        ("group", "show", "no-such-group"),
+        ("dlq", "purge", "g"),
+        ("query", "by-id", "x"),
+        ("send", "t", "x", "--delay", "soon"),
+        ("--namesrv", "nonsense", "topic", "list"),
+    ],
+)
+def test_errors_are_json_where_answers_are(run, arguments):
+    code, out, err = run(*arguments)
+    assert code in (1, 2)
+    assert out == []
+    assert [list(line) for line in err] == [["error"]]
+
+
+def test_json_goes_to_the_file_while_a_bar_is_drawn_on_the_terminal(cluster, topic, tmp_path):
+    leader, terminal = pty.openpty()
+    file = tmp_path / "sent.jsonl"
+    try:
+        with file.open("wb") as out:
+            done = subprocess.run(
+                [sys.executable, "-m", "mqmesh.cli", "send", topic, "x", "-n", "3000", "--json"],
+                stdin=terminal,
+                stdout=out,
+                stderr=terminal,
+                env=os.environ | {"TERM": "xterm"},
+                timeout=PATIENCE_S,
+                check=False,
+            )
+        drawn = os.read(leader, 100_000)
+    finally:
+        os.close(leader)
+        os.close(terminal)
+    assert done.returncode == 0
+    sent = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({one["message_id"] for one in sent}) == 3_000
+    assert b"sending" in drawn
+    assert b"message_id" not in drawn
+
+
+def test_messages_are_sent_for_later(run, topic):
+    now_ms = time.time_ns() // 1_000_000
+    assert run("send", topic, "later", "--delay", "1h")[0] == 0
+    assert run("send", topic, "then", "--deliver-at", "2090-01-01T00:00Z")[0] == 0
+    assert run("send", topic, "soon", "--delay", "1ms")[0] == 0
+    code, found, _ = run("consume", topic, "--from", "first", "-n", "1", "--timeout", "30")
+    assert (code, [one["body"] for one in found]) == (0, ["soon"])
+    assert found[0]["deliver_at_ms"] >= now_ms
+    for wrong in (("--delay", "1"), ("--delay", "50000d"), ("--deliver-at", "1h")):
+        assert run("send", topic, "x", *wrong)[0] == 2
+    assert run("send", topic, "x", "--delay", "1h", "--deliver-at", "2090-01-01")[0] == 2
+
+
+def test_delayed_messages_that_wait_are_listed(run, cluster, topic):
+    def waiting():
+        code, (found,), _ = run("schedule", "list", "--topic", topic)
+        assert code == 0
+        return [(one["body"], one["real_topic"], one["keys"]) for one in found]
+
+    assert waiting() == []
+    for body, delay in (("third", "3h"), ("first", "1h"), ("second", "2h"), ("now", "1ms")):
+        assert run("send", topic, body, "--delay", delay, "--key", body)[0] == 0
+    assert run("consume", topic, "--from", "first", "-n", "1", "--timeout", "30")[0] == 0
+    assert waiting() == [(body, topic, [body]) for body in ("first", "second", "third")]
+    _, (found,), _ = run("schedule", "list", "--topic", topic, "--max", "2")
+    assert [one["body"] for one in found] == ["first", "second"]
+    assert run("schedule", "cancel", found[0]["message_id"])[0] == 0
+    assert [body for body, *_ in waiting()] == ["second", "third"]
+
+
+def test_some_queues_are_read_and_up_to_some_point(run, cluster, topic):
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        for queue in producer.fetch_publish_queues(topic):
+            for n in range(20):
+                tag = "late" if n >= 10 else "early"
+                producer.send(Message(topic, b"%d" % n, tag=tag), queue=queue)
+    first = ("consume", topic, "--from", "first")
+    code, found, _ = run(*first, "--until", "end")
+    assert (code, len(found)) == (0, 80)
+    code, found, _ = run(*first, "--until", "end", "--queue", "1")
+    assert {one["queue_id"] for one in found} == {1}
+    assert len(found) == 40
+    code, found, _ = run(*first, "--until", "end", "--tags", "early")
+    assert (code, len(found)) == (0, 40)
+    _, found, _ = run(*first, "-n", "80")
+    middle_ms = sorted(one["store_timestamp"] for one in found)[40]
+    code, early, _ = run(*first, "--until", str(middle_ms))
+    assert {one["message_id"] for one in early} == {
+        one["message_id"] for one in found if one["store_timestamp"] < middle_ms
+    }
+    assert run(*first, "--queue", "7")[0] == 2
+    assert run(*first, "--queue", "1", "--group", "g")[0] == 2
+
+
+def test_looking_on_leaves_nothing_behind(run, cluster, topic):
+    assert run("send", topic, "x")[0] == 0
+    with GroupAdmin(cluster.namesrv_addr) as admin:
+        before = admin.groups()
+        assert run("consume", topic, "--from", "first", "-n", "1")[0] == 0
+        deadline = time.monotonic() + PATIENCE_S
+        while admin.groups() != before:  # the word that a client leaves has no answer
+            assert time.monotonic() < deadline
+        topics = admin.topics()
+    assert not [name for name in topics if "mqmesh-consume" in name]
+
+
+def test_a_group_is_shown_with_what_was_set(run, cluster, topic, capsys):
+    group = topic
+    made = run("group", "create", group, "--retry-max-times", "5", "--no-notify")[1][0]
+    code, (found,), _ = run("group", "show", group)
+    assert code == 0
+    assert found["brokers"] == made["brokers"]
+    assert found["brokers"][0]["retry_max_times"] == 5
+    assert found["brokers"][0]["is_configured"] is True
+    (listed,) = [one for one in run("group", "list")[1][0] if one["group"] == group]
+    assert listed == found
+    assert main.main(["group", "show", group]) == 0
+    shown = capsys.readouterr().out
+    assert "5 retries, members are not told of others" in shown
+
+
+def test_dead_letters_are_purged(run, cluster, topic):
+    group = f"{topic}-g"
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        producer.send(Message(topic, b"x"))
+    consumer = PushConsumer(
+        group,
+        namesrv_addr=cluster.namesrv_addr,
+        consume_from_where="FIRST_OFFSET",
+        max_reconsume_times=0,
+    )
+    consumer.subscribe(topic, listener=lambda messages: ConsumeResult.RECONSUME_LATER)
+    with consumer, DeadLetterClient(cluster.namesrv_addr) as letters:
+        deadline = time.monotonic() + PATIENCE_S
+        while not letters.groups().get(group):
+            assert time.monotonic() < deadline
+    assert run("dlq", "purge", group)[0] == 2  # without --yes
+    assert run("dlq", "purge", group, "--yes") == (0, [{"group": group, "purged": 1}], [])
+    assert run("dlq", "purge", group, "--yes") == (0, [{"group": group, "purged": 0}], [])
+    with AdminClient(cluster.namesrv_addr) as admin:
+        assert dlq_topic(group) not in admin.topics()
+
+
+def test_the_shell_completes_topics_and_groups(cluster, topic):
+    with GroupAdmin(cluster.namesrv_addr) as admin:
+        admin.put_group(admin_config(topic))
+
+    def complete(*words):
+        environment = os.environ | {
+            "_MQMESH_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(("mqmesh", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        command = [sys.executable, "-m", "mqmesh.cli"]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+        return [line.partition(",")[2] for line in done.stdout.split()]
+
+    assert complete("topic", "stats", "cli.the") == [topic]
+    assert complete("send", "cli.the") == [topic]
+    assert complete("query", "by-key", "k", "--topic", "cli.the") == [topic]
+    assert complete("group", "progress", "cli.the") == [topic]
+    assert complete("consume", "t", "--group", "cli.the") == [topic]
+    assert "purge" in complete("dlq", "")
+    assert complete("--namesrv", "127.0.0.1:1", "topic", "stats", "c") == []
+
+
+def admin_config(group):
+    from mqmesh.protocol.groups import GroupConfig
+
+    return GroupConfig(group)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_shells_need_is_printed(capsys, shell):
+    assert main.main(["completion", shell]) == 0
+    assert "_MQMESH_COMPLETE" in capsys.readouterr().out
