@@ -103,6 +103,7 @@ class AdminClient:
     create_topic = awaited(BlockingAdminClient.create_topic)
     put_topic = awaited(BlockingAdminClient.put_topic)
     delete_topic = awaited(BlockingAdminClient.delete_topic)
+    create_snapshot = awaited(BlockingAdminClient.create_snapshot)
 
 
 class QueryClient(AdminClient):
