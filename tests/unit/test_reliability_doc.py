@@ -30,9 +30,10 @@ def tests(project_root):
 
 
 def rows(text, heading):
-    """Cells of the table under a heading, without its head."""
+    """Cells of the first table under a heading, without its head."""
     part = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    table = [line for line in part.splitlines() if line.startswith("| ")]
+    lines = itertools.dropwhile(lambda line: not line.startswith("| "), part.splitlines())
+    table = list(itertools.takewhile(lambda line: line.startswith("| "), lines))
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
 
 
