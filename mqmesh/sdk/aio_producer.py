@@ -12,7 +12,7 @@ from mqmesh.sdk.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer_options import ProducerKeywords
 from mqmesh.sdk.queue_selector import QueueChoice, QueueSelector
-from mqmesh.sdk.send_result import SendFuture, SendResult
+from mqmesh.sdk.send_result import SendResult
 
 
 class Producer:
@@ -84,11 +84,17 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``."""
-        waiting = await self._ready(message)
-        future = self._inner.send_async(
-            message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
-        )
-        return await self._outcome(future, waiting)
+        if self._must_wait(message):
+            await self._stand_in_line(message.topic)
+        completions = self._here()
+        if queue is None and selector is None and timeout_ms is None:
+            future = self._inner.send_async(message)  # which has a fast path without choices
+        else:
+            future = self._inner.send_async(
+                message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+            )
+        await completions.wait_for(future)
+        return future.result()
 
     async def send_batch(
         self,
@@ -99,9 +105,10 @@ class Producer:
     ) -> SendResult:
         """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
         first = messages[0] if isinstance(messages, Sequence) and messages else None
-        waiting = await self._ready(first)
+        await self._ready(first)
         future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
-        return await self._outcome(future, waiting)
+        await self._here().wait_for(future)
+        return future.result()
 
     async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
         """Sends a message and never tells what became of it."""
@@ -150,15 +157,18 @@ class Producer:
         """The queues that messages of a topic may be sent to."""
         return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
 
-    async def _ready(self, message: Message | None) -> asyncio.Future[None]:
-        """Waits until a message can be sent at once; the future is for its outcome."""
-        inner = self._inner
-        # What is no message is left to the sender, who says what is wrong with it.
-        if isinstance(message, Message) and isinstance(message.topic, str):
-            # What may wait, for a first route or for room, must not hold up the event loop.
-            if message.topic in self._lines or not inner.can_send_at_once(message.topic):
-                await self._stand_in_line(message.topic)
-        return self._new_waiting()
+    async def _ready(self, message: Message | None) -> None:
+        """Waits until a message can be sent at once."""
+        if message is not None and self._must_wait(message):
+            await self._stand_in_line(message.topic)
+        self._here()
+
+    def _must_wait(self, message: Message) -> bool:
+        # What may wait, for a first route or for room, must not hold up the event loop. What is
+        # no message is left to the sender, who says what is wrong with it.
+        if not isinstance(message, Message) or not isinstance(message.topic, str):
+            return False
+        return message.topic in self._lines or not self._inner.can_send_at_once(message.topic)
 
     async def _stand_in_line(self, topic: str) -> None:
         """Waits for a topic's route and for room; whoever came first goes first."""
@@ -190,15 +200,15 @@ class Producer:
         finally:
             del self._lines[topic], self._serving[topic]
 
-    def _new_waiting(self) -> asyncio.Future[None]:
+    def _here(self) -> Completions:
+        """Who tells of outcomes, if this is where the producer was started.
+
+        Raises:
+            ClientClosed: It was not started.
+            InvalidArgument: This is another event loop.
+        """
         if self._completions is None:
             self._inner.can_send_at_once("")  # says that the producer is not started
         assert self._completions is not None, "nothing is sent before start"
-        return self._completions.new_future()
-
-    async def _outcome(self, future: SendFuture, waiting: asyncio.Future[None]) -> SendResult:
-        completions = self._completions
-        assert completions is not None
-        future.add_done_callback(lambda _: completions.add(waiting))
-        await waiting
-        return future.result()
+        self._completions.check_loop()
+        return self._completions

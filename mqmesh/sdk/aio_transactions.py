@@ -142,7 +142,8 @@ class TransactionProducer(Producer):
         timeout_ms: int | None = None,
     ) -> TransactionSendResult:
         """Stores a half message, runs the local transaction, and ends both; as ``mqmesh``'s."""
-        waiting = self._new_waiting()
+        completions = self._here()
+        waiting = completions.new_future()
         future = await asyncio.to_thread(
             self._transactions.send_message_in_transaction_async,
             message,
@@ -152,8 +153,6 @@ class TransactionProducer(Producer):
             selector_arg=selector_arg,
             timeout_ms=timeout_ms,
         )
-        completions = self._completions
-        assert completions is not None
         future.add_done_callback(lambda _: completions.add(waiting))
         await waiting
         return future.result()

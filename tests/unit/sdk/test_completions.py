@@ -6,7 +6,10 @@ import threading
 import pytest
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.completions import Completions
+from mqmesh.sdk.send_result import PendingBatch, SendFuture
 
 
 def test_futures_that_are_done_together_share_a_wake_up() -> None:
@@ -84,3 +87,31 @@ def test_another_event_loop_is_refused() -> None:
             completions.new_future()
 
     asyncio.run(use())
+
+
+def batch_of_sends(count: int) -> tuple[PendingBatch, list[SendFuture]]:
+    queue = MessageQueue("t", "a", 0)
+    batch = PendingBatch(threading.Lock(), queue, 0, False, 0, 0, True)
+    return batch, [SendFuture(batch, number) for number in range(count)]
+
+
+def test_one_callback_serves_all_messages_of_a_batch() -> None:
+    async def main() -> None:
+        completions = Completions(asyncio.get_running_loop())
+        batch, sends = batch_of_sends(50)
+        waiting = [completions.wait_for(one) for one in sends]
+        assert len(batch.callbacks) == 1
+        waiting[7].cancel()
+        thread = threading.Thread(target=lambda: batch.finish(BatchOutcome(0, 0), None))
+        thread.start()
+        thread.join()
+        assert not waiting[0].done(), "it is told in the event loop"
+        late = completions.wait_for(sends[3])
+        del waiting[7]
+        await asyncio.wait_for(asyncio.gather(*waiting, late), 10)
+        assert not completions._waiting
+        again = completions.wait_for(sends[3])  # of a batch that is done and told
+        await asyncio.wait_for(again, 10)
+        assert not completions._waiting
+
+    asyncio.run(main())
