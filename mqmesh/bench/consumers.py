@@ -5,7 +5,7 @@ Run as ``python -m mqmesh.bench.consumers TASK``.
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mqmesh.bench.workload import (
@@ -33,15 +33,27 @@ WARM_UP_TIMEOUT_S: Final = 60.0
 
 def drain(task: Task) -> Report:
     """A push consumer with a listener, until it has every message."""
-    return _consume(task, take_ages=False)
+    return consume(task)
 
 
 def drain_paced(task: Task) -> Report:
     """The same, and how old each message was."""
-    return _consume(task, take_ages=True)
+    return consume(task, take_ages=True)
 
 
-def _consume(task: Task, *, take_ages: bool) -> Report:
+def consume(
+    task: Task,
+    *,
+    take_ages: bool = False,
+    read: Callable[[Sequence[StoredMessage]], None] | None = None,
+) -> Report:
+    """A push consumer, until it has every message.
+
+    Args:
+        task: Says how many.
+        take_ages: Report how old each message was.
+        read: Reads each message; raises ValueError for what is wrong with one.
+    """
     seen = SequenceCheck()
     latencies_us: list[float] = []
     lock = threading.Lock()
@@ -58,6 +70,8 @@ def _consume(task: Task, *, take_ages: bool) -> Report:
                 watch = Stopwatch()
             try:
                 seen.add_messages(messages)
+                if read is not None and watch is not None:
+                    read(messages)  # those of the warm-up are plain
             except ValueError as error:
                 broken.append(str(error))
             if take_ages and watch is not None:

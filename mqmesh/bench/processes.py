@@ -190,6 +190,8 @@ class Crew:
         module = "consumers" if task.kind.startswith("drain") else "producers"
         if task.kind.endswith("_labelled"):
             module = "labelled"
+        if task.kind.endswith("_orders"):
+            module = "orders"
         return self._start(task.kind, f"mqmesh.bench.{module}", task)
 
     def role(self, role: str, settings: Sequence[str]) -> tuple[Child, str]:

@@ -48,12 +48,12 @@ def produce_batches(task: Task) -> Report:
     pool = [make_keys(number, task.key_count) for number in range(task.key_pool)]
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         wait_go()
         watch = Stopwatch()
         for first in range(0, task.message_count, task.batch_messages):
             if len(waiting) >= task.window:
-                acknowledged += _stored(waiting.popleft())
+                acknowledged += stored(waiting.popleft())
             if task.key_count:
                 keys = _keys(task, pool, first)
                 pairs = zip(bodies, keys, strict=True)
@@ -61,8 +61,8 @@ def produce_batches(task: Task) -> Report:
             else:
                 messages = [Message(TOPIC, body) for body in bodies]
             waiting.append(producer.send_batch_async(messages))
-        acknowledged += sum(map(_stored, waiting))
-        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+        acknowledged += sum(map(stored, waiting))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
 
 def produce_async(task: Task) -> Report:
@@ -70,16 +70,16 @@ def produce_async(task: Task) -> Report:
     bodies = make_bodies(FUTURES_A_CHUNK, task.body_bytes)
     chunks: deque[list[SendFuture]] = deque()
     acknowledged = 0
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         send = producer.send_async
         wait_go()
         watch = Stopwatch()
         for _ in range(task.message_count // FUTURES_A_CHUNK):
             chunks.append([send(Message(TOPIC, body)) for body in bodies])
             if len(chunks) > CHUNKS_UNCHECKED:
-                acknowledged += _stored_of(chunks.popleft())
-        acknowledged += sum(map(_stored_of, chunks))
-        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+                acknowledged += stored_of(chunks.popleft())
+        acknowledged += sum(map(stored_of, chunks))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
 
 def produce_singles(task: Task) -> Report:
@@ -87,15 +87,15 @@ def produce_singles(task: Task) -> Report:
     bodies = make_bodies(task.batch_messages, task.body_bytes)
     waiting: deque[SendFuture] = deque()
     acknowledged = 0
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         wait_go()
         watch = Stopwatch()
         for number in range(task.message_count):
             if len(waiting) >= task.window:
-                acknowledged += _stored(waiting.popleft())
+                acknowledged += stored(waiting.popleft())
             waiting.append(producer.send_async(Message(TOPIC, bodies[number % len(bodies)])))
-        acknowledged += sum(map(_stored, waiting))
-        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+        acknowledged += sum(map(stored, waiting))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
 
 def produce_singles_threads(task: Task) -> Report:
@@ -103,7 +103,7 @@ def produce_singles_threads(task: Task) -> Report:
     body = make_bodies(1, task.body_bytes)[0]
     each = task.message_count // task.window
     acknowledged: list[int] = []
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         begin = threading.Barrier(task.window + 1)
 
         def work() -> None:
@@ -122,7 +122,7 @@ def produce_singles_threads(task: Task) -> Report:
         for thread in threads:
             thread.join()
         count = sum(acknowledged)
-        return watch.report(count, faults=_missing(count, each * task.window))
+        return watch.report(count, faults=missing(count, each * task.window))
 
 
 class _Agrees(TransactionListener):
@@ -153,14 +153,14 @@ def produce_transactions(task: Task) -> Report:
                 committed += waiting.popleft().result(OUTCOME_TIMEOUT_S).is_ended
             waiting.append(send(Message(TOPIC, bodies[number % len(bodies)])))
         committed += sum(one.result(OUTCOME_TIMEOUT_S).is_ended for one in waiting)
-        return watch.report(committed, faults=_missing(committed, task.message_count))
+        return watch.report(committed, faults=missing(committed, task.message_count))
 
 
 def send_sync(task: Task) -> Report:
     """One synchronous send after the other."""
     body = make_bodies(1, task.body_bytes)[0]
     latencies_us = []
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         for _ in range(WARM_UP_SENDS):
             producer.send(Message(TOPIC, body))
         wait_go()
@@ -172,7 +172,7 @@ def send_sync(task: Task) -> Report:
             result = producer.send(Message(TOPIC, body, None, keys))
             latencies_us.append((time.perf_counter_ns() - begin_ns) / 1_000)
             acknowledged += result.status is SendStatus.SEND_OK
-        faults = _missing(acknowledged, task.message_count)
+        faults = missing(acknowledged, task.message_count)
         return watch.report(acknowledged, latencies_us=latencies_us, faults=faults)
 
 
@@ -180,7 +180,7 @@ def produce_paced(task: Task) -> Report:
     """A message at a time, at a steady rate, each with the time it was made at."""
     filler = make_bodies(1, task.body_bytes)[0]
     waiting: list[SendFuture] = []
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         wait_go()
         watch = Stopwatch()
         for number in range(task.message_count):
@@ -189,14 +189,14 @@ def produce_paced(task: Task) -> Report:
                 time.sleep(wait_s)
             keys = make_keys(number, task.key_count)
             waiting.append(producer.send_async(Message(TOPIC, stamp_body(filler), None, keys)))
-        acknowledged = sum(map(_stored, waiting))
-        return watch.report(acknowledged, faults=_missing(acknowledged, task.message_count))
+        acknowledged = sum(map(stored, waiting))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
 
 
 def warm_up(task: Task) -> Report:
     """A message into each queue, so that a waiting consumer can tell that it has them all."""
     body = make_bodies(1, task.body_bytes)[0]
-    with _producer(task) as producer:
+    with bench_producer(task) as producer:
         queues = producer.fetch_publish_queues(TOPIC)
         watch = Stopwatch()
         say_ready()
@@ -205,7 +205,8 @@ def warm_up(task: Task) -> Report:
 
 
 @contextmanager
-def _producer(task: Task) -> Iterator[Producer]:
+def bench_producer(task: Task) -> Iterator[Producer]:
+    """A producer as the task wants it, which knows the topic's queues."""
     client = ClientOptions(use_ipc=task.use_ipc)
     with Producer("bench-producer", namesrv_addr=task.address, client=client) as producer:
         producer.fetch_publish_queues(TOPIC, timeout_ms=10_000)
@@ -219,12 +220,14 @@ def _keys(task: Task, pool: list[tuple[str, ...]], first: int) -> list[tuple[str
     return pool[begin : begin + task.batch_messages]
 
 
-def _stored(future: SendFuture) -> int:
+def stored(future: SendFuture) -> int:
+    """How many messages of a send are stored; waits for its outcome."""
     result = future.result(OUTCOME_TIMEOUT_S)
     return result.message_count if result.status is SendStatus.SEND_OK else 0
 
 
-def _stored_of(futures: list[SendFuture]) -> int:
+def stored_of(futures: list[SendFuture]) -> int:
+    """How many of single sends are stored; waits for all."""
     # Waiting for the last one leaves little waiting for the others.
     futures[-1].result(OUTCOME_TIMEOUT_S)
     late = [future for future in futures if not future.done()]
@@ -233,7 +236,8 @@ def _stored_of(futures: list[SendFuture]) -> int:
     return sum([future.exception() is None for future in futures])
 
 
-def _missing(count: int, expected: int) -> list[str]:
+def missing(count: int, expected: int) -> list[str]:
+    """The fault to be reported if not all messages were acknowledged."""
     return [] if count == expected else [f"{count} of {expected} messages were acknowledged"]
 
 

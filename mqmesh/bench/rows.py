@@ -106,6 +106,58 @@ def _throughput_rows(body_bytes: int, messages: int) -> list[Row]:
     ]
 
 
+def _order_rows() -> list[Row]:
+    """Ordinary messages against plain ones of the same size on average."""
+    load = Load(messages=2_000_000, window=32)
+    drain_orders = partial(
+        product_drain, load, producer_kind="produce_orders", consumer_kind="drain_orders"
+    )
+    return [
+        Row(
+            name="produce_order",
+            unit="msg/s",
+            what="explicit batches of ordinary messages, against plain ones",
+            product=partial(product_produce, "produce_orders", load),
+            limit=partial(product_produce, "produce_batches", load),
+            least_ratio=0.5,
+        ),
+        Row(
+            name="async_order",
+            unit="msg/s",
+            what="one send_async an ordinary message, against plain ones",
+            product=partial(product_produce, "async_orders", load),
+            limit=partial(product_produce, "produce_async", load),
+            least_ratio=0.5,
+        ),
+        Row(
+            name="drain_order",
+            unit="msg/s",
+            what="a listener reads id, body, tag and a property of each, against plain ones",
+            product=drain_orders,
+            limit=partial(product_drain, load),
+            least_ratio=0.35,
+        ),
+        Row(
+            name="both_order",
+            unit="msg/s",
+            what="both at once, against plain ones",
+            product=partial(product_both, "produce_orders", "drain_orders", load),
+            limit=partial(product_both, "produce_batches", "drain", load),
+            least_ratio=0.5,
+        ),
+        Row(
+            name="aio_order",
+            unit="msg/s",
+            what="gathered sends of asyncio's producer, against send_async",
+            product=partial(
+                product_produce, "aio_orders", msgspec.structs.replace(load, messages=300_000)
+            ),
+            limit=partial(product_produce, "async_orders", load),
+            least_ratio=0.5,
+        ),
+    ]
+
+
 def _windowed(load: Load, window: int) -> Load:
     return msgspec.structs.replace(load, window=window)
 
@@ -346,6 +398,7 @@ ROWS: Final = {
     for row in [
         *_throughput_rows(128, 4_000_000),
         *_throughput_rows(1024, 800_000),
+        *_order_rows(),
         *_latency_rows(),
         *_other_rows(),
         *_store_rows(),

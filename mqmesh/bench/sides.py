@@ -230,12 +230,18 @@ def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
         return cluster.memory(sample)
 
 
-def product_drain(load: Load, conditions: Conditions) -> Sample:
+def product_drain(
+    load: Load,
+    conditions: Conditions,
+    *,
+    producer_kind: str = "produce_batches",
+    consumer_kind: str = "drain",
+) -> Sample:
     """A push consumer reads what was stored before."""
     with new_crew(conditions) as crew:
         cluster = Cluster(crew, load, conditions)
-        _fill(crew.client(load.task("produce_batches", cluster.namesrv, conditions)))
-        client = crew.client(load.task("drain", cluster.namesrv, conditions))
+        _fill(crew.client(load.task(producer_kind, cluster.namesrv, conditions)))
+        client = crew.client(load.task(consumer_kind, cluster.namesrv, conditions))
         return cluster.memory(measure_alone("consumer", client, cluster.child, conditions))
 
 

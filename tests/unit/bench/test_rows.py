@@ -36,6 +36,7 @@ def test_a_row_is_chosen_by_its_name_and_several_by_a_beginning():
     assert {row.name for row in select_rows(["produce_", "both_128"])} == {
         "produce_128",
         "produce_1024",
+        "produce_order",
         "both_128",
     }
 

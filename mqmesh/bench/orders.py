@@ -1,0 +1,155 @@
+"""Ordinary messages: bodies of differing sizes, a tag, a key and two properties each.
+
+Run as ``python -m mqmesh.bench.orders TASK``. What the messages are made of is made before, as
+bodies are in the other rows: what is measured is mqmesh, not the making of strings.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh import aio
+from mqmesh.bench.consumers import consume
+from mqmesh.bench.producers import (
+    CHUNKS_UNCHECKED,
+    FUTURES_A_CHUNK,
+    bench_producer,
+    missing,
+    stored,
+    stored_of,
+)
+from mqmesh.bench.workload import TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.options import ClientOptions
+from mqmesh.sdk.send_result import SendFuture
+
+LEAST_BODY_BYTES: Final = 32
+MOST_BODY_BYTES: Final = 224
+POOL_ORDERS: Final = 1_000
+"""After so many messages the same come again: few enough to be in the processor's cache, as what a
+program has just made is."""
+
+_TAGS: Final = ("created", "paid", "sent", "returned")
+_CURRENCIES: Final = ("EUR", "USD", "JPY", "CHF")
+
+
+_Order = tuple[bytes, str, tuple[str, ...], dict[str, str]]
+
+
+def make_orders(count: int) -> list[_Order]:
+    """Body, tag, keys and properties of messages, the same in every run.
+
+    Args:
+        count: How many, all different.
+    """
+    chance = random.Random(count)
+    return [
+        (
+            chance.randbytes(chance.randint(LEAST_BODY_BYTES, MOST_BODY_BYTES)),
+            chance.choice(_TAGS),
+            (f"order-{number:010d}",),
+            {"currency": chance.choice(_CURRENCIES), "customer": str(chance.randrange(10**6))},
+        )
+        for number in range(count)
+    ]
+
+
+def produce_orders(task: Task) -> Report:
+    """Explicit batches, a window of them without an outcome."""
+    pool = make_orders(POOL_ORDERS)
+    waiting: deque[SendFuture] = deque()
+    acknowledged = 0
+    with bench_producer(task) as producer:
+        wait_go()
+        watch = Stopwatch()
+        for first in range(0, task.message_count, task.batch_messages):
+            if len(waiting) >= task.window:
+                acknowledged += stored(waiting.popleft())
+            begin = first % (POOL_ORDERS - task.batch_messages + 1)
+            waiting.append(
+                producer.send_batch_async(_messages(pool[begin : begin + task.batch_messages]))
+            )
+        acknowledged += sum(map(stored, waiting))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
+
+
+def async_orders(task: Task) -> Report:
+    """One ``send_async`` a message; every future is looked at."""
+    pool = make_orders(POOL_ORDERS) * (FUTURES_A_CHUNK // POOL_ORDERS)
+    chunks: deque[list[SendFuture]] = deque()
+    acknowledged = 0
+    with bench_producer(task) as producer:
+        send = producer.send_async
+        wait_go()
+        watch = Stopwatch()
+        for _ in range(task.message_count // FUTURES_A_CHUNK):
+            chunks.append(
+                [
+                    send(Message(TOPIC, body, tag, keys, properties))
+                    for body, tag, keys, properties in pool
+                ]
+            )
+            if len(chunks) > CHUNKS_UNCHECKED:
+                acknowledged += stored_of(chunks.popleft())
+        acknowledged += sum(map(stored_of, chunks))
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
+
+
+def aio_orders(task: Task) -> Report:
+    """Sends from coroutines that are gathered, so many at a time."""
+    return asyncio.run(_aio_orders(task))
+
+
+async def _aio_orders(task: Task) -> Report:
+    pool = make_orders(POOL_ORDERS)
+    acknowledged = 0
+    client = ClientOptions(use_ipc=task.use_ipc)
+    async with aio.Producer("bench-producer", namesrv_addr=task.address, client=client) as producer:
+        await producer.fetch_publish_queues(TOPIC)
+        wait_go()
+        watch = Stopwatch()
+        for first in range(0, task.message_count, POOL_ORDERS):
+            messages = _messages(pool[: task.message_count - first])
+            results = await asyncio.gather(*[producer.send(one) for one in messages])
+            acknowledged += sum(one.status is SendStatus.SEND_OK for one in results)
+        return watch.report(acknowledged, faults=missing(acknowledged, task.message_count))
+
+
+def drain_orders(task: Task) -> Report:
+    """A push consumer that reads id, body, tag and a property of each message."""
+    return consume(task, read=_read_orders)
+
+
+def _messages(orders: list[_Order]) -> list[Message]:
+    return [Message(TOPIC, body, tag, keys, properties) for body, tag, keys, properties in orders]
+
+
+def _read_orders(messages: Sequence[StoredMessage]) -> None:
+    for one in messages:
+        message_id = one.message_id
+        body = one.body
+        tag = one.tag
+        currency = one.property("currency")
+        if not (message_id and body and tag and currency):
+            raise ValueError(f"message {message_id} came without its fields")
+
+
+PROGRAMS: Final = {
+    "produce_orders": produce_orders,
+    "async_orders": async_orders,
+    "aio_orders": aio_orders,
+    "drain_orders": drain_orders,
+}
+
+
+def main() -> None:
+    """Runs the program that the task names."""
+    task = read_task()
+    hand_in(PROGRAMS[task.kind](task))
+
+
+if __name__ == "__main__":
+    main()
