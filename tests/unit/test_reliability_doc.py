@@ -11,7 +11,15 @@ from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.chaos import ROUNDS, SCENARIOS
 from mqmesh.testing.checker import History, check
 
-EVENTS = ("process kill", "OS crash, power cut", "full disk", "failed sync", "bit rot")
+EVENTS = (
+    "process kill",
+    "OS crash, power cut",
+    "full disk",
+    "failed sync",
+    "a segment that somebody cuts or removes while the broker runs",
+    "a sector that cannot be read",
+    "bit rot",
+)
 
 
 @pytest.fixture(scope="module")
