@@ -32,12 +32,32 @@ venv_stamp() {
     cat "$ROOT"/{setup.cfg,setup.py,pyproject.toml} "$ROOT"/mqmesh/*.[ch] "$ROOT"/mqmesh/sdk/*.c | cksum
 }
 
-# Who asks for no extras is content with the developers' environment too.
+has_java() {
+    local version
+    version="$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 |
+        sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -1)" || return 1
+    [ "${version:-0}" -ge 17 ]
+}
+
+# What all tests need; where there is no Java for Spark, it comes from PyPI.
+TEST_EXTRAS="dev,spark,spark-test"
+has_java || TEST_EXTRAS="$TEST_EXTRAS,spark-java"
+
+# Who asks for less is content with an environment that has more.
 venv_is_current() {
-    local stamp
+    local stamp extras enough=("$1")
     stamp="$(cat "$VENV/.mqmesh-stamp" 2>/dev/null)" || return 1
-    [ "$stamp" = "$(venv_stamp "$1")" ] || [ "$1:$stamp" = ":$(venv_stamp dev)" ] || return 1
-    "$VENV/bin/python" -c 'import mqmesh.cli' 2>/dev/null
+    case "$1" in
+        "") enough+=(dev "$TEST_EXTRAS") ;;
+        dev | spark) enough+=("$TEST_EXTRAS") ;;
+    esac
+    for extras in "${enough[@]}"; do
+        if [ "$stamp" = "$(venv_stamp "$extras")" ]; then
+            "$VENV/bin/python" -c 'import mqmesh.cli' 2>/dev/null
+            return
+        fi
+    done
+    return 1
 }
 
 build_venv() {
@@ -72,14 +92,14 @@ ensure_venv() {
     cd "$ROOT"
 }
 
-# use_tools: sets BIN to the folder with mqmesh and all developers' tools. That is the active
+# use_tools [EXTRAS]: sets BIN to the folder with mqmesh and all developers' tools. That is the active
 # environment when it has everything, otherwise ours.
 use_tools() {
-    local active="${VIRTUAL_ENV:-}"
-    if [ -n "$active" ] && [ -z "${MQMESH_VENV:-}" ] && has_tools "$active"; then
+    local extras="${1:-dev}" active="${VIRTUAL_ENV:-}"
+    if [ -n "$active" ] && [ -z "${MQMESH_VENV:-}" ] && has_tools "$active" "$extras"; then
         BIN="$active/bin"
     else
-        ensure_venv dev
+        ensure_venv "$extras"
         BIN="$VENV/bin"
     fi
     cd "$ROOT"
@@ -88,10 +108,12 @@ use_tools() {
 has_tools() {
     (
         cd "$ROOT/scripts" &&
-            "$1/bin/python" - "$ROOT" <<'PY'
+            "$1/bin/python" - "$ROOT" "$2" <<'PY'
 import importlib.util, pathlib, sys
 
 tools = ("hypothesis", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "xdist")
+if "spark" in sys.argv[2].split(","):
+    tools += ("pyspark", "delta", "deltalake", "pyarrow", "duckdb")
 if any(importlib.util.find_spec(tool) is None for tool in tools):
     sys.exit(1)
 import mqmesh.cli

@@ -1,0 +1,356 @@
+"""All flights through snapshots into an archive: each message once, in every version."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable
+
+from mqmesh.errors import ConfigError
+from mqmesh.message import Message
+from mqmesh.record_batch import decode_messages
+from mqmesh.spark import export, tables
+from mqmesh.spark.find import find
+from mqmesh.spark.ingest import ingest
+from mqmesh.spark.maintenance import (
+    check_reads_only,
+    compact,
+    content_of,
+    expire,
+    query,
+    vacuum,
+    verify,
+)
+from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.snapshot_making import restore_snapshot
+from mqmesh.storage.snapshot_reading import Batch, Snapshot
+from mqmesh.testing.indexed_store import make_messages_batch
+from mqmesh.testing.snapshots import take_snapshot
+from mqmesh.testing.store_files import StoreFiles
+from mqmesh.units import MIB, TimestampMs
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    # Sockets and processes of Java end when it likes.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+FIRST_DAY = datetime(2026, 3, 1, tzinfo=UTC)
+BATCH = 500
+MOST = 40_000
+"""Flights; scripts/quickstart archives all of them."""
+PER_DAY = 10_000
+SIXTEENTHS = (1, 8, 12, 16, 17)
+"""Of the flights, when a snapshot is taken; the first is a small one for many questions."""
+CONFIG = StoreConfig(mapped_file_size_commit_log=4 * MIB)
+
+
+class Scene:
+    """A store that gets all flights, four snapshots of it, and what the file says of them."""
+
+    def __init__(self, root, flights) -> None:
+        self.root = root
+        self.files = StoreFiles(root / "store", CONFIG)
+        store = self.files.open()
+        self.carriers: Counter[str] = Counter()
+        self.bodies = 0
+        self.snapshots = []
+        messages = []
+        stored = 0
+        rows = list(flights.rows())[:MOST]
+        for number, row in enumerate(rows):
+            messages.append(flights.to_message(row))
+            self.carriers[row["carrier"]] += 1
+            if len(messages) == BATCH or number == len(rows) - 1:
+                self.put(store, messages, stored)
+                stored += len(messages)
+                messages = []
+            if (number + 1) * 16 >= len(rows) * SIXTEENTHS[len(self.snapshots)]:
+                self.snapshots.append(self.snapshot(store))
+        self.count = len(rows)
+        self.store = store
+
+    def put(self, store, messages, sequence):
+        day = FIRST_DAY.timestamp() + sequence // PER_DAY * 86_400
+        batch = make_messages_batch(
+            messages,
+            topic=messages[0].topic,
+            first_sequence=sequence,
+            producer_id=7,
+            compress_over_bytes=4096,
+        )
+        store.put([batch], TimestampMs(int(day * 1_000) + sequence % PER_DAY))
+
+    def snapshot(self, store, name=None):
+        name = name or f"broker-a.{len(self.snapshots)}.0"
+        return take_snapshot(store, self.files.directory, self.root / "snapshots", name=name)[0]
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory, project_root):
+    sys.path.insert(0, str(project_root / "examples"))
+    try:
+        import flights
+    finally:
+        sys.path.pop(0)
+    scene = Scene(tmp_path_factory.mktemp("archive"), flights)
+    yield scene
+    scene.files.close()
+
+
+@pytest.fixture(scope="session")
+def archive(spark, scene):
+    """The archive of all snapshots, ingested in any order and at once."""
+    archive = str(scene.root / "archive")
+    for number in (1, 0):
+        ingest(spark, str(scene.snapshots[number]), archive)
+    errors = []
+
+    def work(number):
+        try:
+            ingest(spark, str(scene.snapshots[number]), archive)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (2, 3, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert ingest(spark, str(scene.snapshots[3]), archive).from_offset == (
+        Snapshot(scene.snapshots[3]).manifest.end_offset
+    )
+    return archive
+
+
+def test_a_snapshot_read_by_spark_is_what_a_full_scan_finds(spark, scene):
+    path = scene.snapshots[0]
+    frame = spark.read.format("mqmesh").load(str(path))
+    found = frame.selectExpr(
+        "count(*)", "bit_xor(xxhash64(commitlog_offset, ordinal, body))"
+    ).collect()[0]
+    rows = [
+        (batch.header.commitlog_offset, number, message.body)
+        for batch in Snapshot(path).read()
+        if isinstance(batch, Batch)
+        for number, message in enumerate(decode_messages(batch.data, batch.header))
+    ]
+    assert found[0] == len(rows) >= scene.count // 16
+    names = ["commitlog_offset", "ordinal", "body"]
+    types = pa.schema([(names[0], pa.int64()), (names[1], pa.int32()), (names[2], pa.binary())])
+    scanned = pa.table([list(column) for column in zip(*rows, strict=True)], schema=types)
+    hashed = spark.createDataFrame(scanned).selectExpr(
+        "bit_xor(xxhash64(commitlog_offset, ordinal, body))"
+    )
+    assert hashed.collect()[0][0] == found[1]
+
+
+def test_columns_have_what_a_consumer_sees(spark, scene):
+    path = scene.snapshots[0]
+    frame = spark.read.format("mqmesh").load(str(path)).where("queue_offset = 1234")
+    (row,) = frame.collect()
+    place = next(
+        batch
+        for batch in Snapshot(path).read()
+        if isinstance(batch, Batch) and batch.header.next_queue_offset > 1234
+    )
+    messages = decode_messages(place.data, place.header)
+    message = next(one for one in messages if one.queue_offset == 1234)
+    assert (row.topic, row.physical_topic, row.broker) == ("flights", "flights", "broker-a")
+    assert (row.message_id, row.ordinal) == (message.message_id, message.ordinal)
+    assert (row.commitlog_offset, row.store_id) == (message.commitlog_offset, place.header.store_id)
+    assert (row.tag, tuple(row["keys"]), row.properties) == (
+        message.tag,
+        tuple(message.keys),
+        message.properties,
+    )
+    assert (bytes(row.body), row.flag, row.sharding_key) == (
+        message.body,
+        message.flag,
+        message.sharding_key,
+    )
+    assert not row.transaction
+    assert row.dt == FIRST_DAY.date()
+    assert set(frame.columns) == set(
+        spark.read.format("mqmesh").option("pushdown", "true").load(str(path)).columns
+    )
+
+
+def test_filters_reach_the_reader_and_change_no_answer(spark, scene):
+    path = str(scene.snapshots[0])
+    plain = spark.read.format("mqmesh").load(path)
+    pushed = spark.read.format("mqmesh").option("pushdown", "true").load(path)
+    some_id = plain.where("queue_offset = 1500").collect()[0].message_id
+    for where in (
+        "topic = 'flights' and tag = 'AA' and dt = '2026-03-01'",
+        f"message_id = '{some_id}'",
+        "store_timestamp >= timestamp'2026-03-01 00:00:10Z' and dt < '2026-03-04'",
+        "topic in ('nobody', 'nothing')",
+    ):
+        assert pushed.where(where).count() == plain.where(where).count(), where
+    assert pushed.where("topic = 'nobody'").rdd.getNumPartitions() >= 1
+    options = {"topics": "flights", "key": "N14228", "columns": "tag,keys"}
+    by_key = spark.read.format("mqmesh").options(**options).load(path)
+    assert by_key.columns == ["tag", "keys"]
+    assert by_key.count() == plain.where("array_contains(keys, 'N14228')").count() > 0
+
+
+def test_every_version_of_the_table_has_each_message_once(archive, scene):
+    newest = DeltaTable(f"{archive}/messages").version()
+    assert newest >= 1
+    seen = 0
+    for version in range(newest + 1):
+        table = DeltaTable(f"{archive}/messages", version=version)
+        rows = table.to_pyarrow_table(columns=["commitlog_offset", "ordinal"])
+        assert (
+            rows.num_rows == rows.group_by(["commitlog_offset", "ordinal"]).aggregate([]).num_rows
+        )
+        assert rows.num_rows >= seen
+        seen = rows.num_rows
+    assert seen == scene.count
+
+
+def test_sql_gives_the_totals_of_the_file(spark, archive, scene):
+    rows = query(
+        spark, archive, "select tag, count(*) from messages where topic = 'flights' group by tag"
+    ).collect()
+    assert dict(map(tuple, rows)) == dict(scene.carriers)
+    report = verify(spark, archive)
+    assert report.sound
+    assert (report.rows, report.duplicates, report.gaps) == (scene.count, 0, [])
+
+
+def test_another_engine_reads_the_same_counts(archive, scene):
+    import duckdb
+
+    files = DeltaTable(f"{archive}/messages").file_uris()
+    rows = duckdb.sql(
+        f"select tag, count(*) from read_parquet({files}, hive_partitioning=true) group by tag"
+    ).fetchall()
+    assert dict(rows) == dict(scene.carriers)
+
+
+def test_messages_are_found_without_java(archive, scene):
+    found = find(archive, topic="flights", key="N14228", most=1_000)
+    assert found
+    assert all("N14228" in row["keys"] for row in found)
+    assert {json.loads(row["body"])["tailnum"] for row in found} == {"N14228"}
+    (row,) = find(archive, message_id=found[3]["message_id"])
+    assert row == found[3]
+    assert find(archive, key="nobody's") == []
+    assert len(find(archive, topic="flights", most=7)) == 7
+    with pytest.raises(ConfigError, match="no archive"):
+        find(str(scene.root), key="x")
+
+
+def test_an_export_has_the_messages_in_the_order_of_the_log(archive, scene, tmp_path):
+    rows = list(export.rows(archive, "flights", "2026-03-02", "2026-03-02"))
+    places = [(row["commitlog_offset"], row["ordinal"]) for row in rows]
+    assert len(rows) == PER_DAY
+    assert places == sorted(set(places))
+    last = ("flights", "2026-03-04", "2026-03-31")
+    count = export.write_parquet(archive, *last, str(tmp_path))
+    table = pa.parquet.read_table(tmp_path / "flights.parquet")
+    assert count == table.num_rows == scene.count - 3 * PER_DAY
+    assert list(export.rows(archive, "nobody", "", "")) == []
+
+
+def test_status_is_told_without_java(archive, scene):
+    (source,) = tables.sources(archive)
+    end = Snapshot(scene.snapshots[-1]).manifest.end_offset
+    assert (source.broker, source.position, source.keys_position) == ("broker-a", end, end)
+    assert source.gaps == []
+    assert source.ingests[0].from_offset == 0
+    assert sum(one.rows for one in tables.partitions(archive)) == scene.count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "insert into messages select * from messages",
+        "drop table messages",
+        "create table x as select 1",
+        "delete from messages",
+        "from messages insert into a select * insert into b select *",
+        "with a as (select 1) insert into messages select * from a",
+        "set spark.x=1",
+        "optimize messages",
+        "select from where",
+    ],
+)
+def test_sql_that_would_write_is_refused(spark, archive, text):
+    with pytest.raises(ConfigError, match=r"only SELECT|Spark cannot"):
+        query(spark, archive, text)
+    check_reads_only(spark, "with a as (select 1 as x) select x from a order by x limit 3")
+
+
+def test_compaction_changes_no_message_and_vacuum_removes_old_files(spark, archive, scene):
+    before = content_of(spark, archive)
+    done = compact(spark, archive)
+    assert done["files_after"] < done["files_before"]
+    assert content_of(spark, archive) == before
+    assert before.rows == scene.count
+    assert vacuum(archive, hours=1, dry_run=True) == []
+    assert ingest(spark, str(scene.snapshots[0]), archive).gap_before == 0
+    assert content_of(spark, archive) == before
+
+
+def small_store(root, name, count, *, config=CONFIG):
+    files = StoreFiles(root / name, config)
+    store = files.open()
+    grow(store, 0, count)
+    return files, store
+
+
+def grow(store, start, stop):
+    for number in range(start, stop):
+        batch = make_messages_batch(
+            [Message("small", str(number).encode(), keys=[f"s-{number}"])], first_sequence=number
+        )
+        store.put([batch], TimestampMs(1_770_000_000_000 + number * 3_600_000))
+
+
+def test_a_gap_another_store_and_another_course_are_refused(spark, scene, tmp_path):
+    archive = str(tmp_path / "archive")
+    root = tmp_path / "snapshots"
+    files, store = small_store(tmp_path, "one", 20)
+    early = take_snapshot(store, files.directory, root, name="broker-a.1.0")[0]
+    grow(store, 20, 30)
+    later = take_snapshot(store, files.directory, root, name="broker-a.2.0")[0]
+    ingest(spark, str(later), archive)
+    # Another store of that name.
+    others, other = small_store(tmp_path, "two", 3)
+    foreign = take_snapshot(other, others.directory, root, name="broker-a.3.0")[0]
+    with pytest.raises(ConfigError, match="already there from another store"):
+        ingest(spark, str(foreign), archive)
+    ingest(spark, str(foreign), archive, name="broker-a-2")
+    # The store as it was restored from a backup, gone on otherwise.
+    restore_snapshot(early, tmp_path / "restored")
+    again = StoreFiles(tmp_path / "restored", CONFIG)
+    restored = again.open()
+    grow(restored, 100, 140)
+    otherwise = take_snapshot(restored, again.directory, root, name="broker-a.4.0")[0]
+    with pytest.raises(ConfigError, match="not the one that was archived up to"):
+        ingest(spark, str(otherwise), archive)
+    rows = tables.require_table(archive, tables.MESSAGES).to_pyarrow_table(
+        columns=["broker", "body"]
+    )
+    found = Counter(rows["broker"].to_pylist())
+    assert found == {"broker-a": 30, "broker-a-2": 3}
+    before = datetime.fromtimestamp(1_770_000_000 + 30 * 3_600, UTC).date().isoformat()
+    gone = expire(spark, archive, before=before)
+    assert 0 < gone < 33
+    assert verify(spark, archive).rows == 33 - gone
+    assert verify(spark, archive).sound
+    for one in (files, others, again):
+        one.close()
