@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import StoreLocked
 from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.consume_queue import ConsumeQueue
-from mqmesh.storage.interface import PutStatus, RecoveryProgress
+from mqmesh.storage.interface import BatchToPut, PutStatus, RecoveryProgress
 from mqmesh.storage.queue_table import decode_table, encode_table
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
@@ -17,18 +17,21 @@ from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, sett
 TAGS = ["red", "green", None, "blue", "red"]
 
 
+def batch_number(number: int, queue_id: int) -> BatchToPut:
+    return make_batch(
+        [f"{queue_id} {number} {index}" for index in range(5)],
+        queue_id=queue_id,
+        tags=TAGS if number % 2 else (),
+        first_sequence=5 * number,
+    )
+
+
 def fill(files: StoreFiles) -> dict[str, bytes]:
     """A store with three queues and mixed tags; returns its queue files after a clean stop."""
     store = files.open()
     for number in range(30):
         for queue_id in range(3):
-            batch = make_batch(
-                [f"{queue_id} {number} {index}" for index in range(5)],
-                queue_id=queue_id,
-                tags=TAGS if number % 2 else (),
-                first_sequence=5 * number,
-            )
-            store.put([batch], NOW)
+            store.put([batch_number(number, queue_id)], NOW)
     settle(store)
     store.close()
     return files.queue_files()
@@ -79,7 +82,7 @@ def test_a_lost_queue_table_is_made_again(files: StoreFiles, names: list[str]) -
         (files.directory / name).unlink(missing_ok=True)
     store = files.open()
     assert len(deliverable(store, "topic", 1)) == 150
-    (again,) = store.put([make_batch(["x"] * 5, queue_id=1, first_sequence=145)], NOW)
+    (again,) = store.put([batch_number(29, queue_id=1)], NOW)
     assert again.status is PutStatus.DUPLICATE
     store.close()
     assert files.queue_files() == good
