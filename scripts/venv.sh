@@ -29,7 +29,7 @@ find_python() {
 # What the environment was built from; a difference means it must be renewed.
 venv_stamp() {
     printf 'extras=%s root=%s ' "$1" "$ROOT"
-    cat "$ROOT"/{setup.cfg,setup.py,pyproject.toml} "$ROOT"/mqmesh/*.[ch] "$ROOT"/mqmesh/sdk/*.c | cksum
+    cat "$ROOT"/{setup.cfg,setup.py,pyproject.toml} "$ROOT"/mqmesh/native/*.[ch] | cksum
 }
 
 has_java() {
