@@ -8,11 +8,16 @@ import zmq
 from mqmesh.transport import sockets
 from mqmesh.transport.accounts import MARK_BYTES, PeerAccount, ServerLimits, room_of_one
 from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.units import KIB, MIB
 
 RETRY_MS: Final = 10
 """How soon answers that wait are tried again."""
 SWEEP_MS: Final = 10
 """Before anybody is refused, all accounts are brought up to date, but no more often."""
+HEAD_BYTES: Final = 1 * KIB
+"""Of an answer, what is not its body."""
+LEAST_ROOM_BYTES: Final = 1 * MIB
+"""Somebody who holds nothing may have so much, if anybody may have anything."""
 
 MOST_UNTAKEN_MS: Final = 60_000
 """A peer that does not take a marked frame in this time is told of: the frame may be a view of a
@@ -52,6 +57,7 @@ class Outbox:
         self._socket = socket
         self._loop = loop
         self._limits = limits
+        self._most_room = max(room_of_one(0, limits) - HEAD_BYTES, LEAST_ROOM_BYTES)
         self._on_excess = on_excess
         self._on_deaf = on_deaf
         self._waiting: dict[bytes, PeerAccount] = {}
@@ -90,13 +96,35 @@ class Outbox:
             self.held -= account.sweep()
         if self._fits(account, size):
             return True
+        self._look_again()
+        return self._fits(account, size)
+
+    def room(self, account: PeerAccount) -> int:
+        """Bytes that the body of an answer to a peer may have; 0 or less if there is no room."""
+        if not self.held:
+            return self._most_room  # nearly always
+        if account.held:
+            self.held -= account.sweep()
+        room = self._room(account)
+        if room < LEAST_ROOM_BYTES:
+            self._look_again()
+            room = self._room(account)
+        return room
+
+    def _room(self, account: PeerAccount) -> int:
+        room = room_of_one(self.held, self._limits) - HEAD_BYTES
+        if account.held:
+            return room - account.held
+        # One answer may be held for anybody, within the budget of all.
+        return max(room, LEAST_ROOM_BYTES) if self._fits(account, 0) else 0
+
+    def _look_again(self) -> None:
         now_ms = self._loop.clock.monotonic_ms()
         if now_ms - self._swept_ms >= SWEEP_MS:
             self._swept_ms = now_ms
             self.sweep()
         if self.held > self._limits.max_total_pending_bytes:
             self._tell_excess()
-        return self._fits(account, size)
 
     def _fits(self, account: PeerAccount, size: int) -> bool:
         if not account.held:

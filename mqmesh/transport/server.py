@@ -203,6 +203,27 @@ class CommandServer:
                 return
         self._outbox.send(request.peer, *frames)
 
+    def room(self, peer: bytes) -> int:
+        """How many bytes an answer to a peer may have now, so that no more is looked for.
+
+        Args:
+            peer: Routing id.
+
+        Returns:
+            At least 1.
+
+        Raises:
+            SystemBusy: There is no room: it does not take its answers, or nobody does.
+        """
+        account = self._accounts.get(peer)
+        if account is None:
+            return 1  # it is gone
+        room = self._outbox.room(account)
+        if room <= 0 or (account.held and room < account.refused):
+            raise self._no_room(account)
+        account.refused = 0
+        return room
+
     def fail(self, request: Request, error: Exception) -> None:
         """Answers a request with an error."""
         self._fail(request.peer, request.command.opaque, request.command.flags, error)

@@ -245,6 +245,34 @@ def test_a_peer_that_does_not_read_is_held_a_bounded_number_of_bytes(wire, bare,
     assert answer_of(wire, lazy).code == ResponseCode.SUCCESS
 
 
+def test_answers_that_keep_to_the_room_of_their_peer_are_never_made_in_vain(wire, bare):
+    given = []
+
+    def big(request):
+        given.append(min(server.room(request.peer), 3 * MIB))
+        return Reply(body=[bytes(given[-1])])
+
+    server, where = wire.server({BIG: big}, max_pending_bytes=8 * MIB)
+    lazy = bare(where, rcvhwm=1, rcvbuf=4_096, sndhwm=100_000)
+    for opaque in range(100):
+        lazy.send(encode_frame(BIG, opaque))
+    wire.until(lambda: server.requests == 100)
+    assert given[0] == 3 * MIB
+    assert len(given) < 100
+    assert server._outbox.held <= 8 * MIB
+    answers = [answer_of(wire, lazy) for _ in range(100)]
+    served = [len(one.body) for one in answers if one.code == ResponseCode.SUCCESS]
+    assert served == given
+    # It has read everything, so it has room again.
+    lazy.send(encode_frame(BIG, 1))
+    assert len(answer_of(wire, lazy).body) == 3 * MIB
+
+
+def test_who_is_gone_has_room_for_nothing_to_speak_of(wire):
+    server, _ = wire.server({})
+    assert server.room(b"gone!") == 1
+
+
 def test_a_peer_that_never_reads_small_answers_loses_its_connection(wire, bare):
     held = []
     server, where = wire.server({BIG: held.append}, max_pending_bytes=2 * MIB)
