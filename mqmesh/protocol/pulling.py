@@ -50,7 +50,8 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topic: Physical topic.
         queue_id: Message queue.
         queue_offset: Next message wanted. The first batch of the answer may begin before it.
-        max_bytes: Stop adding batches beyond so many bytes; at least one batch is given.
+        max_bytes: Stop adding batches beyond so many bytes; at least one batch is given. The broker
+            may stop sooner.
         suspend_timeout_ms: Wait so long for a message when there is none, 0 to 30,000.
         expression: Subscription expression, ``*`` for all.
         expression_type: ``ExpressionType``.

@@ -99,7 +99,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             as those of others are checked. Costs about a millisecond of processor time a MiB of
             messages; without it a faulty client can store what no consumer can read.
         max_held_pulls: Pulls waiting at a time, 1 to 10,000,000; beyond it a pull that finds
-            nothing is refused with SYSTEM_BUSY. About 1 KiB of memory each.
+            nothing is refused with SYSTEM_BUSY. About 1 KiB of memory each. So many more may wait
+            for their turn while others ask for much.
         max_staged_bytes: Message bytes gathered before one write to the log, 64 KiB to 1 GiB.
             More makes no difference unless very many producers send large batches at once.
         max_sync_flush_waits: With ``SYNC_FLUSH``: requests that may wait for the disk at a

@@ -8,6 +8,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
 from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
@@ -21,6 +22,7 @@ from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.offset_resets import OffsetResets
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.pull_turns import PullTurns
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.reply_table import ReplyTable
 from mqmesh.roles.broker.schedule_desk import ScheduleDesk
@@ -49,12 +51,15 @@ class Wire(msgspec.Struct, frozen=True):
             code and remark.
         notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
             pieces.
+        room: How many bytes an answer to a peer may have now, at least 1; raises ``SystemBusy`` if
+            there is none.
     """
 
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
     notify: Callable[..., None]
     note_refusal: Callable[[int, str], None] = lambda code, remark: None
+    room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
 
 
 class Keeper(msgspec.Struct, frozen=True):
@@ -98,7 +103,8 @@ class BrokerContext(msgspec.Struct, frozen=True):
         offsets: Consumer offsets.
         groups: Clients and consumer groups.
         locks: Queues of ordered consumers.
-        holds: Pulls that wait.
+        holds: Pulls that wait for a message.
+        turns: Pulls that wait for their turn.
         stage: Sends of this tick, and those that wait for the disk.
         producer_keys: What producers' connections have shown.
         metas: Batch metas decoded before.
@@ -146,6 +152,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
     filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
+    turns: PullTurns = msgspec.field(default_factory=PullTurns)
     transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
 

@@ -36,7 +36,7 @@ from mqmesh.roles.broker.filter_servers import FilterServers
 from mqmesh.roles.broker.handlers.dead_letters import forget_marks
 from mqmesh.roles.broker.handlers.membership import send_notices
 from mqmesh.roles.broker.handlers.offsets import tell_forced_losses
-from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
+from mqmesh.roles.broker.handlers.pull import answer_expired_pulls, begin_pull_turn
 from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
 from mqmesh.roles.broker.handlers.schedule import (
     fail_cancels,
@@ -57,6 +57,7 @@ from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.pull_turns import PullTurns
 from mqmesh.roles.broker.queue_locks import QueueLocks
 from mqmesh.roles.broker.send_admission import SendAdmission
 from mqmesh.roles.broker.snapshot_desk import OnDone, SnapshotDesk, as_mqmesh_error
@@ -228,7 +229,7 @@ class BrokerServer:
         finish_sends(broker)
         self._on_save()
         leaving = BrokerNotAvailable(f"broker {self._config.broker_name} is stopping")
-        for held in broker.holds.release_all():
+        for held in broker.holds.release_all() + broker.turns.release_all():
             broker.wire.fail(held.request, leaving)
         links = self._links
         if links is not None:
@@ -296,11 +297,12 @@ class BrokerServer:
             ),
             locks=self._make_locks(store),
             holds=PullHold(config.max_held_pulls, retry_after_ms),
+            turns=PullTurns(config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
             producer_keys=ProducerKeys(config.max_producers_per_connection),
             metas=MetaCache(),
             stats=BrokerStats(),
-            wire=Wire(server.reply, server.fail, server.notify, server.note_refusal),
+            wire=Wire(server.reply, server.fail, server.notify, server.note_refusal, server.room),
             keeper=Keeper(
                 self._save_topics, tables.save_offsets, tables.save_groups, tables.offsets_failure
             ),
@@ -452,6 +454,7 @@ class BrokerServer:
     def _on_disconnect(self, peer: bytes) -> None:
         if self._broker is not None:
             self._broker.holds.release_peer(peer)
+            self._broker.turns.release_peer(peer)
             self._broker.producer_keys.on_disconnect(peer)
             on_requester_lost(self._broker, peer)
             self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
@@ -466,6 +469,8 @@ class BrokerServer:
             if broker.stage.sends:
                 broker.admission.frames_taken(server.readable_ms)
                 finish_sends(broker)
+            if begin_pull_turn(broker):
+                self._loop.call_later(0, _take_next_turn)
             send_notices(broker)
             tell_schedule_service(broker)
             broker.admission.tick_ended(
@@ -583,3 +588,7 @@ class BrokerServer:
             "namesrvs_registered": str(links.registered_count),
             "wiped_write_perm": str(links.wiped_write_perm).lower(),
         } | (self._index.figures() if self._index is not None else {"index_state": "off"})
+
+
+def _take_next_turn() -> None:
+    """Nothing to do, but the loop takes its next turn without a wait."""

@@ -34,14 +34,21 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
     moved = _moved(context, pull, pull.queue_offset) or _cut(context, pull)
     if moved is not None:
         return moved
-    result = _get(context, pull, pull.queue_offset)
     wait_ms = min(pull.suspend_timeout_ms, context.config.long_polling_max_ms)
-    if not wait_ms or not _is_waiting(result):
-        return _reply(context, pull, result)
+    turn_is_over = context.turns.left <= 0
+    queue_offset = pull.queue_offset
+    if not turn_is_over:
+        result = _get(context, request.peer, pull, queue_offset)
+        if not wait_ms or not _is_waiting(result):
+            return _reply(context, pull, result)
+        queue_offset = result.next_queue_offset
     now_ms = context.clock.monotonic_ms()
-    held = HeldPull(without_frame(request), pull, result.next_queue_offset, now_ms + wait_ms)
-    _hurry(held, now_ms)
+    held = HeldPull(without_frame(request), pull, queue_offset, now_ms + wait_ms)
     try:
+        if turn_is_over:
+            context.turns.wait(held)
+            return None
+        _hurry(held, now_ms)
         context.holds.hold(held)
     except SystemBusy:
         context.stats.total.busy_refusals += 1
@@ -54,20 +61,46 @@ def wake_pulls(context: BrokerContext, topic: str, queue_id: int) -> None:
     """Messages came into a queue: answers those who wait at it, as far as they want them."""
     for held in context.holds.release(topic, queue_id):
         try:
-            context.group_table.check_pull(held.pull.group, context.groups.model_of)
-            moved = _moved(context, held.pull, held.queue_offset)
-            if moved is not None:
-                context.wire.reply(held.request, moved)
-                continue
-            result = _get(context, held.pull, held.queue_offset)
-            if _is_waiting(result):
-                held.queue_offset = result.next_queue_offset
-                _hurry(held, context.clock.monotonic_ms())
-                context.holds.hold(held)
+            if context.turns.left > 0:
+                _go_on(context, held)
             else:
-                context.wire.reply(held.request, _reply(context, held.pull, result))
+                context.turns.wait(held)
         except MQMeshError as error:
             context.wire.fail(held.request, error)
+
+
+def begin_pull_turn(context: BrokerContext) -> bool:
+    """A turn of the loop is over: answers of those who wait for another as many as it may.
+
+    Returns:
+        True if some wait on, so that the next turn has to come at once.
+    """
+    turns = context.turns
+    turns.begin()
+    while (held := turns.take()) is not None:
+        try:
+            _go_on(context, held)
+        except MQMeshError as error:
+            context.wire.fail(held.request, error)
+    return len(turns) > 0
+
+
+def _go_on(context: BrokerContext, held: HeldPull) -> None:
+    """Answers a pull that waited, or lets it wait for a message."""
+    context.group_table.check_pull(held.pull.group, context.groups.model_of)
+    moved = _moved(context, held.pull, held.queue_offset)
+    if moved is not None:
+        context.wire.reply(held.request, moved)
+        return
+    result = _get(context, held.request.peer, held.pull, held.queue_offset)
+    if _is_waiting(result):
+        held.queue_offset = result.next_queue_offset
+        now_ms = context.clock.monotonic_ms()
+        if now_ms < held.deadline_ms:
+            _hurry(held, now_ms)
+            context.holds.hold(held)
+            return
+    context.wire.reply(held.request, _reply(context, held.pull, result))
 
 
 def _hurry(held: HeldPull, now_ms: int) -> None:
@@ -81,7 +114,7 @@ def answer_expired_pulls(context: BrokerContext, now_ms: int) -> None:
     """Answers pulls whose time is over; there may be something after all."""
     for held in context.holds.tick(now_ms):
         try:
-            result = _get(context, held.pull, held.queue_offset)
+            result = _get(context, held.request.peer, held.pull, held.queue_offset)
             context.wire.reply(held.request, _reply(context, held.pull, result))
         except MQMeshError as error:
             context.wire.fail(held.request, error)
@@ -93,7 +126,9 @@ def fail_pulls_of(context: BrokerContext, topic: str) -> None:
         context.wire.fail(held.request, TopicNotFound(f"topic {topic!r} was deleted"))
 
 
-def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetResult:
+def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: int) -> GetResult:
+    # Asked before anything is read: who does not take its answers costs no reading.
+    most = min(pull.max_bytes, context.wire.room(peer), context.turns.most_bytes)
     topic = context.topics.get(pull.topic)
     if topic is None or pull.queue_id >= topic.readable_queues:
         topic = context.topics.require_readable(pull.topic, pull.queue_id)
@@ -101,7 +136,8 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
     place = pull.topic, pull.queue_id, queue_offset
     if wanted is None:
         # A client may ask for it as often as it likes, and checksums cost time, too.
-        most = min(pull.max_bytes, MAX_VERIFIED_BYTES) if pull.verify else pull.max_bytes
+        if pull.verify:
+            most = min(most, MAX_VERIFIED_BYTES)
         found = context.store.get(*place, max_bytes=most, verify=pull.verify)
         result = _up_to_hole(found, pull.queue_offset)
     else:
@@ -110,7 +146,7 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
             context.metas,
             place,
             wanted,
-            max_bytes=pull.max_bytes,
+            max_bytes=most,
             verify=pull.verify,
         )
     if result.next_queue_offset > queue_offset:
@@ -124,6 +160,7 @@ def _get(context: BrokerContext, pull: PullRequest, queue_offset: int) -> GetRes
         )
     if result.status is GetStatus.FOUND:
         size = sum(map(len, result.data))
+        context.turns.left -= size
         topic.get_messages += result.message_count
         topic.get_bytes += size
         total = context.stats.total

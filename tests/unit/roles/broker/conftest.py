@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from mqmesh.errors import MQMeshError, OffsetOutOfRange
+from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -20,7 +20,7 @@ from mqmesh.protocol.command import (
     encode_header,
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
-from mqmesh.protocol.pulling import PullRequest, PullResponse
+from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
@@ -30,6 +30,7 @@ from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.groups_table import GroupTable
 from mqmesh.roles.broker.handlers.membership import send_notices
+from mqmesh.roles.broker.handlers.pull import begin_pull_turn
 from mqmesh.roles.broker.handlers.send import finish_sends
 from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.producer_keys import ProducerKeys
@@ -86,6 +87,7 @@ class Stage:
         self.answers: dict[int, Reply | Exception] = {}
         self.notices: list[tuple[bytes, int, bytes]] = []
         self.saved: list[object] = []
+        self.rooms: dict[bytes, int] = {}
         self._opaque = itertools.count(1)
         self._sequence = itertools.count(0, 1_000)
         retry_after_ms = self.config.busy_retry_after_ms
@@ -113,7 +115,12 @@ class Stage:
             producer_keys=ProducerKeys(self.config.max_producers_per_connection),
             metas=MetaCache(),
             stats=BrokerStats(),
-            wire=Wire(self._reply, self._reply, lambda *notice: self.notices.append(notice)),
+            wire=Wire(
+                self._reply,
+                self._reply,
+                lambda *notice: self.notices.append(notice),
+                room=self._room,
+            ),
             keeper=Keeper(
                 partial(self._save, "topics"),
                 partial(self._save, "offsets"),
@@ -146,6 +153,7 @@ class Stage:
 
     def end_tick(self) -> None:
         finish_sends(self.context)
+        begin_pull_turn(self.context)
         send_notices(self.context)
 
     def ask(self, code, header=b"", kind=None, **options):
@@ -217,6 +225,11 @@ class Stage:
         assert opaque not in self.answers, "answered twice"
         assert not request.command.flags & ONEWAY, "a oneway request was answered"
         self.answers[opaque] = reply
+
+    def _room(self, peer: bytes) -> int:
+        if self.rooms.get(peer) == 0:
+            raise SystemBusy("planned: no room")
+        return self.rooms.get(peer, MAX_PULL_BYTES)
 
     def _save(self, table, on_saved) -> None:
         self.saved.append(table)
