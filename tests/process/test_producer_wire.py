@@ -221,7 +221,9 @@ def test_a_refusal_of_the_whole_request_is_told_with_its_wish(script, producer):
 
 
 def test_closing_ends_sends_that_hang(script):
-    producer = Producer("g", namesrv_addr=script.namesrv_addr, send_msg_timeout_ms=60_000)
+    producer = Producer(
+        "g", namesrv_addr=script.namesrv_addr, send_msg_timeout_ms=60_000, close_timeout_ms=200
+    )
     producer.start()
     producer.send(message("0"), queue=QUEUE)
     script.tricks.extend([lambda request, reply: None] * 100)
