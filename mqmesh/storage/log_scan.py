@@ -252,7 +252,7 @@ class LogScanner:
                 continue
             try:
                 # All of them before the first is read: reading ahead makes data of holes.
-                ranges = list(_data_ranges(fd, low - segment.start, high - segment.start))
+                ranges = list(data_ranges(fd, low - segment.start, high - segment.start))
                 for position, range_end in ranges:
                     while position < range_end:
                         piece = os.pread(fd, min(WINDOW_BYTES, range_end - position), position)
@@ -313,8 +313,17 @@ class LogScanner:
         self._segment = segment
 
 
-def _data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Parts of a file that may hold something else than zeros that were never written."""
+def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Parts of a file that may hold something else than zeros that were never written.
+
+    Args:
+        fd: Open for reading.
+        start: Position in the file to begin at.
+        stop: Position to end at; the parts end with the file.
+
+    Returns:
+        Pairs of positions, ascending.
+    """
     position = start
     while position < stop:
         try:

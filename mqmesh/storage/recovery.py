@@ -7,11 +7,11 @@ tail is cut durably. Only if the system has not restarted, so that no page was
 lost, a bad record with good ones behind it is damage there too. Opening a store
 that was closed in order is the same, only that there is nothing to read.
 
-What is taken for good behind the synced mark is written again before it is synced:
+A segment with good records behind the synced mark is copied into a new file first:
 after a failed sync the page cache shows what the disk does not have.
 
 A crash in the middle of recovery does no harm: nothing is changed before the
-end was found (bytes that are written again are the same), and the
+end was found (a copy of a segment is the same), and the
 steps of the cut are in an order that can be repeated.
 """
 
@@ -131,7 +131,11 @@ class Recovery:
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
-        self._rewriting = Rewriting(segments, self._first_doubtful())
+        self._rewriting = Rewriting(
+            segments,
+            self._first_doubtful(),
+            lambda offset: self._tell("copying a log segment", offset, offset),
+        )
         self._epoch = 0
         self._read_bytes = 0
         self._queues_synced_through = 0
@@ -162,12 +166,13 @@ class Recovery:
             return Recovered(0, 1, self.store_id, 0, 0, None, True, 0)
         try:
             end = self._rebuild(table)
+            self._rewriting.finish()
+            epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
+            begins_at = end
+            cut = self._cut(end, epoch + 1)
         finally:
             self._scanner.close()
             self._rewriting.close()
-        epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
-        begins_at = end
-        cut = self._cut(end, epoch + 1)
         if cut:
             end += MARKER_SIZE
         # Without a torn tail, too: zeros may stand where records were that somebody has read.
@@ -208,6 +213,7 @@ class Recovery:
             if topic is None:
                 return end
             log.error("queues of topic %r lack entries, all queues are made anew", topic)
+        self._rewriting.close()
         self._queues.clear()
         self._complete = False
         self._gaps.clear()
@@ -261,7 +267,8 @@ class Recovery:
             if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
-            if position - saved >= SAVE_EVERY_BYTES and self._rewritten is None:
+            is_savable = self._rewritten is None and not self._rewriting.is_at_work
+            if position - saved >= SAVE_EVERY_BYTES and is_savable:
                 saved = position
                 self._damage.save()
                 self._save_progress(position, self._epoch)
@@ -405,6 +412,8 @@ class Recovery:
             store_timestamp=self._clock.wall_ms(),
             store_check=self._key.marker_check,
         )
+        # Nor does the file remember what is written there, if a sync of it failed.
+        self._rewriting.replace(end)
         self._void(segment, end, marker)
         return last - end
 

@@ -62,6 +62,14 @@ class Segment:
         """Of those, what seems to be taken behind ``allocated_through``."""
         return self.disk_bytes - (self.allocated_through - self.start)
 
+    def note_blocks(self, found: os.stat_result) -> None:
+        """Notes what the blocks of its file take, after another has taken its place.
+
+        Args:
+            found: Of the file that is there now.
+        """
+        self._block_bytes = found.st_blocks * STAT_BLOCK_BYTES
+
 
 class Segments:
     """All segments of a log, ascending. There may be holes where a file was lost."""

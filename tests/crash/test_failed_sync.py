@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,21 +31,28 @@ class Disk:
     """What the device has of the log's segments, beside what the page cache shows.
 
     A sync takes the dirty pages to the device. One that fails forgets that they are dirty, as
-    Linux does. Pages that are written again with the same bytes are dirty again.
+    Linux does. Pages that are written again with the same bytes are dirty again. A page for which
+    a sync failed once is lost for as long as its file is there, whatever is written to it and
+    synced later: ext4 without a journal does that, where a file's blocks were new.
     """
 
     def __init__(self, files: StoreFiles, monkeypatch: pytest.MonkeyPatch) -> None:
         self._files = files
-        self._device: dict[str, bytearray] = {}
-        self._shown: dict[str, bytes] = {}
-        self._dirty: dict[str, set[int]] = {}
+        # By file, not by name; each is held open, so that no other gets its number.
+        self._device: dict[int, bytearray] = {}
+        self._shown: dict[int, bytes] = {}
+        self._dirty: dict[int, set[int]] = {}
+        self._lost: dict[int, set[int]] = {}
+        self._held: dict[int, int] = {}
         self.is_failing = False
+        self._read = os.pread
         real_write = os.pwrite
 
         def pwrite(fd: int, data: bytes, position: int) -> int:
             count = real_write(fd, data, position)
-            pages = range(position // PAGE, (position + count - 1) // PAGE + 1)
-            self._dirty.setdefault(_path_of(fd), set()).update(pages)
+            if Path(_path_of(fd)).parent.name == "commitlog":
+                pages = range(position // PAGE, (position + count - 1) // PAGE + 1)
+                self._dirty.setdefault(self._number_of(fd), set()).update(pages)
             return count
 
         monkeypatch.setattr(os, "pwrite", pwrite)
@@ -52,31 +60,46 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """In the place of ``os.fdatasync``."""
-        path = _path_of(fd)
-        if Path(path).parent.name != "commitlog":
+        if Path(_path_of(fd)).parent.name != "commitlog":
             return
-        shown = Path(path).read_bytes()
-        before = self._shown.get(path, bytes(len(shown)))
-        dirty = self._dirty.pop(path, set())
+        number = self._number_of(fd)
+        shown = self._read(fd, SEGMENT_BYTES, 0)
+        before = self._shown.get(number, bytes(len(shown)))
+        dirty = self._dirty.pop(number, set())
         dirty |= {
             start // PAGE
             for start in range(0, len(shown), PAGE)
             if shown[start : start + PAGE] != before[start : start + PAGE]
         }
-        self._shown[path] = shown
+        self._shown[number] = shown
+        lost = self._lost.setdefault(number, set())
         if self.is_failing:
+            lost |= dirty
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        device = self._device.setdefault(path, bytearray(len(shown)))
-        for page in dirty:
+        device = self._device.setdefault(number, bytearray(len(shown)))
+        for page in dirty - lost:
             device[page * PAGE : (page + 1) * PAGE] = shown[page * PAGE : (page + 1) * PAGE]
 
     def cut_power(self) -> None:
         """From now on the page cache shows what the device has."""
         for path in (self._files.directory / "commitlog").iterdir():
-            device = self._device.get(str(path), bytearray(SEGMENT_BYTES))
+            number = path.stat().st_ino
+            device = self._device.get(number, bytearray(SEGMENT_BYTES))
             path.write_bytes(device)
-            self._shown[str(path)] = bytes(device)
+            self._shown[number] = bytes(device)
         self._dirty.clear()
+        self._lost.clear()
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for fd in self._held.values():
+            os.close(fd)
+
+    def _number_of(self, fd: int) -> int:
+        number = os.fstat(fd).st_ino
+        if number not in self._held:
+            self._held[number] = os.dup(fd)
+        return number
 
 
 def _path_of(fd: int) -> str:
@@ -139,13 +162,17 @@ class Scene:
 
 
 @pytest.fixture
-def scene(files: StoreFiles, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(files, monkeypatch)
+def scene(files: StoreFiles, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    scene = Scene(files, monkeypatch)
+    yield scene
+    scene.disk.close()
 
 
 def test_the_disk_of_these_tests_loses_what_a_failed_sync_covered(scene: Scene) -> None:
     scene.stopped_by_a_failed_sync()
-    fd = os.open(scene.files.segment(), os.O_RDONLY)
+    shown = scene.files.segment().read_bytes()
+    fd = os.open(scene.files.segment(), os.O_RDWR)
+    os.pwrite(fd, shown, 0)
     scene.disk.sync(fd)
     os.close(fd)
     scene.cut_power()
@@ -174,7 +201,7 @@ def test_a_store_whose_sync_fails_again_at_its_start_does_not_start(scene: Scene
     scene.stopped_by_a_failed_sync()
     scene.disk.is_failing = True
     for _ in range(2):
-        with pytest.raises(StorageError, match="cannot be synced"):
+        with pytest.raises(StorageError, match=r"cannot be (synced|written again)"):
             scene.open()
     scene.disk.is_failing = False
     assert deliverable(scene.open()) == dict(enumerate(BODIES))
@@ -207,3 +234,65 @@ def test_after_an_orderly_stop_nothing_is_written_again(
     monkeypatch.setattr(os, "pwrite", pwrite)
     scene.open()
     assert [path for path in written if "commitlog" in path] == []
+
+
+def test_the_copy_of_a_segment_replaces_it_and_another_link_keeps_the_old_file(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.stopped_by_a_failed_sync()
+    segment = scene.files.segment()
+    before = segment.read_bytes()
+    linked = tmp_path / "linked"
+    linked.hardlink_to(segment)
+    segment.with_name(segment.name + ".new").write_bytes(b"left by a crash")
+    store = scene.open()
+    put_bodies(store, ["new"])
+    scene.wait_for_disk(store)
+    assert deliverable(store) == dict(enumerate([*BODIES, "new"]))
+    assert linked.read_bytes() == before
+    assert segment.stat().st_ino != linked.stat().st_ino
+    assert segment.stat().st_size == SEGMENT_BYTES
+    assert not list(segment.parent.glob("*.new"))
+
+
+def test_without_room_for_a_copy_the_store_opens_and_says_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.stopped_by_a_failed_sync()
+    before = scene.files.segment().read_bytes()
+    real = os.posix_fallocate
+
+    def posix_fallocate(fd: int, position: int, size: int) -> None:
+        if _path_of(fd).endswith(".new"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, position, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    assert deliverable(scene.open()) == dict(enumerate(BODIES))
+    assert "mapped_file_size_commit_log" in caplog.text
+    assert scene.files.segment().read_bytes() == before
+    assert not list(scene.files.segment().parent.glob("*.new"))
+
+
+def test_a_sector_that_cannot_be_copied_costs_its_batch_and_the_old_file_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.stopped_by_a_failed_sync()
+    segment = scene.files.segment()
+    before = segment.read_bytes()
+    bad = 3 * PAGE  # of the second batch, which was synced
+    real = os.pread
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        if position <= bad < position + size and _path_of(fd) == str(segment):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, size, position)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "pread", pread)
+        store = scene.open()
+    (aside,) = segment.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == before
+    after = segment.read_bytes()
+    assert after == before[:bad] + bytes(PAGE) + before[bad + PAGE :]
+    assert store.stats().writable
