@@ -14,6 +14,9 @@ from mqmesh.units import MIB, QueueOffset
 
 MAX_VERIFIED_BYTES: Final = 1 * MIB
 """Checked for one answer; at least one batch, whatever its size."""
+JUDGED_AS_BYTES: Final = 256
+"""Of a turn's budget, for each message that an expression judges: also those that nobody gets
+take time."""
 PASSED_OVER_MS: Final = 1_000
 """A pull waits no longer once messages were passed over that its expression does not want."""
 
@@ -149,6 +152,7 @@ def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: i
             max_bytes=most,
             verify=pull.verify,
         )
+        context.turns.left -= JUDGED_AS_BYTES * max(result.next_queue_offset - queue_offset, 0)
     if result.next_queue_offset > queue_offset:
         context.pulls.note(
             pull.group,

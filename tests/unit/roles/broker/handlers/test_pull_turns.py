@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullStatus
-from mqmesh.roles.broker.handlers.pull import begin_pull_turn
+from mqmesh.roles.broker.handlers.pull import JUDGED_AS_BYTES, begin_pull_turn
 from mqmesh.roles.broker.pull_turns import TURN_BYTES
 from mqmesh.units import MIB
 
@@ -111,3 +111,18 @@ def test_without_room_nothing_is_read(full):
     with pytest.raises(SystemBusy, match="planned"):
         full.answer(later)
     assert full.reads.asked == []
+
+
+def test_messages_that_are_judged_in_vain_use_up_a_turn_too(stage, monkeypatch):
+    count = 1_000
+    for _ in range(5):
+        assert stage.send(stage.batch(bodies=(b"x",) * count, tag="B"))[0].code == 0
+    stage.reads = Reads(stage, monkeypatch)
+    begun = [
+        stage.begin_pull(expression="A", peer=b"peer%d" % number, max_bytes=MAX_PULL_BYTES)
+        for number in range(30)
+    ]
+    at_once = TURN_BYTES // (JUDGED_AS_BYTES * 5 * count) + 1
+    assert len(stage.reads.asked) == at_once < 30
+    turns_until_answered(stage, begun)
+    assert {stage.pulled(opaque)[0].status for opaque in begun} == {PullStatus.NO_MATCHED_MSG}
