@@ -246,7 +246,9 @@ class IndexedStore:
 
     def scan(self) -> list[StoredMessage]:
         """All messages of the log that count, oldest first: read without any index."""
-        segments = sorted((self.files.directory / "commitlog").iterdir())
+        # What a helper thread prepares beside them has another name until it is a segment.
+        folder = self.files.directory / "commitlog"
+        segments = sorted(path for path in folder.iterdir() if path.name.isdecimal())
         visible = self.store.stats().max_commitlog_offset
         found: list[StoredMessage] = []
         for path in segments:

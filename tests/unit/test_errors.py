@@ -48,6 +48,7 @@ def test_every_error_says_when_it_is_raised() -> None:
 def test_retriable_is_decided_by_class() -> None:
     retriable = {name for name, class_ in CLASSES.items() if class_.retriable}
     assert retriable == {
+        "TooManyOpenFiles",
         "TransportError",
         "RequestTimeout",
         "EndpointUnreachable",

@@ -106,7 +106,7 @@ def test_message_within_its_bounds_passes_and_survives_the_way(fields: dict[str,
     assert check(sent) == [sent]
     assert check(message(topic=sent.topic), sent)[1] is sent
     batch = encode_batch(
-        [sent], topic="t", queue_id=0, producer_id=0, first_sequence=0, born_timestamp=0
+        [sent], topic=sent.topic, queue_id=0, producer_id=0, first_sequence=0, born_timestamp=0
     )
     [got] = decode_messages(batch, check_batch(batch))
     assert msgspec.structs.replace(
