@@ -267,8 +267,8 @@ class Recovery:
             if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
-            is_savable = self._rewritten is None and not self._rewriting.is_at_work
-            if position - saved >= SAVE_EVERY_BYTES and is_savable:
+            is_due = position - saved >= SAVE_EVERY_BYTES and self._rewritten is None
+            if is_due and self._rewriting.is_settled(position):
                 saved = position
                 self._damage.save()
                 self._save_progress(position, self._epoch)

@@ -51,10 +51,21 @@ class Rewriting:
         self._done = 0
         self._unreadable_bytes = 0
 
-    @property
-    def is_at_work(self) -> bool:
-        """True while a segment is copied; what is behind the synced mark is not on disk yet."""
-        return self._segment is not None
+    def is_settled(self, commitlog_offset: int) -> bool:
+        """Finishes the segment that is at work, if it ends before an offset.
+
+        Args:
+            commitlog_offset: Behind the record that was written last.
+
+        Returns:
+            False while a segment is copied: what is before the offset is not all in its place.
+
+        Raises:
+            StorageError: As ``finish``.
+        """
+        if self._segment is not None and commitlog_offset >= self._segment.end:
+            self.finish()
+        return self._segment is None
 
     def write(self, start: int, data: Buffer) -> None:
         """Writes a record, and what stands before it in its segment, unless it was synced before.
