@@ -39,12 +39,14 @@ class ServerLimits(msgspec.Struct, frozen=True):
         max_pending_bytes: Bytes that wait for one peer, or of one.
         max_total_pending_bytes: The same of all peers together.
         max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
+        ping_peers: Notice peers that hang also when a ping was not the last that they sent.
     """
 
     max_connections: int = 10_000
     max_pending_bytes: int = 128 * MIB
     max_total_pending_bytes: int = 1 * GIB
     max_frame_bytes: int = MAX_FRAME_BYTES
+    ping_peers: bool = False
 
 
 class Mark(Protocol):

@@ -113,7 +113,11 @@ class CommandServer:
         self._handlers = handlers
         self._on_disconnect = on_disconnect
         self._limits = limits or ServerLimits()
-        self._socket = sockets.router(context, max_frame_bytes=self._limits.max_frame_bytes)
+        self._socket = sockets.router(
+            context,
+            max_frame_bytes=self._limits.max_frame_bytes,
+            ping_peers=self._limits.ping_peers,
+        )
         self._monitor = sockets.monitor(self._socket)
         self._peers = PeerTable()
         self._outbox = Outbox(

@@ -167,6 +167,7 @@ class BrokerServer:
             max_connections=room_for_connections(config.max_connections, files),
             max_pending_bytes=config.max_pending_bytes,
             max_total_pending_bytes=config.max_total_pending_bytes,
+            ping_peers=config.ping_clients,
         )
         self._server = CommandServer(
             self._zmq, self._loop, self._handlers, self._on_disconnect, limits
