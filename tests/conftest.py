@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# In the background of a shell (`nohup … &`) these are ignored, and every child would inherit that.
+for _signal, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
