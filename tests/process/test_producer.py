@@ -121,7 +121,11 @@ def check(cluster: ProcessCluster, sends: list[tuple[SendFuture | None, str]]) -
 
 @pytest.mark.timeout(180)
 def test_a_broker_that_is_killed_under_load_loses_nothing_and_stores_nothing_twice(cluster):
-    """Rounds of kill -9 at odd moments, under a stream of asynchronous and synchronous sends."""
+    """Rounds of kill -9 at odd moments, under a stream of asynchronous and synchronous sends.
+
+    How many of them fail depends on how long the broker takes to come back; that the producer goes
+    on by itself when it is back does not.
+    """
     sends: list[tuple[SendFuture | None, str]] = []
     stop = threading.Event()
     sync_results: list[str] = []
@@ -152,26 +156,34 @@ def test_a_broker_that_is_killed_under_load_loses_nothing_and_stores_nothing_twi
                     sync_results.append(str(number))
                 assert result.status is SendStatus.SEND_OK
 
+        def goes_on() -> bool:
+            before = len(sends)
+            until(lambda: len(sends) > before)
+            newest = sends[-1][0]
+            until(newest.done)
+            return newest.exception() is None
+
         threads = [threading.Thread(target=one) for one in (stream, ask, ask)]
         for thread in threads:
             thread.start()
-        for wait_s in (0.31, 0.53, 0.17, 0.71):
-            before = len(sends)
-            stop.wait(wait_s)
-            until(lambda: len(sends) > before)  # noqa: B023
-            cluster.brokers["broker-a"].kill()
-            stop.wait(0.2)
-            cluster.start_broker()
-        until(lambda: sends[-1][0].done())
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            # Without a wait the broker is killed before its clients are connected again.
+            for wait_s in (0.31, 0.53, 0.0, 0.71):
+                if wait_s:
+                    until(goes_on)
+                    stop.wait(wait_s)
+                cluster.brokers["broker-a"].kill()
+                stop.wait(0.2)
+                cluster.start_broker()
+            until(goes_on)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         until(lambda: all(future.done() for future, _ in sends))
-        failed = sum(future.exception() is not None for future, _ in sends)
         assert producer._buffer.pending_bytes == 0
         sends += [(None, body) for body in sync_results]
         check(cluster, sends)
-        assert failed < len(sends) / 2, "it goes on by itself"
 
 
 @pytest.mark.timeout(120)
