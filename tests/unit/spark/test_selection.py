@@ -123,10 +123,11 @@ def test_damage_fails_or_is_read_around(path, tmp_path):
         Selection(on_damage="ignore")
 
 
-def test_none_of_this_needs_spark():
+def test_none_of_this_needs_spark(tmp_path):
     code = (
         "import sys, mqmesh, mqmesh.cli.archive, mqmesh.cli.snapshot, mqmesh.spark.selection, "
         "mqmesh.spark.steps, mqmesh.spark.java\n"
         "sys.exit(bool({'pyspark', 'pyarrow', 'deltalake', 'delta'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    # Elsewhere than in the checkout, whose folders would hide those of an installed wheel.
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
