@@ -7,7 +7,7 @@ curl localhost:8000/orders -H 'Content-Type: application/json' -d '{"id": "1", "
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -26,7 +26,7 @@ class Order(BaseModel):
 
 
 @asynccontextmanager
-async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(_app: FastAPI) -> AsyncGenerator[None, None]:
     with producer:
         yield
 
