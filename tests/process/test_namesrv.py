@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -42,6 +41,7 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport.hints import HintSubscriber
 from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS
 
@@ -219,11 +219,11 @@ def test_clients_learn_of_a_dead_or_stopped_broker_in_under_two_seconds(site, pe
         assert site.has_route()
         site.hints.clear()
         site.wire.turn_for(FIRST_PING_S)
-        began = time.monotonic()
+        watch = Stopwatch()
         os.kill(broker.pid, number)
         site.wire.until(lambda: site.hints)
         assert not site.has_route()
-        assert time.monotonic() - began < 2
+        assert watch.seconds < 2
 
 
 def test_a_broker_that_was_stopped_and_goes_on_registers_again_by_itself(site, peer_process):
@@ -360,7 +360,7 @@ def test_a_taken_port_is_said_and_leaves_nothing_open(wire, site):
 def test_a_name_server_of_ten_thousand_topics_stays_quick(site):
     topics = [f"topic-with-a-longer-name-{number:05}" for number in range(10_000)]
     site.register(topics=topics)
-    began = time.monotonic()
+    watch = Stopwatch()
     for counter in range(50):
         answer = site.ask(
             RequestCode.REGISTER_BROKER,
@@ -371,7 +371,7 @@ def test_a_name_server_of_ten_thousand_topics_stays_quick(site):
         )
         assert not answer.need_topics
         site.route(topics[counter * 100])
-    assert time.monotonic() - began < 2
+    assert watch.seconds < 2
     listing = site.ask(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, TopicListRequest(), TopicList
     )

@@ -29,6 +29,7 @@ from mqmesh.sdk.admin import AdminClient
 from mqmesh.sdk.producer import Producer
 from mqmesh.sdk.send_result import SendFuture
 from mqmesh.testing.processes import ProcessCluster
+from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 
@@ -192,12 +193,12 @@ def test_another_broker_takes_over_while_one_is_dead(pair):
         for number in range(16):
             producer.send(message(str(number)))
         pair.brokers["broker-a"].kill()
-        began = time.monotonic()
+        watch = Stopwatch()
         futures = [producer.send_async(message(str(n))) for n in range(100, 200)]
         sync = [producer.send(message(str(n))) for n in range(200, 220)]
         assert {one.message_queue.broker_name for one in sync[1:]} == {"broker-b"}
         assert {future.result().status for future in futures} == {SendStatus.SEND_OK}
-        assert time.monotonic() - began < 3.0
+        assert watch.seconds < 3.0
 
 
 @pytest.mark.timeout(120)
@@ -208,10 +209,10 @@ def test_another_broker_takes_over_while_one_hangs(pair):
         hanging = pair.brokers["broker-a"]
         hanging.suspend()
         try:
-            began = time.monotonic()
+            watch = Stopwatch()
             results = [producer.send(message(str(n))) for n in range(100, 116)]
             assert {one.message_queue.broker_name for one in results} == {"broker-b"}
-            assert time.monotonic() - began < 4.0, "heartbeats tell within two seconds"
+            assert watch.seconds < 4.0, "heartbeats tell within two seconds"
         finally:
             hanging.resume()
         until(lambda: producer.send(message("300")).message_queue.broker_name == "broker-a")
@@ -242,12 +243,12 @@ def test_a_synchronous_send_takes_no_longer_than_its_timeout(cluster):
         for trouble in (cluster.brokers["broker-a"].suspend, cluster.brokers["broker-a"].kill):
             trouble()
             for timeout_ms in (100, 700):
-                began = time.monotonic()
+                watch = Stopwatch()
                 with pytest.raises((RequestTimeout, EndpointUnreachable)):
                     producer.send(message("1"), timeout_ms=timeout_ms)
-                assert time.monotonic() - began < timeout_ms / 1_000 + 1.0
-        began = time.monotonic()
-    assert time.monotonic() - began < 2.5, "closing is quick while the broker is down"
+                assert watch.seconds < timeout_ms / 1_000 + 1.0
+        watch = Stopwatch()
+    assert watch.seconds < 2.5, "closing is quick while the broker is down"
 
 
 @pytest.mark.timeout(120)

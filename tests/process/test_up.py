@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from mqmesh.testing.commands import (
     up_arguments,
     wait_until_gone,
 )
+from mqmesh.testing.stopwatch import Stopwatch
 
 NAMES = ["namesrv-1", "namesrv-2", "broker-a", "schedule-broker-a"]
 
@@ -85,11 +85,11 @@ def test_local_sockets_are_in_the_data_folder_while_the_cluster_runs(up):
 
 def test_a_cluster_comes_up_is_healed_and_goes_down(up):
     cluster = up()
-    began = time.monotonic()
+    watch = Stopwatch()
     for name in NAMES:
         cluster.command.expect(rf" {name} is ready at (tcp://127.0.0.1:\d+|ipc:)", anywhere=True)
-    assert cluster.wait_ready() < 3.0
-    assert time.monotonic() - began < 10.0
+    cluster.wait_ready()
+    assert watch.seconds < 3.0
 
     code, status = cluster.status()
     assert code == 0
@@ -108,10 +108,10 @@ def test_a_cluster_comes_up_is_healed_and_goes_down(up):
     assert after["broker-a"] != before["broker-a"]
     assert after["namesrv-1"] == before["namesrv-1"]
 
-    began = time.monotonic()
+    watch = Stopwatch()
     cluster.command.send_signal(signal.SIGINT)
     assert cluster.command.wait() == 0
-    assert time.monotonic() - began < 2.0
+    assert watch.seconds < 2.0
     assert wait_until_gone(list(after.values()), 0) == []
     assert read_record(cluster.folder) is None
     for name in [*NAMES, "mqmesh"]:
@@ -133,11 +133,11 @@ def test_down_stops_it_from_outside(up):
     cluster = up()
     cluster.wait_ready()
     pids = list(cluster.pids().values())
-    began = time.monotonic()
+    watch = Stopwatch()
     down = run_command("down", "--data-dir", str(cluster.folder))
     assert (down.code, down.err) == (0, [])
     assert cluster.command.wait() == 0
-    assert time.monotonic() - began < 3.0
+    assert watch.seconds < 3.0
     assert wait_until_gone(pids, 0) == []
     again = run_command("down", "--data-dir", str(cluster.folder), "--json")
     assert again.code == 0
@@ -178,10 +178,10 @@ def test_a_role_that_hangs_is_killed_and_everything_is_gone_in_under_two_seconds
     cluster.wait_ready()
     pids = cluster.pids()
     os.kill(pids["broker-a"], signal.SIGSTOP)
-    began = time.monotonic()
+    watch = Stopwatch()
     cluster.command.send_signal(signal.SIGTERM)
     assert cluster.command.wait() == 0
-    assert time.monotonic() - began < 2.0
+    assert watch.seconds < 2.0
     assert wait_until_gone(list(pids.values()), 0) == []
     assert any(
         "broker-a has not stopped in time; killing it" in line for line in cluster.command.out
@@ -280,10 +280,10 @@ def test_a_broker_alone_refuses_the_store_of_another_one(short_tmp_path):
         (line,) = [line for line in second.err if line.startswith("error: ")]
         assert "open in another process" in line
         assert not any("Traceback" in line for line in second.err)
-        began = time.monotonic()
+        watch = Stopwatch()
         first.send_signal(signal.SIGTERM)
         assert first.wait() == 0
-        assert time.monotonic() - began < 2.0
+        assert watch.seconds < 2.0
 
 
 @pytest.mark.parametrize("role", ["namesrv", "broker"])
