@@ -110,6 +110,8 @@ class RequestCode(enum.IntEnum):
     # Every role.
     PING = 1
     """Answered at once with ``RoleInfo``; the health check."""
+    PROBE_CLIENT = 1_004
+    """From a server to a client: its ZeroMQ has to take it, nothing else."""
 
 
 class ResponseCode(enum.IntEnum):

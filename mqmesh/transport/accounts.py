@@ -39,14 +39,12 @@ class ServerLimits(msgspec.Struct, frozen=True):
         max_pending_bytes: Bytes that wait for one peer, or of one.
         max_total_pending_bytes: The same of all peers together.
         max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
-        ping_peers: Notice peers that hang also when a ping was not the last that they sent.
     """
 
     max_connections: int = 10_000
     max_pending_bytes: int = 128 * MIB
     max_total_pending_bytes: int = 1 * GIB
     max_frame_bytes: int = MAX_FRAME_BYTES
-    ping_peers: bool = False
 
 
 class Mark(Protocol):
@@ -67,11 +65,24 @@ class PeerAccount:
         taken: Bytes that were read here of what it sent, with their framing.
         largest: Of its frames.
         since_ms: When it was met.
+        heard_ms: When a frame of it was read last.
+        watched: It is looked whether it lives since.
         refused: Bytes of the last answer that there was no room for: to find it took time, so as
             long as there is none, nothing else is looked for on its behalf; 0 for none.
     """
 
-    __slots__ = ("_marks", "frames", "held", "largest", "loose", "refused", "since_ms", "taken")
+    __slots__ = (
+        "_marks",
+        "frames",
+        "heard_ms",
+        "held",
+        "largest",
+        "loose",
+        "refused",
+        "since_ms",
+        "taken",
+        "watched",
+    )
 
     def __init__(self, since_ms: int) -> None:
         self.frames: deque[bytes] = deque()
@@ -81,6 +92,8 @@ class PeerAccount:
         self.largest = 0
         self.refused = 0
         self.since_ms = since_ms
+        self.heard_ms = since_ms
+        self.watched = False
         self._marks: deque[tuple[Mark, int, int]] = deque()
 
     @property

@@ -16,7 +16,7 @@ from mqmesh.errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
-from mqmesh.protocol.codes import ResponseCode, error_of
+from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
     ONEWAY,
@@ -40,6 +40,7 @@ OnDone = Callable[[Command | MQMeshError], None]
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _log = logging.getLogger(__name__)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
+_PROBE: Final = int(RequestCode.PROBE_CLIENT)
 
 
 class _Waiting(msgspec.Struct):
@@ -222,7 +223,8 @@ class CommandClient:
 
     def _take(self, command: Command) -> None:
         if not command.is_response:
-            if self._on_command is not None:
+            # A probe is answered by ZeroMQ, which took it.
+            if self._on_command is not None and command.code != _PROBE:
                 self._on_command(command)
             return
         waiting = self._waiting.pop(command.opaque, None)

@@ -16,9 +16,12 @@ from contextlib import contextmanager
 import msgspec
 
 _INFO_BYTES = 136
+_SILENT = struct.Struct("=I")
+_SILENT_AT = 52
+"""Of ``tcpi_last_data_recv`` in ``struct tcp_info`` of linux/tcp.h."""
 _RECEIVED = struct.Struct("<Q")
 _RECEIVED_AT = 128
-"""Of ``tcpi_bytes_received`` in ``struct tcp_info`` of linux/tcp.h."""
+"""Of ``tcpi_bytes_received`` there."""
 _INT = struct.Struct("=i")
 
 
@@ -29,10 +32,12 @@ class Received(msgspec.Struct, frozen=True):
         taken_bytes: What ZeroMQ has read of it so far; None for a local connection, of which
             Linux does not count that.
         waiting_bytes: What it has not read yet: none of this process's memory.
+        silent_ms: Since something came last; None for a local connection.
     """
 
     taken_bytes: int | None
     waiting_bytes: int
+    silent_ms: int | None = None
 
 
 def measure(descriptor: int) -> Received | None:
@@ -49,7 +54,20 @@ def measure(descriptor: int) -> Received | None:
     if len(info) < _INFO_BYTES:
         return Received(None, waiting)  # Linux before 4.1
     received: int = _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]
-    return Received(received - waiting, waiting)
+    silent_ms: int = _SILENT.unpack_from(info, _SILENT_AT)[0]
+    return Received(received - waiting, waiting, silent_ms)
+
+
+def not_taken(descriptor: int) -> int | None:
+    """Bytes that the other side of a local connection has not read; None if that is not known.
+
+    By TCP it says nothing of the other side's process, since its system takes what comes.
+    """
+    try:
+        found: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+    except OSError:
+        return None
+    return found
 
 
 def hang_up(descriptor: int) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 import zmq
 
 from mqmesh.transport import sockets
-from mqmesh.transport.accounts import MARK_BYTES, PeerAccount, ServerLimits, room_of_one
+from mqmesh.transport.accounts import MARK_BYTES, Mark, PeerAccount, ServerLimits, room_of_one
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.units import KIB, MIB
 
@@ -149,6 +149,21 @@ class Outbox:
             self._send_to_stranger(peer, b"".join(frames))
         elif account.frames or not self._hand_over(peer, account, frames):
             self._keep(peer, account, b"".join(frames))
+
+    def probe(self, peer: bytes, frame: bytes) -> Mark | None:
+        """Sends a peer a frame and tells when it has left; None if it would have to wait."""
+        account = self.accounts.get(peer)
+        if account is None or account.frames:
+            return None
+        self._loop.touch(self._socket)
+        try:
+            self._socket.send(peer, _NOBLOCK_SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return None
+        account.loose += len(frame)
+        return self._socket.send(frame, _NOBLOCK, copy=False, track=True)
 
     def _send_to_stranger(self, peer: bytes, frame: bytes) -> None:
         try:

@@ -15,7 +15,7 @@ from mqmesh.errors import (
     SystemBusy,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import (
     MAX_REMARK_CHARACTERS,
     ONEWAY,
@@ -37,6 +37,8 @@ from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.outbox import Outbox
 from mqmesh.transport.peers import PeerTable, is_automatic
 from mqmesh.transport.relief import Relief
+from mqmesh.transport.silence import LOOK_MS, PROOF_MS, SilenceWatch
+from mqmesh.transport.sockets import HEARTBEAT_TIMEOUT_MS
 
 IPC: Final = "ipc://"
 FRAMES_PER_TICK: Final = 256
@@ -72,6 +74,8 @@ _EVENTS: Final = int(zmq.EVENTS)
 
 Handler = Callable[[Request], Reply | None]
 
+_PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
+
 _CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
 
@@ -95,6 +99,7 @@ class CommandServer:
     Attributes:
         malformed_frames: Frames that were no requests.
         hung_up: Connections that were ended for what they took.
+        silent: Connections that were ended because their clients hang.
         requests: Requests taken.
         refusals: What was refused, by code.
         readable_ms: When there was something to take last, by the monotonic clock.
@@ -113,11 +118,7 @@ class CommandServer:
         self._handlers = handlers
         self._on_disconnect = on_disconnect
         self._limits = limits or ServerLimits()
-        self._socket = sockets.router(
-            context,
-            max_frame_bytes=self._limits.max_frame_bytes,
-            ping_peers=self._limits.ping_peers,
-        )
+        self._socket = sockets.router(context, max_frame_bytes=self._limits.max_frame_bytes)
         self._monitor = sockets.monitor(self._socket)
         self._peers = PeerTable()
         self._outbox = Outbox(
@@ -135,6 +136,10 @@ class CommandServer:
             queued_frames=sockets.SERVER_RECEIVE_HIGH_WATER_MARK,
             now_ms=loop.clock.monotonic_ms(),
         )
+        self._silence = SilenceWatch(
+            self._peers, self._accounts, lambda peer: self._outbox.probe(peer, _PROBE)
+        )
+        self._silence_timer: Timer | None = None
         self._surplus: dict[int, int] = {}
         self._hung_up: dict[bytes, None] = {}
         self._log_malformed_at_ms = 0
@@ -142,6 +147,7 @@ class CommandServer:
         self._closed = False
         self.malformed_frames = 0
         self.hung_up = 0
+        self.silent = 0
         self.requests = 0
         self.refusals = Refusals()
         self._refusals_timer: Timer | None = None
@@ -256,6 +262,8 @@ class CommandServer:
         if self._refusals_timer is not None:
             self._refusals_timer.cancel()
             self._log_refusals()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         self._outbox.close()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
@@ -312,11 +320,35 @@ class CommandServer:
     def _take(self, peer: bytes, account: PeerAccount, frame: zmq.Frame) -> None:
         buffer = frame.buffer
         account.take(len(buffer))
+        account.heard_ms = self.readable_ms
+        if not account.watched:
+            self._watch(peer, account)
         if frame.more:
             sockets.skip_rest(self._socket)
             self._refuse(peer, None, "a message has more than one frame")
         else:
             self._serve(peer, account, buffer)
+
+    def _watch(self, peer: bytes, account: PeerAccount) -> None:
+        self._silence.watch(peer, account)
+        if self._silence_timer is None:
+            self._silence_timer = self._loop.call_later(PROOF_MS, self._look_for_silent)
+
+    def _look_for_silent(self) -> None:
+        """Ends the connections of clients that hang; what they had sent is served still."""
+        self._silence_timer = None
+        now_ms = self._loop.clock.monotonic_ms()
+        self._on_monitor()
+        for _, descriptor in self._silence.look(now_ms):
+            self.silent += 1
+            remark = f"a client hangs: nothing came from it for {HEARTBEAT_TIMEOUT_MS} ms"
+            self.note_refusal(ResponseCode.SYSTEM_BUSY, f"{remark}; its connection is ended")
+            hang_up(descriptor)
+        due_ms = self._silence.due_ms
+        if due_ms is not None and not self._closed:
+            # Whoever is watched from now on is to be looked at as soon as that.
+            delay_ms = min(max(due_ms - now_ms, LOOK_MS), PROOF_MS)
+            self._silence_timer = self._loop.call_later(delay_ms, self._look_for_silent)
 
     def _take_from_stranger(self, peer: bytes, frame: zmq.Frame) -> None:
         if peer in self._hung_up:

@@ -77,20 +77,16 @@ def new_context() -> Context:
     return context
 
 
-def router(
-    context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES, ping_peers: bool = False
-) -> Socket:
+def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socket:
     """A socket that answers many peers; bind it."""
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
-    # A server sends no pings unless it is told to. Clients do, and each says how soon the next one
-    # comes; but libzmq forgets that with the next frame, so one that hangs between a frame and the
-    # next ping is not known. libzmq 4.3.5 aborts the process when it is to send a ping on a
-    # connection that broke while more than the high-water mark of its frames were not read yet;
-    # and it reads no answer to a ping from a peer whose frames wait.
-    if not ping_peers:
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    # A server sends no pings. Clients do, and each says how soon the next one comes; what that
+    # does not tell, ``silence`` finds out. libzmq 4.3.5 aborts the process when it is to send a
+    # ping on a connection that broke while more than the high-water mark of its frames were not
+    # read yet; and it reads no answer to a ping from a peer whose frames wait.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     # For peers that send no pings either.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)

@@ -26,7 +26,6 @@ from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0
 SETTINGS = {"default_topic_queue_nums": "4"}
-PINGING = SETTINGS | {"ping_clients": "true"}  # members that hang are known soon
 _numbers = itertools.count()
 
 
@@ -40,7 +39,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def own_cluster(short_tmp_path):
     """A cluster that the test may harm."""
-    with ProcessCluster(short_tmp_path, broker_settings=PINGING) as cluster:
+    with ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster:
         yield cluster
 
 
@@ -283,7 +282,7 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
     keys = [f"k{n % 100}" for n in range(8_000)]
     log, told = short_tmp_path / "m1.log", ("took this member for dead", "taken anew")
     with (
-        ProcessCluster(short_tmp_path, broker_settings=PINGING) as cluster,
+        ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
         Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
     ):
         group.join(wait=True)
@@ -321,7 +320,7 @@ def test_a_member_that_hung_and_was_replaced_moves_nothing(short_tmp_path):
 def test_a_member_that_hung_and_was_not_replaced_goes_on_without_a_repeat(short_tmp_path):
     keys = [f"k{n % 100}" for n in range(6_000)]
     with (
-        ProcessCluster(short_tmp_path, broker_settings=PINGING) as cluster,
+        ProcessCluster(short_tmp_path, broker_settings=SETTINGS) as cluster,
         Group(cluster, short_tmp_path, failing=0.0, orderly=True) as group,
     ):
         group.join(wait=True)

@@ -31,6 +31,35 @@ print("ready", flush=True)
 loop.run()
 """
 
+CLIENT_THAT_GOES_ON = """
+import sys
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop
+loop = EventLoop()
+client = CommandClient(sockets.new_context(), loop, sys.argv[1])
+loop.call_every(20, lambda: client.request(1, lambda answer: None))
+loop.call_later(1_000, lambda: client.request(2, lambda answer: None))
+print("ready", flush=True)
+loop.run()
+"""
+
+BUSY_CLIENT = """
+import ctypes
+import sys
+from mqmesh.transport import sockets
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.loop import EventLoop
+loop = EventLoop()
+client = CommandClient(sockets.new_context(), loop, sys.argv[1])
+client.request(1, lambda answer: client.request(1, work))
+def work(answer):
+    ctypes.PyDLL(None).usleep(3_500_000)  # without giving the interpreter's lock away
+    client.request(2, print)
+print("ready", flush=True)
+loop.run()
+"""
+
 SERVER = """
 import sys
 from mqmesh.protocol.command import EMPTY_REPLY
@@ -107,6 +136,71 @@ def test_a_server_learns_of_a_dead_or_stopped_client(
         os.kill(process.pid, signal_number)
         assert wire.until(lambda: gone) < limit_s
         assert server.peer_count == 0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_a_server_learns_of_a_client_that_stops_right_after_a_request(
+    wire, peer_process, short_tmp_path, kind
+):
+    """ZeroMQ forgets with each frame what the ping before it has promised."""
+    gone, peers, processes = [], [], []
+
+    def stop(request):
+        os.kill(processes[0].pid, signal.SIGSTOP)
+        peers.append(request.peer)
+        return EMPTY_REPLY
+
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
+    server, where = wire.server({HELLO: hello, HOLD: stop}, gone.append, address)
+    with peer_process(CLIENT_THAT_GOES_ON, where) as process:
+        processes.append(process)
+        wire.until(lambda: peers)
+        assert wire.until(lambda: gone) < 2.0
+        assert gone == peers
+        assert server.peer_count == 0
+        assert server.silent == 1
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_a_client_whose_interpreter_is_busy_keeps_its_connection(
+    wire, peer_process, short_tmp_path, kind
+):
+    gone, done = [], []
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
+    server, where = wire.server({HELLO: hello, HOLD: done.append}, gone.append, address)
+    with peer_process(BUSY_CLIENT, where):
+        assert wire.until(lambda: done) > 3
+        assert gone == []
+        assert server.silent == 0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_a_client_that_sends_no_pings_keeps_its_connection(wire, short_tmp_path, kind):
+    gone = []
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
+    server, where = wire.server({HELLO: hello}, gone.append, address)
+    one = wire.closing(wire.context.socket(zmq.DEALER))
+    one.connect(where)
+    one.send(encode_frame(HELLO, 1))
+    wire.until(lambda: server.requests)
+    wire.turn_for(3)
+    assert gone == []
+
+
+def test_a_channel_passes_over_the_probes_of_its_pauses(wire, short_tmp_path):
+    server, where = wire.server({HELLO: hello}, None, f"ipc://{short_tmp_path}/s")
+    channel = wire.closing(BlockingChannel(wire.context, where))
+    for _ in range(2):
+        done = []
+        asked = threading.Thread(
+            target=lambda done=done: done.append(channel.request(HELLO, timeout_ms=9_000))
+        )
+        asked.start()
+        wire.until(lambda done=done: done)
+        asked.join()
+        wire.turn_for(1)
+    assert server.requests == 2
+    assert server.silent == 0
 
 
 @pytest.mark.parametrize(

@@ -340,12 +340,14 @@ def test_a_crowd_beyond_the_limit_is_ended_at_once(wire, monkeypatch):
     wire.ask(good, ECHO)
 
 
-def test_idle_servers_and_clients_need_no_timer(wire):
-    _, where = wire.server({ECHO: echo})
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+def test_idle_servers_and_clients_need_no_timer(wire, short_tmp_path, kind):
+    address = "tcp://127.0.0.1:0" if kind == "tcp" else f"ipc://{short_tmp_path}/s"
+    _, where = wire.server({ECHO: echo}, None, address)
     client = wire.client(where)
     wire.ask(client, ECHO, timeout_ms=20)
-    wire.turn_for(0.2)
-    assert wire.loop._timers == []
+    # The server looks for a moment whether the client lives on.
+    wire.until(lambda: wire.loop._timers == [])
 
 
 # ---- The blocking channel ------------------------------------------------------------------

@@ -45,9 +45,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
         enable_ipc: Also listen at a Unix socket, which clients on the same host prefer.
-        ping_clients: Notice within 1.6 s also clients that hang in the middle of their work;
-            without it their locks end after 60 s. libzmq 4.3.5 may abort the broker when the
-            connection of a client breaks whose requests were not read yet.
         auto_create_topic_enable: The first message to an unknown topic creates it. Turn it
             off where a misspelt topic should be an error.
         auto_create_subscription_group: The first use of an unknown consumer group creates its
@@ -146,7 +143,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
     allow_insecure_bind: bool = False
     enable_ipc: bool = True
-    ping_clients: bool = False
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     default_topic_queue_nums: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUES_PER_TOPIC)] = 4

@@ -167,7 +167,6 @@ class BrokerServer:
             max_connections=room_for_connections(config.max_connections, files),
             max_pending_bytes=config.max_pending_bytes,
             max_total_pending_bytes=config.max_total_pending_bytes,
-            ping_peers=config.ping_clients,
         )
         self._server = CommandServer(
             self._zmq, self._loop, self._handlers, self._on_disconnect, limits
@@ -583,6 +582,7 @@ class BrokerServer:
             "dropped_replies_total": str(server.dropped_replies),
             "pending_bytes": str(server.held_bytes),
             "ended_connections_total": str(server.hung_up),
+            "silent_connections_total": str(server.silent),
             "refusals_total": str(sum(server.refusals.counts.values())),
             **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
             "callback_failures_total": str(self._loop.callback_failures),

@@ -38,7 +38,7 @@ def test_every_request_that_brokers_serve_has_its_handler(stage):
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
         RequestCode.NOTIFY_SCHEDULE,
     }
-    by_the_server = {RequestCode.PING}
+    by_the_server = {RequestCode.PING, RequestCode.PROBE_CLIENT}
     by_others = {
         RequestCode.ADVANCE_INDEX,
         RequestCode.COPY_INDEX,

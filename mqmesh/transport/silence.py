@@ -1,0 +1,152 @@
+"""Finds the peers that hang where ZeroMQ does not.
+
+A client's ZeroMQ pings its server each ``HEARTBEAT_INTERVAL_MS``, and says in each ping how soon
+something follows. So the server's ZeroMQ knows a client that stopped after a ping. It does not
+know one that stopped between another frame and the next ping, which makes it forget that promise.
+
+Hence each peer that sent a frame is watched until it has lived for ``PROOF_MS`` after the last one,
+since by then it has pinged. What proves it is what its ZeroMQ does by itself, so a program that is
+busy for minutes is no concern:
+
+* by TCP the system knows when bytes came last,
+* of a local connection it knows only how many bytes the peer has not taken, so the peer is sent a
+  frame, and has to take it.
+
+A peer that is found to live is looked at no more until its next frame: idle ones cost nothing.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from mqmesh.transport.accounts import Mark, PeerAccount
+from mqmesh.transport.connections import Received, measure, not_taken
+from mqmesh.transport.peers import PeerTable
+from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
+
+PROOF_MS: Final = HEARTBEAT_INTERVAL_MS + 100
+"""Who lives so long after a frame has sent a ping since."""
+LOOK_MS: Final = 100
+"""Peers are looked at no more often."""
+HANDSHAKE_BYTES: Final = 107
+"""What a client's ZeroMQ sends before its first frame. Who has sent no more beside its frames than
+this sends no pings, and its silence says nothing."""
+
+
+class _Probe(msgspec.Struct):
+    """A frame that a peer has to take.
+
+    Attributes:
+        mark: Tells whether it has left this process; None if ZeroMQ did not take it.
+        since_ms: When it was sent.
+        heard_ms: When the peer had been heard last.
+        not_taken: Bytes that were on their way at the last look.
+    """
+
+    mark: Mark | None
+    since_ms: int
+    heard_ms: int
+    not_taken: int
+
+
+class SilenceWatch:
+    """Watches peers from a frame on until it is known that they live.
+
+    Args:
+        peers: The connections.
+        accounts: Of the peers that are there; tells when each was heard.
+        probe: Sends a peer a frame that it need not answer.
+        ask: The system, about a connection.
+    """
+
+    def __init__(
+        self,
+        peers: PeerTable,
+        accounts: Mapping[bytes, PeerAccount],
+        probe: Callable[[bytes], Mark | None],
+        ask: Callable[[int], Received | None] = measure,
+    ) -> None:
+        self._peers = peers
+        self._accounts = accounts
+        self._probe = probe
+        self._ask = ask
+        self._order = itertools.count()
+        self._looks: list[tuple[int, int, bytes]] = []
+        self._probes: dict[bytes, _Probe] = {}
+
+    @property
+    def due_ms(self) -> int | None:
+        """When to look next; None if nobody is watched."""
+        return self._looks[0][0] if self._looks else None
+
+    def watch(self, peer: bytes, account: PeerAccount) -> None:
+        """A peer that is not watched sent a frame; ``heard_ms`` says when."""
+        account.watched = True
+        self._plan(peer, account.heard_ms + PROOF_MS)
+
+    def look(self, now_ms: int) -> list[tuple[bytes, int]]:
+        """Looks at those whose time it is.
+
+        Args:
+            now_ms: Monotonic clock.
+
+        Returns:
+            Peers that hang, and the descriptors of their connections.
+        """
+        hung = []
+        while self._looks and self._looks[0][0] <= now_ms:
+            peer = heapq.heappop(self._looks)[2]
+            account, descriptor = self._accounts.get(peer), self._peers.living.get(peer)
+            if account is None or descriptor is None:
+                self._probes.pop(peer, None)  # it is gone
+                continue
+            again_ms = self._judge(peer, account, descriptor, now_ms)
+            if again_ms is not None and again_ms > now_ms:
+                self._plan(peer, again_ms)
+                continue
+            self._probes.pop(peer, None)
+            account.watched = False
+            if again_ms is not None:
+                hung.append((peer, descriptor))
+        return hung
+
+    def _plan(self, peer: bytes, due_ms: int) -> None:
+        heapq.heappush(self._looks, (due_ms, next(self._order), peer))
+
+    def _judge(self, peer: bytes, account: PeerAccount, descriptor: int, now_ms: int) -> int | None:
+        """When to look again; None if the peer lives, ``now_ms`` if it hangs."""
+        if now_ms < account.heard_ms + PROOF_MS:
+            self._probes.pop(peer, None)
+            return account.heard_ms + PROOF_MS
+        received = self._ask(descriptor)
+        if received is None:
+            return None
+        if received.waiting_bytes:
+            return now_ms + LOOK_MS  # it has said more than this process has come to read
+        if received.silent_ms is None or received.taken_bytes is None:
+            return self._judge_by_probe(peer, account, descriptor, now_ms)
+        if received.taken_bytes - account.taken <= HANDSHAKE_BYTES:
+            return None
+        came_ms = now_ms - received.silent_ms
+        if came_ms >= account.heard_ms + PROOF_MS:
+            return None
+        return max(now_ms, came_ms + HEARTBEAT_TIMEOUT_MS)
+
+    def _judge_by_probe(
+        self, peer: bytes, account: PeerAccount, descriptor: int, now_ms: int
+    ) -> int | None:
+        size = not_taken(descriptor)
+        if size is None:
+            return None
+        probe = self._probes.get(peer)
+        if probe is None or probe.heard_ms != account.heard_ms:
+            mark = self._probe(peer)
+            self._probes[peer] = _Probe(mark, now_ms, account.heard_ms, size)
+            return now_ms + LOOK_MS
+        if size < probe.not_taken or (size == 0 and probe.mark is not None and probe.mark.done):
+            return None
+        probe.not_taken = size
+        return now_ms if now_ms >= probe.since_ms + HEARTBEAT_TIMEOUT_MS else now_ms + LOOK_MS
