@@ -150,17 +150,12 @@ class MappedFile:
             no memory, or the file has no such pages.
         """
         assert 0 <= position <= stop <= self.size
-        return _IS_LINUX and self._advise(position, stop, _POPULATE_WRITE)
+        return _advise(self._address, position, stop, _POPULATE_WRITE)
 
     def give_back(self, position: int, stop: int) -> None:
         """Lets go of pages that were made ready; what they hold stays in the file."""
         assert 0 <= position <= stop <= self.size
-        if _IS_LINUX:
-            self._advise(position, stop, _DONT_NEED)
-
-    def _advise(self, position: int, stop: int, advice: int) -> bool:
-        start = position - position % PAGE
-        return not _madvise(self._address + start, stop - start, advice)
+        _advise(self._address, position, stop, _DONT_NEED)
 
     def _is_resident(self, position: int, stop: int) -> bool:
         start = position - position % PAGE
@@ -210,10 +205,12 @@ class ScannedFile:
         size = os.fstat(fd).st_size
         if not size:
             raise OSError(errno.EINVAL, "an empty file cannot be mapped")
-        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        # A private map, which nobody writes to: of one that only may be read, ctypes tells no
+        # address. What others write to the file is seen in it.
+        self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
         self._size = size
-        if _IS_LINUX:
-            self._map.madvise(_SEQUENTIAL)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        _advise(self._address, 0, size, _SEQUENTIAL)
 
     def view(self, position: int, size: int) -> memoryview | None:
         """Bytes of the file, not copied; fewer where it ended when it was mapped.
@@ -226,11 +223,12 @@ class ScannedFile:
             None if they cannot be brought in: by a call, the reason can be learned.
         """
         stop = min(position + size, self._size)
-        if not _IS_LINUX or position >= stop:
+        if position >= stop or not _advise(self._address, position, stop, _POPULATE_READ):
             return None
-        start = position - position % PAGE
-        try:
-            self._map.madvise(_POPULATE_READ, start, stop - start)
-        except OSError:
-            return None
-        return memoryview(self._map)[position:stop]
+        return memoryview(self._map)[position:stop].toreadonly()
+
+
+def _advise(address: int, position: int, stop: int, advice: int) -> bool:
+    """Tells the system something about bytes of a map; other threads go on meanwhile."""
+    start = position - position % PAGE
+    return _IS_LINUX and not _madvise(address + start, stop - start, advice)

@@ -144,6 +144,26 @@ def test_a_scan_sees_the_file_and_its_end(path: str) -> None:
     assert scanned.view(SIZE, PAGE) is None
 
 
+def test_a_scan_brings_in_pages_by_the_call_that_lets_other_threads_go_on(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The methods of ``mmap`` hold the interpreter's lock for as long as the disk takes."""
+    fd = os.open(path, os.O_RDONLY)
+    scanned = ScannedFile(fd)
+    os.close(fd)
+    monkeypatch.setattr(mapped_file, "_madvise", lambda *arguments: -1)
+    assert scanned.view(0, PAGE) is None
+
+
+def test_a_scan_neither_changes_a_file_nor_lets_anybody(path: str) -> None:
+    os.chmod(path, 0o400)
+    fd = os.open(path, os.O_RDONLY)
+    scanned = ScannedFile(fd)
+    os.close(fd)
+    view = scanned.view(0, SIZE)
+    assert view is not None and view.readonly
+
+
 def test_a_scan_of_a_file_that_is_cut_meanwhile_fails_without_a_signal(path: str) -> None:
     with open(path, "rb") as file:
         scanned = ScannedFile(file.fileno())
