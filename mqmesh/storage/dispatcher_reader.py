@@ -1,10 +1,12 @@
 """Reads the commit log beside the broker: finds its files, and learns what the index needs.
 
 Nothing here writes, and nothing touches what the broker has not yet said is there.
-The log is read by ``os.pread``; a map would answer with a signal where a file
-was cut.
+Stretches of the log are read as ``LogScanner`` does it, through a map whose pages are
+brought in before: a file that was cut, or a bad sector, is known then. What cannot be
+brought in, and headers, are read by ``os.pread``.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -38,6 +40,7 @@ from mqmesh.storage.log_marker import (
     decode_marker,
 )
 from mqmesh.storage.log_scan import LogScanner
+from mqmesh.storage.mapped_file import ScannedFile
 from mqmesh.storage.message_index_entries import (
     distinct_keys,
     has_keys,
@@ -66,6 +69,9 @@ SKIM_BYTES: Final = 16 * KIB
 """A batch without keys of so many bytes is worth not being read as a whole."""
 SKIM_BATCHES: Final = 64
 """A slice of such batches ends after so many."""
+
+VIEW_BYTES: Final = 64 * KIB
+"""Stretches from this size on are views; shorter ones cost no more by a call."""
 
 _NAME: Final = re.compile(r"\d{20}")
 _TOTAL_SIZE: Final = slice(52, 56)
@@ -157,14 +163,16 @@ class LogReader:
         self._key = key
         self._store_id = store_id
         self._files = OpenFiles(_MOST_OPEN)
+        self._scanned: tuple[str, ScannedFile] | None = None
 
     def close(self) -> None:
         """Closes all files."""
-        self._files.close()
+        self.forget_files()
 
     def forget_files(self) -> None:
         """Closes all files; they may be gone, or others by now."""
         self._files.close()
+        self._scanned = None
 
     def read_batch(self, commitlog_offset: int) -> tuple[BatchHeader, bytes]:
         """The stored batch that begins at an offset, and its header.
@@ -233,7 +241,7 @@ class LogReader:
         self._skim(segment, stop, learned)
         size = min(most_bytes, stop - start)
         while learned.stop == start:
-            data = self._pread(segment, start, size)
+            data = self._stretch(segment, start, size)
             try:
                 wanted = self._learn(data, segment, learned)
             except (CorruptBatch, CorruptRecord) as error:
@@ -277,7 +285,7 @@ class LogReader:
             learned.last_offset = offset
             learned.last_mark = head[:MARK_SIZE]
 
-    def _learn(self, data: bytes, segment: Segment, learned: LogSlice) -> int:
+    def _learn(self, data: Buffer, segment: Segment, learned: LogSlice) -> int:
         """Takes in whole records from the beginning of some bytes.
 
         Returns:
@@ -380,6 +388,19 @@ class LogReader:
         log.error(
             "bytes %d to %d of the log cannot be indexed: %s", learned.start, learned.stop, reason
         )
+
+    def _stretch(self, segment: Segment, start: int, size: int) -> Buffer:
+        """Bytes from an offset on, fewer where the file ends; not copied if there are many."""
+        if size >= VIEW_BYTES:
+            with contextlib.suppress(OSError):  # by a call, the reason is learned
+                if self._scanned is None or self._scanned[0] != segment.path:
+                    self._scanned = None
+                    fd = self._files.get(segment.path)
+                    self._scanned = segment.path, ScannedFile(fd)
+                view = self._scanned[1].view(start - segment.start, size)
+                if view is not None and len(view) == size:
+                    return view
+        return self._pread(segment, start, size)
 
     def _pread(self, segment: Segment, start: int, size: int) -> bytes:
         """Bytes from an offset on, fewer where the file ends."""

@@ -129,6 +129,7 @@ def test_large_batches_without_keys_are_learned_of_by_their_headers_alone(indexe
         reads.clear()
         return known, read
 
+    monkeypatch.setattr(dispatcher_reader, "VIEW_BYTES", 1 << 30)  # so that reads are counted
     reads: list[bytes] = []
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *args: reads.append(pread(*args)) or reads[-1])
@@ -216,6 +217,63 @@ def test_a_file_that_went_since_it_was_listed_is_out_of_range(indexed):
     with pytest.raises(OffsetOutOfRange):
         reader.read_batch(result.commitlog_offset)
     assert reader.mark_at(result.commitlog_offset) == b""
+
+
+def test_stretches_are_views_and_headers_are_read_by_calls(indexed, monkeypatch):
+    monkeypatch.setattr(dispatcher_reader, "VIEW_BYTES", 10_000)
+    for _ in range(60):
+        put(indexed, size=1_000)
+    put(indexed, size=20_000)
+    sizes = []
+    pread = os.pread
+
+    def noting(fd, size, position):
+        sizes.append(size)
+        return pread(fd, size, position)
+
+    monkeypatch.setattr(os, "pread", noting)
+    slices = read_all(indexed, 20_000)
+    assert sum(one.batches for one in slices) == 61
+    assert not any(one.skipped_bytes for one in slices)
+    assert max(sizes) < 10_000
+
+
+def test_a_mapped_file_that_is_cut_ends_there_without_a_signal(indexed, monkeypatch):
+    monkeypatch.setattr(dispatcher_reader, "VIEW_BYTES", 4_096)
+    for _ in range(40):
+        put(indexed, size=2_000)
+    reader = reader_of(indexed)
+    segment = reader.segments.find(0)
+    first = reader.read_slice(segment, 0, segment.end, epoch=0, most_bytes=10_000)
+    assert first.batches == 4
+    os.truncate(segment.path, first.stop + 5_000)
+    batches, position = 0, first.stop
+    while position < segment.end:
+        one = reader.read_slice(
+            segment, position, segment.end, epoch=first.epoch, most_bytes=20_000
+        )
+        batches += one.batches
+        position = one.stop
+    assert batches == 2
+    assert one.skipped_bytes
+    reader.close()
+
+
+def test_files_that_were_forgotten_leave_no_map(indexed, monkeypatch):
+    monkeypatch.setattr(dispatcher_reader, "VIEW_BYTES", 4_096)
+    for _ in range(40):
+        put(indexed, size=2_000)
+    reader = reader_of(indexed)
+    segment = reader.segments.find(0)
+    reader.read_slice(segment, 0, segment.end, epoch=0, most_bytes=10_000)
+
+    def mapped():
+        with open("/proc/self/maps") as maps:
+            return sum(segment.path in line for line in maps)
+
+    with_reader = mapped()
+    reader.forget_files()
+    assert mapped() == with_reader - 1
 
 
 def test_only_segments_are_listed(tmp_path):
