@@ -46,6 +46,45 @@ if _IS_LINUX:
     _mincore.restype = ctypes.c_int
 
 
+def page_buffer(size: int) -> mmap.mmap:
+    """Memory that begins with a page, as reads past the page cache want it.
+
+    Args:
+        size: In bytes.
+    """
+    return mmap.mmap(-1, size)
+
+
+def pages_in_memory(fd: int, size: int) -> bytes:
+    """What of a file is in the page cache, which it does not change.
+
+    Args:
+        fd: Open for reading.
+        size: Of the file, in bytes; at least 1.
+
+    Returns:
+        One byte for each page: 1 if it is there, else 0.
+
+    Raises:
+        OSError: This system does not tell.
+    """
+    if not _IS_LINUX:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    pages = bytearray(-(-size // PAGE))
+    found = ctypes.c_char.from_buffer(pages)
+    # Copy on write, since ctypes tells addresses of what may be written only; nothing is.
+    mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    first = ctypes.c_char.from_buffer(mapped)
+    try:
+        if _mincore(ctypes.addressof(first), size, ctypes.addressof(found)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        del first
+        mapped.close()
+    return bytes(pages)
+
+
 class MappedFile:
     """A file of a fixed size, mapped once and in full, for reading and for stores.
 

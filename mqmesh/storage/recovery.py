@@ -7,8 +7,8 @@ tail is cut durably. Only if the system has not restarted, so that no page was
 lost, a bad record with good ones behind it is damage there too. Opening a store
 that was closed in order is the same, only that there is nothing to read.
 
-A segment with good records behind the synced mark is copied into a new file first:
-after a failed sync the page cache shows what the disk does not have.
+First, what the page cache shows behind the synced mark is compared with the disk, which does
+not have it after a failed sync; a segment that differs is copied into a new file.
 
 A crash in the middle of recovery does no harm: nothing is changed before the
 end was found (a copy of a segment is the same), and the
@@ -37,7 +37,7 @@ from mqmesh.storage.log_marker import MARKER_SIZE, Marker, MarkerKind, encode_ma
 from mqmesh.storage.log_scan import ZEROS, LogScanner, Record
 from mqmesh.storage.producer_states import ProducerStates, StoredBatch
 from mqmesh.storage.queue_table import QueueTable
-from mqmesh.storage.rewriting import Rewriting
+from mqmesh.storage.rewriting import rewrite
 from mqmesh.storage.segments import Segment, Segments
 from mqmesh.storage.store_key import StoreKey
 from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
@@ -131,11 +131,6 @@ class Recovery:
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
-        self._rewriting = Rewriting(
-            segments,
-            self._first_doubtful(),
-            lambda offset: self._tell("copying a log segment", offset, offset),
-        )
         self._epoch = 0
         self._read_bytes = 0
         self._queues_synced_through = 0
@@ -165,14 +160,17 @@ class Recovery:
                 )
             return Recovered(0, 1, self.store_id, 0, 0, None, True, 0)
         try:
+            rewrite(
+                self._segments,
+                self._first_doubtful(),
+                lambda offset: self._tell("comparing the log with the disk", offset, offset),
+            )
             end = self._rebuild(table)
-            self._rewriting.finish()
             epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
             begins_at = end
             cut = self._cut(end, epoch + 1)
         finally:
             self._scanner.close()
-            self._rewriting.close()
         if cut:
             end += MARKER_SIZE
         # Without a torn tail, too: zeros may stand where records were that somebody has read.
@@ -213,7 +211,6 @@ class Recovery:
             if topic is None:
                 return end
             log.error("queues of topic %r lack entries, all queues are made anew", topic)
-        self._rewriting.close()
         self._queues.clear()
         self._complete = False
         self._gaps.clear()
@@ -267,8 +264,7 @@ class Recovery:
             if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
-            is_due = position - saved >= SAVE_EVERY_BYTES and self._rewritten is None
-            if is_due and self._rewriting.is_settled(position):
+            if position - saved >= SAVE_EVERY_BYTES and self._rewritten is None:
                 saved = position
                 self._damage.save()
                 self._save_progress(position, self._epoch)
@@ -314,7 +310,6 @@ class Recovery:
         return min((segment.start for segment in list(segments)[-2:]), default=0)
 
     def _apply(self, record: Record) -> None:
-        self._rewriting.write(record.start, record.data)
         if record.batch is not None:
             self._apply_batch(record, record.batch)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
@@ -412,8 +407,6 @@ class Recovery:
             store_timestamp=self._clock.wall_ms(),
             store_check=self._key.marker_check,
         )
-        # Nor does the file remember what is written there, if a sync of it failed.
-        self._rewriting.replace(end)
         self._void(segment, end, marker)
         return last - end
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import StorageError
+from mqmesh.storage import disk_check
 from mqmesh.storage.interface import FlushDiskType, PutStatus
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
@@ -44,7 +45,9 @@ class Disk:
         self._dirty: dict[int, set[int]] = {}
         self._lost: dict[int, set[int]] = {}
         self._held: dict[int, int] = {}
+        self._dropped: dict[int, set[int]] = {}
         self.is_failing = False
+        self.has_direct_reads = True
         self._read = os.pread
         real_write = os.pwrite
 
@@ -53,10 +56,14 @@ class Disk:
             if Path(_path_of(fd)).parent.name == "commitlog":
                 pages = range(position // PAGE, (position + count - 1) // PAGE + 1)
                 self._dirty.setdefault(self._number_of(fd), set()).update(pages)
+                self._dropped.get(self._number_of(fd), set()).difference_update(pages)
             return count
 
         monkeypatch.setattr(os, "pwrite", pwrite)
         monkeypatch.setattr(os, "fdatasync", self.sync)
+        monkeypatch.setattr(os, "posix_fadvise", self._drop)
+        monkeypatch.setattr(disk_check, "pages_in_memory", self._pages_in_memory)
+        monkeypatch.setattr(disk_check, "DirectFile", lambda path: _Direct(self, path))
 
     def sync(self, fd: int) -> None:
         """In the place of ``os.fdatasync``."""
@@ -79,6 +86,30 @@ class Disk:
         device = self._device.setdefault(number, bytearray(len(shown)))
         for page in dirty - lost:
             device[page * PAGE : (page + 1) * PAGE] = shown[page * PAGE : (page + 1) * PAGE]
+
+    def has(self, path: str) -> bytes:
+        """What the device has of a segment."""
+        number = os.stat(path).st_ino
+        return bytes(self._device.get(number, bytes(SEGMENT_BYTES)))
+
+    def _drop(self, fd: int, position: int, size: int, advice: int) -> None:
+        """In the place of ``os.posix_fadvise``: clean pages go, and what was wrong about them."""
+        assert advice == os.POSIX_FADV_DONTNEED
+        number = self._number_of(fd)
+        stop = position + size if size else SEGMENT_BYTES
+        pages = set(range(position // PAGE, -(-stop // PAGE))) - self._dirty.get(number, set())
+        device = self._device.get(number, bytes(SEGMENT_BYTES))
+        with open(os.open(_path_of(fd), os.O_RDWR), "r+b", buffering=0) as file:
+            for page in pages:
+                file.seek(page * PAGE)
+                file.write(device[page * PAGE : (page + 1) * PAGE])
+        self._shown[number] = self._read(fd, SEGMENT_BYTES, 0)
+        self._lost.get(number, set()).difference_update(pages)
+        self._dropped.setdefault(number, set()).update(pages)
+
+    def _pages_in_memory(self, fd: int, size: int) -> bytes:
+        dropped = self._dropped.get(self._number_of(fd), set())
+        return bytes(page not in dropped for page in range(size // PAGE))
 
     def cut_power(self) -> None:
         """From now on the page cache shows what the device has."""
@@ -104,6 +135,25 @@ class Disk:
 
 def _path_of(fd: int) -> str:
     return os.readlink(f"/proc/self/fd/{fd}")
+
+
+class _Direct:
+    """In the place of ``DirectFile``."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        if not disk.has_direct_reads:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._disk = disk
+        self._path = path
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._disk.has(self._path)[position : position + size]
+
+    def is_direct(self, position: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
 
 
 class Scene:
@@ -159,6 +209,17 @@ class Scene:
         self._boots += 1
         boot_id = self._boots.to_bytes(16, "big")
         self._monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: boot_id)
+
+
+def _leave_no_room_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.posix_fallocate
+
+    def posix_fallocate(fd: int, position: int, size: int) -> None:
+        if _path_of(fd).endswith(".new"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, position, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
 
 
 @pytest.fixture
@@ -260,18 +321,88 @@ def test_without_room_for_a_copy_the_store_opens_and_says_so(
 ) -> None:
     scene.stopped_by_a_failed_sync()
     before = scene.files.segment().read_bytes()
-    real = os.posix_fallocate
-
-    def posix_fallocate(fd: int, position: int, size: int) -> None:
-        if _path_of(fd).endswith(".new"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(fd, position, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    _leave_no_room_for_copies(monkeypatch)
+    scene.disk.has_direct_reads = False
     assert deliverable(scene.open()) == dict(enumerate(BODIES))
     assert "mapped_file_size_commit_log" in caplog.text
     assert scene.files.segment().read_bytes() == before
     assert not list(scene.files.segment().parent.glob("*.new"))
+
+
+def test_without_room_for_a_copy_lost_pages_are_written_anew_in_their_place(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.stopped_by_a_failed_sync()
+    _leave_no_room_for_copies(monkeypatch)
+    store = scene.open()
+    put_bodies(store, ["new"])
+    scene.wait_for_disk(store)
+    assert "mapped_file_size_commit_log" not in caplog.text
+    scene.cut_power()
+    assert deliverable(scene.open()) == dict(enumerate([*BODIES, "new"]))
+
+
+def test_without_direct_reads_what_is_shown_survives_too(scene: Scene) -> None:
+    scene.stopped_by_a_failed_sync()
+    scene.disk.has_direct_reads = False
+    assert deliverable(scene.open()) == dict(enumerate(BODIES))
+    scene.cut_power()
+    assert deliverable(scene.open()) == dict(enumerate(BODIES))
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_what_the_disk_has_behind_the_synced_mark_is_not_copied(
+    scene: Scene, is_torn: bool
+) -> None:
+    store = scene.open()
+    put_bodies(store, BODIES[:5])
+    scene.wait_for_disk(store)
+    end = store.stats().max_commitlog_offset
+    # Killed before a checkpoint: files as they are now, one of them with half a record more.
+    copied = scene.files.copy()
+    scene.files.close()
+    scene.files.directory = copied.directory
+    segment = scene.files.segment()
+    if is_torn:
+        with segment.open("r+b") as file:
+            file.seek(end)
+            file.write(b"half a record")
+    fd = os.open(segment, os.O_RDWR)
+    scene.disk.sync(fd)
+    os.close(fd)
+    number = segment.stat().st_ino
+    again = scene.open()
+    assert deliverable(again) == dict(enumerate(BODIES[:5]))
+    assert segment.stat().st_ino == number
+    put_bodies(again, ["new"])
+    scene.wait_for_disk(again)
+    scene.cut_power()
+    assert deliverable(scene.open()) == dict(enumerate([*BODIES[:5], "new"]))
+
+
+def test_pages_ahead_of_the_log_whose_sync_failed_are_not_written_as_they_are(
+    scene: Scene,
+) -> None:
+    store = scene.open()
+    put_bodies(store, BODIES[:5])
+    scene.wait_for_disk(store)
+    copied = scene.files.copy()
+    scene.files.close()
+    scene.files.directory = copied.directory
+    segment = scene.files.segment()
+    fd = os.open(segment, os.O_RDWR)
+    scene.disk.sync(fd)
+    os.pwrite(fd, bytes(4 * PAGE), SEGMENT_BYTES - 4 * PAGE)
+    scene.disk.is_failing = True
+    with pytest.raises(OSError, match="Input/output"):
+        scene.disk.sync(fd)
+    scene.disk.is_failing = False
+    os.close(fd)
+    again = scene.open()
+    put_bodies(again, ["new " + "y" * (SEGMENT_BYTES - 50_000)])
+    scene.wait_for_disk(again)
+    scene.cut_power()
+    assert len(deliverable(scene.open())) == 6
 
 
 def test_a_sector_that_cannot_be_copied_costs_its_batch_and_the_old_file_stays(
