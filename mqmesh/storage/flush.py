@@ -32,7 +32,14 @@ class Flusher:
     """
 
     def __init__(
-        self, *, durable_offset: int, at_once: bool, interval_ms: int, wake: Wake, sync: Sync
+        self,
+        *,
+        durable_offset: int,
+        at_once: bool,
+        interval_ms: int,
+        wake: Wake,
+        sync: Sync,
+        note: Callable[[int], None] = lambda offset: None,
     ) -> None:
         """Starts the thread.
 
@@ -42,6 +49,7 @@ class Flusher:
             interval_ms: Longest wait between a write and its sync.
             wake: Called on the thread after every round and after a failure.
             sync: ``SYSTEM_SYNC``.
+            note: Told ``durable_offset`` on the thread after every round; must not raise.
         """
         self.durable_offset = durable_offset
         self.error: OSError | None = None
@@ -50,6 +58,7 @@ class Flusher:
         self._interval = interval_ms / 1000
         self._wake = wake
         self._sync = sync
+        self._note = note
         self._condition = threading.Condition()
         # Guarded by the condition:
         self._end = durable_offset
@@ -96,6 +105,7 @@ class Flusher:
                 return
             self.durable_offset = end
             self.flushes += 1
+            self._note(end)
             self._wake()
 
     def _next(self) -> tuple[int, list[int]] | None:

@@ -154,6 +154,7 @@ def _open(
         interval_ms=config.flush_interval_commitlog_ms,
         wake=wake,
         sync=sync,
+        note=lambda offset: before.checkpoint_file.note_synced(recovered.store_id, offset),
     )
     resources.callback(flusher.close)
     checkpointer = _checkpointer(before, config, commitlog, flusher, chores, recovered, checkpoint)

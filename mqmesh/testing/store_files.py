@@ -38,6 +38,8 @@ class StoreFiles:
             mapped_file_size_commit_log=SEGMENT_BYTES,
             mapped_file_size_consume_queue=64,
             checkpoint_interval_ms=1000,
+            # Syncs come by checkpoints only, so that a test knows what is synced.
+            flush_interval_commitlog_ms=600_000,
         )
         self.progress: list[RecoveryProgress] = []
         self._copies = 0

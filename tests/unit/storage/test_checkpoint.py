@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mqmesh.storage.checkpoint import (
+    MARK_POSITION,
     SLOT_POSITIONS,
     SLOT_SIZE,
     Checkpoint,
@@ -46,7 +48,7 @@ def load(path: Path) -> Checkpoint | None:
 
 def test_a_new_file_holds_nothing(path: Path) -> None:
     assert load(path) is None
-    assert path.stat().st_size == 8192
+    assert path.stat().st_size == 12288
     assert load(path) is None
 
 
@@ -104,3 +106,39 @@ def test_a_sync_that_fails_is_told_and_not_believed(path: Path) -> None:
 def test_boot_id_is_the_systems() -> None:
     assert len(read_boot_id()) == 16
     assert read_boot_id() == read_boot_id() != bytes(16)
+
+
+def note(path: Path, store_id: int, synced_through: int) -> None:
+    file = CheckpointFile(path, sync=os.fsync)
+    file.note_synced(store_id, synced_through)
+    file.close()
+
+
+def test_the_synced_mark_moves_what_is_synced_forward_only(path: Path) -> None:
+    save(path, 0)
+    note(path, 0xDEADBEEF, 5000)
+    assert load(path) == msgspec.structs.replace(checkpoint(0), synced_through=5000)
+    note(path, 0xDEADBEEF, 10)
+    assert load(path) == checkpoint(0)
+
+
+@pytest.mark.parametrize("flipped", [0, 4, 9, 16, 23])
+def test_a_damaged_synced_mark_counts_for_nothing(path: Path, flipped: int) -> None:
+    save(path, 0)
+    note(path, 0xDEADBEEF, 5000)
+    data = bytearray(path.read_bytes())
+    data[MARK_POSITION + flipped] ^= 1
+    path.write_bytes(data)
+    assert load(path) == checkpoint(0)
+
+
+def test_the_synced_mark_of_another_store_counts_for_nothing(path: Path) -> None:
+    save(path, 0)
+    note(path, 0xDEADBEEE, 5000)
+    assert load(path) == checkpoint(0)
+
+
+def test_a_file_without_a_synced_mark_is_good(path: Path) -> None:
+    save(path, 0)
+    os.truncate(path, MARK_POSITION)
+    assert load(path) == checkpoint(0)
