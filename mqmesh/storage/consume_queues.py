@@ -298,16 +298,18 @@ class ConsumeQueues:
         """Removes what no queue knows of: entries before the beginnings and behind the ends,
         directories of other topics. What has not a name of ours is left alone.
 
-        For after a crash: files may be ahead of what the log still holds. All tails are
-        written before.
+        For after a crash: files may be ahead of what the log still holds. What is in tails may
+        be in files, too.
 
         Returns:
             Bytes removed.
         """
-        assert not self._dirty
         removed = 0
+        names = list(filter(_DIRECTORY_NAME.fullmatch, os.listdir(self._root)))
+        if not names:
+            return 0
         topics = {self.topic_directory(topic): queues for topic, queues in self.by_topic.items()}
-        for name in filter(_DIRECTORY_NAME.fullmatch, os.listdir(self._root)):
+        for name in names:
             directory = f"{self._root}/{name}"
             queues = topics.get(directory)
             if queues is None:

@@ -45,6 +45,9 @@ from mqmesh.storage.store_lock import StoreLock
 log = logging.getLogger(__name__)
 
 TAILS_AT_ONCE = 256
+MOST_TAILS_AT_START: Final = 1_000
+"""Written before the store is used; to make a file for each of many queues takes longer than to
+read the log once more after another crash."""
 OWN_NAMES: Final = (
     *("lock", "checkpoint", "log-beginning", "commitlog", "consumequeue", "index"),
     *KEY_NAMES,
@@ -398,11 +401,15 @@ def _settle(
     if started_clean and not recovered.read_bytes and not recovered.cut_bytes:
         checkpointer.note_start()
         return
+    trimmed = before.queues.trim()
+    if trimmed:
+        log.warning("%d bytes of consume queues were ahead of the log and are cut", trimmed)
+    if before.queues.dirty_count > MOST_TAILS_AT_START:
+        # Rounds of the checkpointer write them, a few at a time, beside all other work.
+        checkpointer.note_start()
+        return
     try:
         _write_tails(before.queues, on_progress)
-        trimmed = before.queues.trim()
-        if trimmed:
-            log.warning("%d bytes of consume queues were ahead of the log and are cut", trimmed)
         checkpointer.save_now()
     except DiskFull as error:
         log.error("the store opens without saving what recovery found: %s", error)

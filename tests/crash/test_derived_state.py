@@ -234,3 +234,54 @@ def test_a_store_is_opened_once(files: StoreFiles) -> None:
     put_bodies(store, ["still at work"])
     store.close()
     assert deliverable(files.open()) == {0: "still at work"}
+
+
+def test_a_start_makes_no_files_for_many_queues_before_the_store_can_be_used(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
+    topics = [f"topic-{number}" for number in range(51)]
+    store = files.open()
+    for topic in topics:
+        store.put([make_batch([topic], topic=topic)], NOW)
+    crashes = [crashed := files.copy()]
+    for _ in range(2):  # It dies again before it has made any.
+        recovered = crashed.open()
+        assert crashed.queue_files() == {}
+        for topic in topics:
+            assert deliverable(recovered, topic) == {0: topic}
+        crashes.append(crashed := crashed.copy())
+    recovered = crashed.open()
+    put_bodies(recovered, ["more"], topic=topics[7])
+    settle(recovered)
+    assert len(crashed.queue_files()) == len(topics)
+    crashes.append(crashed := crashed.copy())
+    again = crashed.open()
+    assert again.stats().recovered_bytes == 0
+    assert deliverable(again, topics[7]) == {0: topics[7], 1: "more"}
+    assert deliverable(again, topics[-1]) == {0: topics[-1]}
+    for crashed in crashes:
+        crashed.close()
+
+
+@pytest.mark.usefixtures("another_boot")
+def test_what_is_ahead_of_many_queues_is_cut_although_their_ends_are_only_in_memory(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
+    topics = [f"topic-{number}" for number in range(51)]
+    store = files.open()
+    for body in ("a", "b"):
+        for topic in topics:
+            store.put([make_batch([body], topic=topic, first_sequence=ord(body))], NOW)
+    settle(store)
+    crashed = files.copy()
+    file = crashed.directory / "consumequeue" / next(iter(crashed.queue_files()))
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"x" * 40)
+    (crashed.directory / "queue-table").unlink()
+    (crashed.directory / "queue-table.bak").unlink(missing_ok=True)
+    recovered = crashed.open()
+    assert file.read_bytes() == whole
+    assert all(deliverable(recovered, topic) == {0: "a", 1: "b"} for topic in topics)
+    crashed.close()
