@@ -1,12 +1,11 @@
 """Trouble with a log that is in memory: no signal, no lost answer, no foreign byte."""
 
-import errno
 import os
 
 import msgspec
 import pytest
 
-from mqmesh.errors import CorruptRecord, StorageError, StoreClosed
+from mqmesh.errors import CorruptRecord, StoreClosed
 from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.mapped_file import MappedFile
 from mqmesh.storage.store import CommitLogStore
@@ -248,27 +247,6 @@ def test_pages_of_an_idle_log_are_given_back(files: StoreFiles) -> None:
     assert window._stretch is None
     put_bodies(store, ["b"] * 5)
     assert read_queue(store) == ["a"] * 5 + ["b"] * 5
-
-
-def test_a_bad_sector_of_what_is_not_in_memory_is_an_error(
-    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pages that the disk would have to read are never touched through the map."""
-    store = files.open()
-    put_bodies(store, [LARGE] * 9)
-    forget_pages(store, files)
-    pread = os.pread
-
-    def bad(fd: int, size: int, position: int) -> bytes:
-        if os.readlink(f"/proc/self/fd/{fd}") == str(files.segment(1)) and size > 10_000:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return pread(fd, size, position)
-
-    monkeypatch.setattr(os, "pread", bad)
-    with pytest.raises(StorageError, match="cannot be read"):
-        store.get("topic", 0, 4, max_bytes=1)
-    assert store.get("topic", 0, 0, max_bytes=1).status is GetStatus.FOUND
-    put_bodies(store, ["more"])
 
 
 def test_ten_thousand_queues_are_written_by_stores(
