@@ -131,6 +131,31 @@ def test_old_segments_go_oldest_first_and_the_newest_stays(kept: Kept) -> None:
     assert numbers(kept.store) == [30]
 
 
+def test_passes_while_views_are_out(kept: Kept) -> None:
+    """Whoever holds views reads on in what was removed; its room comes back with the last one."""
+    kept.put(31)
+    kept.make_durable()
+    views = []
+    for number in range(0, 30, 3):
+        (data,) = kept.store.get("topic", 0, number, max_bytes=1).data
+        assert isinstance(data, memoryview), "it was copied"
+        views.append(data)
+    copies = [bytes(view) for view in views]
+    kept.run(15_000)
+    kept.clock.advance(73 * HOUR_MS)
+    kept.tick_until(lambda: kept.store.stats().deleted_segments == 10)
+    kept.put(30)
+    assert views == copies
+    stats = kept.store.stats()
+    assert (stats.log_views, stats.held_bytes) == (10, 10 * SEGMENT_BYTES)
+    del data, views[3:]
+    assert kept.store.stats().held_bytes == 3 * SEGMENT_BYTES
+    views.clear()
+    assert kept.store.stats().held_bytes == 0
+    with open("/proc/self/maps") as maps:
+        assert not any(f"/commitlog/{0:020d}" in line for line in maps)
+
+
 def test_readers_are_told_where_to_go_on(kept: Kept) -> None:
     kept.put(31)
     kept.make_durable()
