@@ -46,11 +46,16 @@ class Relief:
         self._limits = limits
         self._queued_frames = queued_frames
         self._started_ms = now_ms
+        self._connected_ms: dict[int, int] = {}
         self._memory = MemoryWatch()
         self._look_ms = 0
         self._trim_ms = 0
         self._trim_wanted = False
         self.incoming = 0
+
+    def connected(self, descriptor: int, now_ms: int) -> None:
+        """A connection was made; the next one by this descriptor takes its place."""
+        self._connected_ms[descriptor] = now_ms
 
     def peer_left(self, account: PeerAccount, now_ms: int) -> None:
         """A peer is gone; what was held for it is to be given back."""
@@ -87,11 +92,12 @@ class Relief:
             Those that have to end because all together are beyond the budget.
         """
         self._outbox.sweep()
-        silent = PeerAccount(self._started_ms)
         loads = []
         self.incoming = 0
         for descriptor, peer in self._peers.connections():
-            account = self._outbox.accounts.get(peer, silent) if peer is not None else silent
+            account = self._outbox.accounts.get(peer) if peer is not None else None
+            if account is None:  # it has said nothing yet, at least no whole frame
+                account = PeerAccount(self._connected_ms.get(descriptor, self._started_ms))
             received = measure(descriptor)
             incoming = 0
             if received is not None:

@@ -466,6 +466,7 @@ class CommandServer:
             gone = None
             if event == zmq.EVENT_ACCEPTED:
                 gone = self._peers.accept(descriptor)
+                self._relief.connected(descriptor, self._loop.clock.monotonic_ms())
                 self._surplus.pop(descriptor, None)
                 if self._peers.connection_count > self._limits.max_connections:
                     self._on_surplus(descriptor)

@@ -1,0 +1,79 @@
+"""Connections that have to end because all together take too much memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.transport import relief
+from mqmesh.transport.accounts import PeerAccount, ServerLimits
+from mqmesh.transport.connections import Received
+from mqmesh.transport.peers import PeerTable
+from mqmesh.transport.relief import Relief
+from mqmesh.units import MIB
+
+DAY_MS = 86_400_000
+PING_BYTES_PER_DAY = 86_400 * 30
+"""A ping of some bytes each 400 ms."""
+
+
+class NothingHeld:
+    """An outbox with accounts, and no answers that wait."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[bytes, PeerAccount] = {}
+        self.held = 0
+
+    def sweep(self) -> None:
+        """Nothing has left, since nothing was sent."""
+
+
+class Scene:
+    """A server that was started at 0, and what the system says of its connections."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.received: dict[int, int] = {}
+        self.peers = PeerTable()
+        monkeypatch.setattr(relief, "measure", lambda fd: Received(self.received[fd], 0))
+        self.relief = Relief(
+            self.peers,
+            NothingHeld(),
+            ServerLimits(max_total_pending_bytes=100 * MIB),
+            queued_frames=16,
+            now_ms=0,
+        )
+
+    def connect(self, descriptor: int, now_ms: int) -> None:
+        self.peers.accept(descriptor)
+        self.relief.connected(descriptor, now_ms)
+
+    def ended(self, now_ms: int) -> list[int]:
+        return sorted(load.descriptor for load in self.relief.measure(now_ms))
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    return Scene(monkeypatch)
+
+
+def test_the_beginnings_of_frames_are_counted_however_long_the_server_runs(scene):
+    """Each connection has sent most of a large frame, and nothing whole."""
+    now_ms = 30 * DAY_MS
+    for descriptor in range(10, 14):
+        scene.connect(descriptor, now_ms - 1_000)
+        scene.received[descriptor] = 60 * MIB
+    assert len(scene.ended(now_ms)) >= 3
+    assert scene.relief.incoming > 230 * MIB
+
+
+def test_a_connection_that_only_pings_for_days_holds_nothing(scene):
+    scene.connect(10, 0)
+    scene.received[10] = 30 * PING_BYTES_PER_DAY
+    assert scene.ended(30 * DAY_MS) == []
+    assert scene.relief.incoming == 0
+
+
+def test_a_descriptor_that_was_used_before_is_as_old_as_its_connection(scene):
+    scene.connect(10, 0)
+    scene.received[10] = 200 * MIB
+    scene.connect(10, 30 * DAY_MS)
+    assert scene.ended(30 * DAY_MS + 1_000) == [10]
