@@ -1,7 +1,7 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -417,14 +417,21 @@ class AdminClient:
         return done
 
     def _request(
-        self, endpoint: str, code: int, header: bytes, timeout_ms: int | None = None
+        self,
+        endpoint: str,
+        code: int,
+        header: bytes,
+        timeout_ms: int | None = None,
+        parts: Sequence[bytes | memoryview] = (),
     ) -> Command:
         if self._closed:
             raise ClientClosed("the admin client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = BlockingChannel(self._context, endpoint)
-        return channel.request(code, header=header, timeout_ms=timeout_ms or self._timeout_ms)
+        return channel.request(
+            code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
+        )
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
