@@ -1,5 +1,5 @@
 """Where Spark looks for the data source ``mqmesh``: it finds modules of this kind by their name."""
 
-from mqmesh.spark.snapshot_source import MqmeshDataSource as DefaultSource
+from mqmesh.spark.data_source import MqmeshDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

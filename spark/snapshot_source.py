@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     EqualTo,
     Filter,
@@ -25,7 +24,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.storage.snapshot_reading import Snapshot
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from .schema import COLUMNS, DAY_MS, Rows, arrow_schema, batched, ddl
+from .options import flag, number, time_ms, words
+from .schema import COLUMNS, DAY_MS, Rows, arrow_schema, batched
 from .selection import RANGE_BYTES, Selection, Task, plan, read_task
 
 MAX_ROWS: Final = 8_000
@@ -57,12 +57,12 @@ class SnapshotReader(DataSourceReader):
         unknown = [name for name in self.columns if name not in COLUMNS]
         if unknown:
             raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
-        self.paths = _words(options.get("path"))
+        self.paths = words(options.get("path"))
         if not self.paths:
             raise ConfigError("a snapshot is read by .load(path), or by the option path")
         self.wanted = selection_of(options)
-        self.most_rows = _number(options, "maxRowsPerBatch", MAX_ROWS, 1, _MOST_ROWS)
-        self.range_bytes = _number(options, "rangeBytes", RANGE_BYTES, 1, 1 << 40)
+        self.most_rows = number(options, "maxRowsPerBatch", MAX_ROWS, 1, _MOST_ROWS)
+        self.range_bytes = number(options, "rangeBytes", RANGE_BYTES, 1, 1 << 40)
 
     def partitions(self) -> Sequence[InputPartition]:
         """One a range of the log, or places that the index knows."""
@@ -149,88 +149,21 @@ def _span(value: date) -> tuple[int, int]:
     return start, start + DAY_MS - 1
 
 
-class MqmeshDataSource(DataSource):
-    """Messages of snapshots as rows; the options stand in ``docs/archive.md``."""
-
-    @classmethod
-    def name(cls) -> str:
-        """What ``spark.read.format`` is given."""
-        return "mqmesh"
-
-    def schema(self) -> str:
-        """All columns, or those of the option ``columns``."""
-        columns = _words(self.options.get("columns")) or list(COLUMNS)
-        unknown = [name for name in columns if name not in COLUMNS]
-        if unknown:
-            raise ConfigError(f"messages have no column {unknown[0]!r}; there are: {list(COLUMNS)}")
-        return ddl(columns)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader; one that looks at filters only where the user's session passes them on."""
-        kind = PushdownReader if _flag(self.options, "pushdown") else SnapshotReader
-        return kind(schema, self.options)
-
-
 def selection_of(options: Any) -> Selection:
     """What the options of a reader select.
 
     Raises:
         ConfigError: One is wrong.
     """
-    message_ids = _words(options.get("messageId"))
+    message_ids = words(options.get("messageId"))
     return Selection(
-        topics=tuple(_words(options.get("topics"))),
-        include_system=_flag(options, "includeSystem"),
+        topics=tuple(words(options.get("topics"))),
+        include_system=flag(options, "includeSystem"),
         key=options.get("key") or "",
         message_ids=tuple(message_ids) or None,
         from_ms=time_ms(options.get("from"), 0),
         to_ms=time_ms(options.get("to"), MAX_TIMESTAMP_MS),
-        from_offset=_number(options, "fromOffset", 0, 0, 1 << 62),
-        to_offset=_number(options, "toOffset", 1 << 62, 0, 1 << 62),
+        from_offset=number(options, "fromOffset", 0, 0, 1 << 62),
+        to_offset=number(options, "toOffset", 1 << 62, 0, 1 << 62),
         on_damage=options.get("onDamage") or "fail",
     )
-
-
-def time_ms(text: str | None, default: int) -> int:
-    """A time as ms since 1970, or in ISO form, UTC where it says nothing else.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not text:
-        return default
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} is no time; write 2026-03-01T12:00Z, or ms since 1970"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1_000)
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _flag(options: Any, name: str) -> bool:
-    text = (options.get(name) or "false").lower()
-    if text not in ("true", "false"):
-        raise ConfigError(f"option {name} is {text!r}; it may be 'true' or 'false'")
-    return text == "true"
-
-
-def _number(options: Any, name: str, default: int, low: int, high: int) -> int:
-    text = options.get(name)
-    if not text:
-        return default
-    try:
-        number = int(text)
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        raise ConfigError(f"option {name} is {text!r}; it may be {low} to {high}")
-    return number

@@ -1,0 +1,317 @@
+"""Options of readers of a running cluster: which queues, from where to where. No Spark in it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mqmesh.errors import ConfigError, InvalidArgument
+from mqmesh.message import MessageQueue, check_group, check_topic
+from mqmesh.sdk.message_selector import MessageSelector
+from mqmesh.sdk.options import namesrv_addresses
+from mqmesh.sdk.queue_reader import GROUP, QueueReader
+from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
+
+from .options import Options, check_names, flag, json_object, number, time_ms, words
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+FIRST: Final = -2
+"""In JSON, where the queue begins."""
+END: Final = -1
+"""In JSON, where it ends."""
+MOST_PARTITIONS: Final = 10_000
+MOST_ROWS: Final = 1_000_000
+MOST_FETCH: Final = 16 * MIB
+MOST_PATIENCE_MS: Final = 3_600_000
+
+COMMON: Final = (
+    "namesrv",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "minPartitions",
+    "failOnDataLoss",
+    "filter",
+    "filterSql",
+    "columns",
+    "group",
+    "maxRowsPerBatch",
+    "maxFetchBytes",
+    "fetchTimeoutMs",
+)
+OF_BATCHES: Final = (*COMMON, "endingOffsets", "endingTimestamp")
+OF_STREAMS: Final = (*COMMON, "maxOffsetsPerTrigger")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a queue.
+
+    Attributes:
+        offset: Queue offset of the next message; ``FIRST`` or ``END`` in what users say.
+        epoch: Of the broker's log when that was right; 0 if it is not known.
+    """
+
+    offset: int
+    epoch: int = 0
+
+
+Places = dict[MessageQueue, Place]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """From where, or up to where, queues are read.
+
+    Attributes:
+        name: Of the option, for errors.
+        everywhere: ``FIRST`` or ``END``.
+        time_ms: In place of that, the first message stored at or after a time; -1 for none.
+        places: In place of both, queue by queue; None if there is no such option.
+    """
+
+    name: str
+    everywhere: int
+    time_ms: int = -1
+    places: Places | None = None
+
+    def place(self, queue: MessageQueue) -> Place:
+        """What is said of a queue.
+
+        Raises:
+            ConfigError: Places are said, and none of this queue.
+        """
+        if self.places is None:
+            return Place(self.everywhere)
+        found = self.places.get(queue)
+        if found is None:
+            raise ConfigError(
+                f"option {self.name} says nothing of queue {queue_name(queue)} of topic "
+                f"{queue.topic!r}; give its offset, {FIRST} for earliest or {END} for latest"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """What a reader of a running cluster was told.
+
+    Attributes:
+        namesrv: Name servers.
+        topics: Names, or beginnings of names with ``*`` behind.
+        pattern: Expression that names of topics fit as a whole; empty for none.
+        assigned: Queues, in place of topics.
+        starting: Where to begin.
+        ending: Where to end; of batches.
+        min_partitions: Tasks, if there are as many messages; 0 for one a queue.
+        max_offsets: Messages of a batch of a stream; 0 for no limit.
+        fail_on_loss: Messages that are gone make the query fail.
+        selector: Which messages are wanted.
+        group: Consumer group that brokers are told.
+        most_rows: Rows of a record batch.
+        fetch_bytes: Of one answer of a broker.
+        patience_ms: For a broker that is away.
+    """
+
+    namesrv: str
+    topics: tuple[str, ...]
+    pattern: str
+    assigned: tuple[MessageQueue, ...]
+    starting: Bound
+    ending: Bound
+    min_partitions: int
+    max_offsets: int
+    fail_on_loss: bool
+    selector: MessageSelector = field(default_factory=MessageSelector)
+    group: str = GROUP
+    most_rows: int = 8_000
+    fetch_bytes: int = MIB
+    patience_ms: int = 60_000
+
+    def client(self) -> QueueReader:
+        """A client that reads with these options; close it."""
+        client = QueueReader(self.namesrv, patience_ms=self.patience_ms)
+        client.group = self.group
+        return client
+
+
+def read_options(options: Options, *, stream: bool) -> LiveOptions:
+    """Reads the options of a reader.
+
+    Args:
+        options: As the user gave them.
+        stream: Of a stream, which has other ones than a batch.
+
+    Raises:
+        ConfigError: One is wrong: says which, its value, and what it may be.
+    """
+    check_names(options, OF_STREAMS if stream else OF_BATCHES, "a live source of mqmesh")
+    topics, pattern, assigned = _which(options)
+    return LiveOptions(
+        namesrv=check_namesrv(options),
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        starting=_bound(options, "starting", END if stream else FIRST),
+        ending=_bound(options, "ending", END),
+        min_partitions=number(options, "minPartitions", 0, 1, MOST_PARTITIONS),
+        max_offsets=number(options, "maxOffsetsPerTrigger", 0, 1, MAX_OFFSET),
+        fail_on_loss=flag(options, "failOnDataLoss", True),
+        selector=_selector(options),
+        group=_group(options),
+        most_rows=number(options, "maxRowsPerBatch", 8_000, 1, MOST_ROWS),
+        fetch_bytes=number(options, "maxFetchBytes", MIB, 1, MOST_FETCH),
+        patience_ms=number(options, "fetchTimeoutMs", 60_000, 1, MOST_PATIENCE_MS),
+    )
+
+
+def check_namesrv(options: Options) -> str:
+    """The name servers.
+
+    Raises:
+        ConfigError: None is given, or one is no address.
+    """
+    text = options.get("namesrv") or ""
+    if not text:
+        raise ConfigError("option namesrv is missing: host:port of the name servers, by commas")
+    namesrv_addresses(text)
+    return text
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """A queue of a topic as options and checkpoints write it: ``broker-a:0``."""
+    return f"{queue.broker_name}:{queue.queue_id}"
+
+
+def to_json(places: Places) -> dict[str, dict[str, dict[str, int]]]:
+    """Places as checkpoints keep them, always in the same order: Spark compares the text."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(places):
+        place = places[queue]
+        found.setdefault(queue.topic, {})[queue_name(queue)] = {
+            "offset": place.offset,
+            "epoch": place.epoch,
+        }
+    return found
+
+
+def from_json(value: Mapping[str, Any], what: str) -> Places:
+    """Places of a checkpoint, or of an option, which may give offsets as plain numbers.
+
+    Args:
+        value: By topic, by queue.
+        what: For errors.
+
+    Raises:
+        ConfigError: It is nothing of the kind.
+    """
+    places: Places = {}
+    for topic, queues in value.items():
+        if not isinstance(queues, Mapping):
+            raise _no_places(what, topic, queues)
+        for name, place in queues.items():
+            if isinstance(place, Mapping):
+                offset, epoch = place.get("offset"), place.get("epoch", 0)
+            else:
+                offset, epoch = place, 0
+            if type(offset) is not int or type(epoch) is not int:
+                raise _no_places(what, name, place)
+            if not FIRST <= offset <= MAX_OFFSET or not 0 <= epoch < 1 << 32:
+                raise _no_places(what, name, place)
+            places[_queue(topic, name, what)] = Place(offset, epoch)
+    return places
+
+
+def _no_places(what: str, name: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"{what}: {name!r} has {value!r:.100}; write "
+        f'{{"orders": {{"broker-a:0": 4711, "broker-a:1": {END}}}}}, {FIRST} for earliest and '
+        f"{END} for latest"
+    )
+
+
+def _queue(topic: str, name: object, what: str) -> MessageQueue:
+    broker, _, number_text = str(name).rpartition(":")
+    if not broker or not (number_text.isascii() and number_text.isdecimal()):
+        raise ConfigError(f"{what}: {name!r} of {topic!r} is no queue; write broker-a:0")
+    queue_id = int(number_text[:11])
+    if queue_id >= 1 << 32:
+        raise ConfigError(f"{what}: {name!r} of {topic!r}: queues have numbers below {1 << 32}")
+    return MessageQueue(check_topic(topic), broker, queue_id)
+
+
+def _which(options: Options) -> tuple[tuple[str, ...], str, tuple[MessageQueue, ...]]:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if options.get(name)]
+    if len(given) != 1:
+        raise ConfigError(
+            "say which messages by one of subscribe (topics, by commas, or beginnings with * "
+            "behind), subscribePattern (an expression) and assign (queues, in JSON); given: "
+            f"{', '.join(given) or 'none'}"
+        )
+    topics = tuple(words(options.get("subscribe")))
+    for topic in topics:
+        check_topic(topic.removesuffix("*") or "x")
+    pattern = options.get("subscribePattern") or ""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"option subscribePattern is {pattern!r}: {error}") from None
+    assigned = []
+    if given == ["assign"]:
+        for topic, names in json_object(options, "assign").items():
+            if not isinstance(names, list):
+                raise ConfigError(
+                    f'option assign: {topic!r} has {names!r:.100}; write {{"orders": '
+                    '["broker-a:0"]}'
+                )
+            assigned += [_queue(topic, name, "option assign") for name in names]
+        if not assigned:
+            raise ConfigError("option assign names no queue")
+    return topics, pattern, tuple(sorted(set(assigned)))
+
+
+def _bound(options: Options, side: str, default: int) -> Bound:
+    name = f"{side}Offsets"
+    text, time_text = options.get(name), options.get(f"{side}Timestamp")
+    if text and time_text:
+        raise ConfigError(f"options {name} and {side}Timestamp exclude each other; leave one out")
+    if time_text:
+        moment = time_ms(time_text, -1)
+        if moment > MAX_TIMESTAMP_MS:
+            raise ConfigError(f"option {side}Timestamp is {time_text!r}; at most 9999-12-31")
+        return Bound(f"{side}Timestamp", default, moment)
+    if not text:
+        return Bound(name, default)
+    if text.lower() in (EARLIEST, LATEST):
+        if side == "ending" and text.lower() == EARLIEST:
+            raise ConfigError("option endingOffsets is 'earliest'; it may be 'latest' or JSON")
+        return Bound(name, FIRST if text.lower() == EARLIEST else END)
+    if not text.lstrip().startswith("{"):
+        raise ConfigError(f"option {name} is {text[:100]!r}; it may be earliest, latest or JSON")
+    places = from_json(json_object(options, name), f"option {name}")
+    if side == "ending" and any(place.offset == FIRST for place in places.values()):
+        raise ConfigError(f"option endingOffsets has {FIRST} (earliest); use {END} or an offset")
+    return Bound(name, default, places=places)
+
+
+def _selector(options: Options) -> MessageSelector:
+    tags, sql = options.get("filter"), options.get("filterSql")
+    if tags and sql:
+        raise ConfigError("options filter (tags) and filterSql exclude each other; leave one out")
+    found = MessageSelector.by_sql(sql) if sql else MessageSelector.by_tag(tags or "*")
+    try:
+        found.check()
+    except InvalidArgument as error:
+        raise ConfigError(f"option {'filterSql' if sql else 'filter'}: {error}") from error
+    return found
+
+
+def _group(options: Options) -> str:
+    group = options.get("group") or GROUP
+    try:
+        return check_group(group)
+    except InvalidArgument as error:
+        raise ConfigError(f"option group: {error}") from error

@@ -1,0 +1,101 @@
+"""Options of readers and writers as users give them, and what is said when one is wrong."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from mqmesh.errors import ConfigError
+
+Options = Mapping[str, str]
+"""By name; Spark's own mapping does not mind capitals, a dict does."""
+
+
+def check_names(options: Options, known: Iterable[str], what: str) -> None:
+    """Refuses options that nobody knows.
+
+    Args:
+        options: As given.
+        known: Names that may be there.
+        what: What has these options, for the error.
+
+    Raises:
+        ConfigError: Names the first unknown one, and all that there are.
+    """
+    names = list(known)
+    lower = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in lower:
+            raise ConfigError(f"{what} has no option {name!r}; it has {', '.join(sorted(names))}")
+
+
+def words(text: str | None) -> list[str]:
+    """Words that are separated by commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def flag(options: Options, name: str, default: bool = False) -> bool:
+    """An option that is ``true`` or ``false``.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    text = (options.get(name) or str(default)).lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"option {name} is {text!r}; it may be 'true' or 'false'")
+    return text == "true"
+
+
+def number(options: Options, name: str, default: int, low: int, high: int) -> int:
+    """An option that is a whole number.
+
+    Raises:
+        ConfigError: It is none, or out of bounds.
+    """
+    text = options.get(name)
+    if not text:
+        return default
+    try:
+        found = int(text)
+    except ValueError:
+        found = low - 1
+    if not low <= found <= high:
+        raise ConfigError(f"option {name} is {text!r}; it may be {low} to {high}")
+    return found
+
+
+def json_object(options: Options, name: str) -> dict[str, Any]:
+    """An option that is an object of JSON.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    text = options.get(name) or ""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"option {name} is {text[:200]!r}; it must be an object of JSON")
+    return found
+
+
+def time_ms(text: str | None, default: int) -> int:
+    """A time as ms since 1970, or in ISO form, UTC where it says nothing else.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not text:
+        return default
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no time; write 2026-03-01T12:00Z, or ms since 1970"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1_000)
