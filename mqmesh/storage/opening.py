@@ -319,7 +319,7 @@ def _recover(
         states=before.states,
         damage=before.damage,
         checkpoint=checkpoint,
-        same_boot=checkpoint is not None and checkpoint.boot_id == before.boot_id,
+        same_boot=_is_same_boot(checkpoint, before.boot_id),
         clock=clock,
         on_progress=on_progress,
         save_progress=save_progress,
@@ -335,6 +335,11 @@ def _recover(
     synced = 0 if checkpoint is None else checkpoint.synced_through
     _sync_segments(before, synced, recovered.end, on_progress)
     return recovered
+
+
+def _is_same_boot(checkpoint: Checkpoint | None, boot_id: bytes) -> bool:
+    """True if the system has surely not restarted; one without a boot id may have."""
+    return checkpoint is not None and checkpoint.boot_id == boot_id and any(boot_id)
 
 
 def _note_lost_beginning(before: _Files, clock: Clock) -> None:

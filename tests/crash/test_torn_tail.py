@@ -100,6 +100,20 @@ def test_stale_records_behind_a_cut_never_come_back(files: StoreFiles) -> None:
     crashed.close()
 
 
+def test_a_system_that_does_not_tell_its_boots_may_have_restarted(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: bytes(16))
+    store = files.open()
+    offsets = put_bodies(store, ["a", "b", "c"])
+    crashed = files.copy()
+    crashed.flip(offsets[1] + 130)
+    recovered = crashed.open()
+    assert deliverable(recovered) == {0: "a"}
+    assert not recovered.stats().damaged
+    crashed.close()
+
+
 @pytest.mark.usefixtures("another_boot")
 def test_a_record_that_ends_a_segment_may_be_torn(files: StoreFiles) -> None:
     store = files.open()
