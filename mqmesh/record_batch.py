@@ -91,6 +91,8 @@ _PRODUCER_PART = struct.Struct("<IBBHIIIIIQQq")
 _U32 = struct.Struct("<I")
 _NO_BROKER_PART = MAGIC + bytes(BROKER_PART_SIZE - len(MAGIC))
 _CRC_IN_STAMPED = 32
+_CRC_END_IN_STAMPED = 36
+_CHECKED = struct.Struct("<4sI")
 _MIN_MESSAGE_BYTES = 5  # an array of a topic and a body: a store believes no more messages
 
 assert _HEADER.size == HEADER_SIZE
@@ -428,8 +430,8 @@ def stamp(
     )
     check = NO_CHECK if store_check is None else store_check(fields)
     part = fields[:_CRC_IN_STAMPED] + check
-    crc = crc32(fields[_CRC_IN_STAMPED : _CRC_IN_STAMPED + 4], crc32(part))
-    return b"".join((MAGIC, _U32.pack(crc), part))
+    crc = crc32(part + fields[_CRC_IN_STAMPED:_CRC_END_IN_STAMPED])
+    return _CHECKED.pack(MAGIC, crc) + part
 
 
 def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMeta:

@@ -12,6 +12,7 @@ a msgpack array of remarks, one a batch.
 """
 
 import enum
+import operator
 import struct
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -30,6 +31,7 @@ _remarks_encoder = msgspec.msgpack.Encoder()
 _remarks_decoder = msgspec.msgpack.Decoder(
     Annotated[list[str], msgspec.Meta(max_length=MAX_BATCHES_PER_REQUEST)]
 )
+_status = operator.itemgetter(1)
 
 
 class SendStatus(enum.IntEnum):
@@ -45,7 +47,7 @@ class SendStatus(enum.IntEnum):
         return self.name
 
 
-_LAST_STATUS: Final = max(SendStatus)
+_LAST_STATUS: Final = int(max(SendStatus))
 
 
 class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -106,20 +108,24 @@ def encode_outcomes(outcomes: Sequence[BatchOutcome]) -> tuple[bytes, bytes]:
     Returns:
         Header and body.
     """
-    header = b"".join(
-        [
+    entries = []
+    is_refused = False
+    for one in outcomes:
+        code = one.code
+        entries.append(
             _ENTRY.pack(
-                one.code,
+                code,
                 one.status,
                 one.retry_after_ms,
                 one.base_queue_offset,
                 one.commitlog_offset,
                 one.store_timestamp,
             )
-            for one in outcomes
-        ]
-    )
-    if all(one.code == _OK for one in outcomes):
+        )
+        if code != _OK:
+            is_refused = True
+    header = b"".join(entries)
+    if not is_refused:
         return header, b""
     return header, _remarks_encoder.encode([one.remark for one in outcomes])
 
@@ -133,7 +139,7 @@ def decode_outcomes(header: memoryview, body: memoryview) -> list[BatchOutcome]:
     if not header or len(header) % _ENTRY.size:
         raise RemoteProtocolError(f"a send response of {len(header)} bytes is no array of entries")
     entries: list[tuple[int, int, int, int, int, int]] = list(_ENTRY.iter_unpack(header))
-    if any(entry[1] > _LAST_STATUS for entry in entries):
+    if max(map(_status, entries)) > _LAST_STATUS:
         raise RemoteProtocolError(f"an unknown send status in {entries[:8]}")
     if not len(body):
         return [BatchOutcome(*entry) for entry in entries]

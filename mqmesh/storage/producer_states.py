@@ -59,10 +59,13 @@ class _Window:
         self.end = batch.first_sequence + batch.message_count
 
     def append(self, batch: StoredBatch, most: int) -> None:
-        self.batches.append(batch)
-        if len(self.batches) > most:
-            del self.batches[0]
-        self.end = max(self.end, batch.first_sequence + batch.message_count)
+        batches = self.batches
+        batches.append(batch)
+        if len(batches) > most:
+            del batches[0]
+        end = batch.first_sequence + batch.message_count
+        if end > self.end:
+            self.end = end
 
     def look(self, header: BatchHeader, now: TimestampMs) -> PutResult | None:
         first, count = header.first_sequence, header.message_count

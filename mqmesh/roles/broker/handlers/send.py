@@ -31,7 +31,7 @@ from mqmesh.message import (
     SCHEDULE_TOPIC,
     TRANS_HALF_TOPIC,
 )
-from mqmesh.payload import CODEC_NONE
+from mqmesh.payload import CODEC_NONE, Buffer
 from mqmesh.payload_check import check_payload
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
@@ -260,12 +260,15 @@ def _check_messages(
     context: BrokerContext, header: BatchHeader, data: memoryview, topic: str
 ) -> None:
     config = context.config
-    if header.codec != CODEC_NONE and not config.check_compressed_batches:
+    if header.codec == CODEC_NONE:
+        payload: Buffer = data[header.total_size - header.payload_size :]
+    elif config.check_compressed_batches:
+        try:
+            payload = read_payload(data, header)
+        except CorruptBatch as error:
+            raise MessageIllegal(str(error)) from error
+    else:
         return
-    try:
-        payload = read_payload(data, header)
-    except CorruptBatch as error:
-        raise MessageIllegal(str(error)) from error
     check_payload(payload, header.message_count, topic, config.max_message_size)
 
 
@@ -314,8 +317,8 @@ def _account(
             else:
                 total.put_refused += 1
             continue
-        name, queue_id, count = batch.topic, batch.queue_id, batch.header.message_count
-        size = batch.header.total_size
+        name, queue_id, header = batch.topic, batch.queue_id, batch.header
+        count, size = header.message_count, header.total_size
         total.put_batches += 1
         total.put_messages += count
         total.put_bytes += size
