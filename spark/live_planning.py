@@ -33,8 +33,16 @@ def on_loss(fail: bool) -> Callable[[str], None]:
     return lost
 
 
-def queues_of(client: QueueReader, options: LiveOptions) -> list[MessageQueue]:
+def queues_of(
+    client: QueueReader, options: LiveOptions, known: Iterable[MessageQueue] = ()
+) -> list[MessageQueue]:
     """The queues that the options mean now, sorted.
+
+    Args:
+        client: To ask.
+        options: Which are meant.
+        known: Where a stream has been; name servers forget a topic while its brokers are away, and
+            so may be missing what is there.
 
     Raises:
         TopicNotFound: A topic that was named does not exist.
@@ -52,20 +60,24 @@ def queues_of(client: QueueReader, options: LiveOptions) -> list[MessageQueue]:
             if fits and not is_system_topic(topic):
                 topics.add(topic)
     found: list[MessageQueue] = []
+    before = {queue.topic for queue in known}
     for topic in sorted(topics):
         try:
             found += client.readable_queues(topic)
         except TopicNotFound as error:
+            if topic in before:
+                _log.warning("topic %s is passed over this time: %s", topic, error)
+                continue
             raise TopicNotFound(f"{error}; create it, or take it out of the options") from error
     if options.assigned:
         for queue in options.assigned:
-            if queue not in found:
+            if queue not in found and queue not in known:
                 raise ConfigError(
                     f"option assign: topic {queue.topic!r} has no queue {queue_name(queue)}; it "
                     f"has {', '.join(queue_name(one) for one in found if one.topic == queue.topic)}"
                 )
         return list(options.assigned)
-    if names and not found:
+    if names and not found and not before:
         raise ConfigError(f"no queue of {', '.join(sorted(topics))} may be read")
     return sorted(found)
 

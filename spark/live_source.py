@@ -156,7 +156,8 @@ class LiveStreamReader(DataSourceStreamReader):
         """Up to where the next batch goes: the end of all queues, or ``maxOffsetsPerTrigger``."""
         known = self._begin() if self._position is None else self._position
         options = self._parts.options
-        latest, edges = latest_places(self._planner(), queues_of(self._planner(), options), known)
+        client = self._planner()
+        latest, edges = latest_places(client, queues_of(client, options, known), known)
         # New queues are read from their first message on.
         start = known | {
             queue: Place(found.first) for queue, found in edges.items() if queue not in known

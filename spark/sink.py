@@ -111,7 +111,7 @@ def _send(
 ) -> Sent:
     @lru_cache(maxsize=1_024)
     def queues_of(name: str) -> Sequence[MessageQueue]:
-        found = sender.writable_queues(name)
+        found = sender.wait_writable_queues(name)
         if not found:
             raise ConfigError(f"topic {name!r} has no queue that may be written to")
         if idempotent and not sender.readable_queues(name):

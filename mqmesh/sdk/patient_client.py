@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from mqmesh.errors import MQMeshError, NoRoute, RequestTimeout
+from mqmesh.errors import MQMeshError, NoRoute, RequestTimeout, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.sdk.admin import masters_of
@@ -99,6 +99,23 @@ class PatientClient(QueryClient):
     def writable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues of a topic that may be written to, sorted; errors as of ``readable_queues``."""
         return self._routes(topic).publish_queues(topic)
+
+    def wait_writable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """As ``writable_queues``; a topic that is not known is waited for, too.
+
+        Name servers forget a topic while all of its brokers are away.
+
+        Raises:
+            RequestTimeout: Nobody knows the topic for longer than ``patience_ms``.
+        """
+
+        def look() -> tuple[MessageQueue, ...]:
+            try:
+                return self.writable_queues(topic)
+            except TopicNotFound as error:
+                raise NoRoute(f"{error}; does it exist?") from error
+
+        return self.patiently(look, f"topic {topic!r}")
 
     def _routes(self, topic: str) -> RouteCache:
         cache = RouteCache()

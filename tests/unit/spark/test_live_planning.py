@@ -7,11 +7,18 @@ import random
 
 import pytest
 
-from mqmesh.errors import EndpointUnreachable, OffsetIllegal
+from mqmesh.errors import EndpointUnreachable, OffsetIllegal, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.queue_reader import QueueEdges, Stretch
-from mqmesh.spark.live_options import Place, from_json, to_json
-from mqmesh.spark.live_planning import capped, latest_places, on_loss, split, stretch_of
+from mqmesh.spark.live_options import Place, from_json, read_options, to_json
+from mqmesh.spark.live_planning import (
+    capped,
+    latest_places,
+    on_loss,
+    queues_of,
+    split,
+    stretch_of,
+)
 
 A, B, C = (MessageQueue("orders", broker, 0) for broker in ("a", "b", "c"))
 
@@ -151,6 +158,19 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others():
         latest_places(cluster, [A, B], {A: Place(5, 1)})
     # Whoever is not in the route any more stays where it was.
     assert latest_places(cluster, [A], known)[0][B] == Place(7, 1)
+
+
+def test_a_topic_that_name_servers_have_forgotten_is_passed_over():
+    def forgotten(topic):
+        raise TopicNotFound(f"topic {topic!r} has no route")
+
+    cluster = Cluster({})
+    cluster.readable_queues = forgotten
+    options = read_options({"namesrv": "127.0.0.1:1", "subscribe": "orders"}, stream=True)
+    assert queues_of(cluster, options, {A: Place(5, 1)}) == []
+    assert latest_places(cluster, [], {A: Place(5, 1)})[0] == {A: Place(5, 1)}
+    with pytest.raises(TopicNotFound, match="create it"):
+        queues_of(cluster, options)
 
 
 def test_places_come_back_from_json_in_one_order():
