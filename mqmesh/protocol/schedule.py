@@ -151,12 +151,12 @@ class CancelDelayedRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     """CANCEL_DELAYED: from a client; answered with an empty header once it is stored.
 
     Attributes:
-        producer_id: First half of the message's id.
-        sequence: Second half.
+        producer_id: First half of the message's id, u64.
+        sequence: Second half, u64.
     """
 
-    producer_id: int
-    sequence: int
+    producer_id: Annotated[int, msgspec.Meta(ge=0)]
+    sequence: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ScheduleNews(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -71,7 +71,9 @@ def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
     if kind is int:
         low = meta.ge if meta else None
         high = meta.le if meta else None
-        return "int" if low is None and high is None else f"int {number(low)}…{number(high)}"
+        # msgpack knows none beyond 64 bits, and msgspec no bound beyond 63.
+        most = "2^64-1" if high is None else number(high)
+        return "int" if low is None and high is None else f"int {number(low)}…{most}"
     if kind is str:
         least = f"{meta.min_length} ≤ " if meta and meta.min_length is not None else ""
         return f"{least}text{most}"

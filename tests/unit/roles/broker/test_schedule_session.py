@@ -15,6 +15,7 @@ from mqmesh.errors import (
     EndpointUnreachable,
     LocalProtocolError,
     MQMeshError,
+    RemoteProtocolError,
     SystemBusy,
 )
 from mqmesh.message import SCHEDULE_TOPIC, Message
@@ -268,6 +269,13 @@ def test_a_cancelled_message_never_comes_and_others_of_its_batch_do(rig):
     rig.advance(300)
     assert [s for s, _ in rig.delivered()] == [first[0], first[1], first[3], first[4]]
     assert rig.cancel(first[0]) == ResponseCode.CANCEL_REFUSED
+
+
+def test_a_cancel_of_what_is_no_id_does_not_get_as_far_as_the_service(rig):
+    rig.settle()
+    number = rig.begin_cancel(-1)
+    assert isinstance(rig.stage.answers[number], RemoteProtocolError)
+    assert rig.cancel(2**64 - 1) == ResponseCode.QUERY_NOT_FOUND
 
 
 def test_a_cancel_is_refused_without_a_service_and_when_it_dies(rig):
