@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, MQMeshError
+from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, decode_header, reply_with
@@ -117,8 +117,14 @@ class IndexerServer:
     def _advance(self, request: Request) -> Reply:
         asked = decode_header(AdvanceIndexRequest, request.command.header)
         now_ms = self._clock.monotonic_ms()
-        if self._dispatcher is None or asked.store_id != self._store_id:
+        if self._dispatcher is None:
             self._follow(asked.store_id)
+        elif asked.store_id != self._store_id:
+            # It ends with its broker, whose store is one. To follow another one would be to
+            # throw the index away.
+            raise RemoteProtocolError(
+                f"this is the index of store {self._store_id}, not {asked.store_id}"
+            )
         assert self._dispatcher is not None
         self._dispatcher.advance(asked.visible_offset, asked.min_offset, now_ms)
         self._plan()
