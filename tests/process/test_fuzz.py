@@ -1,0 +1,126 @@
+"""Hostile frames to all that a cluster listens at: the short form of scripts/fuzz."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mqmesh.errors import BrokerError
+from mqmesh.message import Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.queries import AdvanceIndexRequest
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.producer import Producer
+from mqmesh.testing import zmtp
+from mqmesh.testing.fuzz import crowd, fuzz, main, table
+from mqmesh.testing.fuzz_sender import shake_hands
+from mqmesh.testing.listening import family, listening, private_bytes
+from mqmesh.testing.processes import ProcessCluster
+from mqmesh.transport import sockets
+
+FRAMES = 8_000
+
+
+@pytest.mark.timeout(180)
+def test_hostile_frames_stop_nothing_and_take_no_memory(short_tmp_path):
+    result = fuzz(short_tmp_path, seed=1, frames=FRAMES, idle_sends=20)
+    assert sum(place.frames for place in result.places) == FRAMES
+    roles = {place.place.split()[0] for place in result.places}
+    assert roles == {"namesrv", "broker", "broker/1", "schedule", "filtersrv"}
+    # Name servers publish hints at a second port, which answers nothing.
+    silent = [place for place in result.places if not place.answers]
+    assert len(silent) == 1
+    for place in result.places:
+        assert place.answers.get("MESSAGE_ILLEGAL", 0) > 0 or place in silent
+    assert result.sends > 20
+    assert "MESSAGE_ILLEGAL" in table(result)
+
+
+@pytest.mark.timeout(180)
+def test_a_crowd_of_idle_and_deaf_clients_takes_no_memory(short_tmp_path):
+    """How much slower a producer is needs an idle machine: scripts/fuzz --crowd."""
+    result = crowd(short_tmp_path, idle=200, deaf=20, sends=100)
+    assert result.sends > 200
+
+
+def test_an_index_process_follows_no_other_store(wire, short_tmp_path):
+    """To follow one would be to throw the index away and to read the whole log again."""
+    with ProcessCluster(short_tmp_path) as cluster:
+        broker = cluster.brokers["broker-a"].pid
+        wire.until(lambda: any(listening(pid) for pid in family(broker)[1:]))
+        (place,) = [place for pid in family(broker)[1:] for place in listening(pid)]
+        client = wire.client(place)
+        with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+            producer.send(Message("t", b"x"))
+        with AdminClient(cluster.namesrv_addr) as admin:
+            wire.until(lambda: admin.runtime_info()["broker-a"]["index_lag_bytes"] == "0")
+        with pytest.raises(BrokerError, match="this is the index of store"):
+            wire.ask(client, RequestCode.ADVANCE_INDEX, AdvanceIndexRequest(2**62, 0, 0))
+
+
+def test_no_frames_are_a_clear_error(capsys):
+    with pytest.raises(SystemExit):
+        main(["--frames", "0"])
+    assert "--frames must be at least 1" in capsys.readouterr().err
+
+
+# ---- What it is made of ---------------------------------------------------------------
+
+
+def test_zeromq_takes_what_is_made_here_and_its_answer_is_read(wire):
+    context = wire.context
+    server = wire.closing(sockets.router(context))
+    server.rcvtimeo = 10_000
+    where = sockets.bind(server, "tcp://127.0.0.1:0")
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    bodies = [b"", b"x" * 255, b"y" * 256, b"z" * 100_000]
+    with socket.create_connection((host, int(port)), 10) as connection:
+        reader, ready = shake_hands(connection)
+        assert b"ROUTER" in ready
+        connection.sendall(b"".join(map(zmtp.frame, bodies)))
+        for body in bodies:
+            peer, got = server.recv_multipart()
+            assert got == body
+            server.send_multipart([peer, body])
+        connection.sendall(zmtp.frame(b"a", zmtp.MORE) + zmtp.frame(b"b"))
+        assert server.recv_multipart() == [peer, b"a", b"b"]
+        found = []
+        while len(found) < len(bodies):
+            data = connection.recv(1_000)
+            assert data
+            found += reader.feed(data)
+    assert [body for _, body in found] == bodies
+
+
+def test_where_a_process_listens(short_tmp_path):
+    path = str(short_tmp_path / "a socket")
+    before = listening(os.getpid())
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        port = one.getsockname()[1]
+        with socket.create_connection(one.getsockname()):
+            found = set(listening(os.getpid())) - set(before)
+    assert found == {f"tcp://127.0.0.1:{port}", f"ipc://{path}"}
+
+
+def test_a_process_has_children_and_memory_until_it_ends():
+    source = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "child.communicate(input().encode())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    child = int(process.stdout.readline())
+    assert family(process.pid) == [process.pid, child]
+    assert private_bytes(process.pid) > 1_000_000
+    process.communicate("end\n")
+    assert private_bytes(process.pid) == 0
+    assert family(process.pid) == [process.pid]
