@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from mqmesh.bench.memory import level_memory
 from mqmesh.bench.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
 from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
-from mqmesh.errors import NoRoute
+from mqmesh.errors import NoRoute, TopicNotFound
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin import AdminClient
 from mqmesh.units import MIB
+
+_Answer = TypeVar("_Answer")
 
 OVERHEAD_BYTES: Final = 32
 """More than a message needs in the log beside its body, its share of the batch included."""
@@ -186,7 +188,7 @@ class Cluster:
             BenchError: Not so many messages.
         """
         with AdminClient(self.namesrv) as admin:
-            stats = admin.topic_stats(TOPIC).values()
+            stats = _once_registered(lambda: admin.topic_stats(TOPIC).values())
         stored = sum(
             queue.max_queue_offset - queue.min_queue_offset
             for topic in stats
@@ -196,19 +198,9 @@ class Cluster:
             raise BenchError(f"the broker holds {stored} messages instead of {expected_count}")
 
     def _create_topic(self, queues: int) -> None:
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
         topic = TopicConfig(TOPIC, queues, queues)
         with AdminClient(self.namesrv) as admin:
-            while True:
-                try:
-                    admin.put_topic(topic)
-                except NoRoute:
-                    # The broker serves before the name server has heard of it.
-                    if time.monotonic() > deadline_s:
-                        raise
-                    time.sleep(0.02)
-                else:
-                    return
+            _once_registered(lambda: admin.put_topic(topic))
 
     def memory(self, sample: Sample) -> Sample:
         """Adds the broker's memory to a sample."""
@@ -217,6 +209,18 @@ class Cluster:
         sample.extra["broker_rss_peak_mib"] = usage.peak_rss_bytes / MIB
         sample.extra["broker_private_mib"] = usage.private_bytes / MIB
         return sample
+
+
+def _once_registered(ask: Callable[[], _Answer]) -> _Answer:
+    """What the cluster answers; a broker serves before the name server has heard of it."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            return ask()
+        except (NoRoute, TopicNotFound):
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
 
 
 def product_produce(kind: str, load: Load, conditions: Conditions) -> Sample:
