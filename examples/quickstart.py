@@ -38,6 +38,7 @@ from mqmesh import (
     SendFuture,
     StoredMessage,
 )
+from mqmesh.errors import ConfigError
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin import AdminClient
 
@@ -327,10 +328,48 @@ def show(
     return well
 
 
+# ---- The archive -----------------------------------------------------------------------
+
+
+def archive_flights(console: Console, namesrv: str, folder: Path) -> bool:
+    """Snapshot, archive, SQL: True when its totals are right, or when there is no Spark here."""
+    try:
+        from mqmesh.spark.ingest import ingest
+        from mqmesh.spark.maintenance import query
+        from mqmesh.spark.session import session
+
+        spark = session()
+    except (ImportError, ConfigError) as error:
+        console.print(f"left out: the archive ({error})")
+        return True
+    console.print("taking a snapshot, and archiving all flights with Spark …")
+    try:
+        with AdminClient(namesrv) as admin:
+            for broker in admin.cluster().brokers:
+                path = admin.create_snapshot(broker.broker_name).path
+                ingest(spark, path, str(folder / "archive"))
+        found = query(
+            spark,
+            str(folder / "archive"),
+            f"select tag, count(*) from messages where topic = '{TOPIC}' group by tag",
+        )
+        totals = {row[0]: row[1] for row in found.collect()}
+    finally:
+        spark.stop()
+    well = totals == Counter(row["carrier"] for row in rows())
+    console.print(
+        f"[green]the archive has all {sum(totals.values()):,} flights, by SQL[/]"
+        if well
+        else "[red]the archive's totals differ from the file[/]"
+    )
+    return well
+
+
 def main(argv: Sequence[str]) -> int:
     """Parses the command line and does what it says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--namesrv", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--no-archive", action="store_true", help="End before the archive.")
     parser.add_argument("--produce", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--consume", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -346,7 +385,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         console.print("starting two name servers and a broker, reading the flights …")
         with cluster(folder) as namesrv:
-            return 0 if run_job(console, namesrv) else 1
+            well = run_job(console, namesrv)
+            if well and not options.no_archive:
+                well = archive_flights(console, namesrv, folder)
+            return 0 if well else 1
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
