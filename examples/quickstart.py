@@ -340,7 +340,7 @@ def archive_flights(console: Console, namesrv: str, folder: Path) -> bool:
 
         spark = session()
     except (ImportError, ConfigError) as error:
-        console.print(f"left out: the archive ({error})")
+        console.print(f"left out: the archive by Spark, for want of something it needs ({error})")
         return True
     console.print("taking a snapshot, and archiving all flights with Spark …")
     try:
