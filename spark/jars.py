@@ -1,12 +1,20 @@
 """Delta Lake's jars: which, and how Spark comes by them."""
 
 import importlib.metadata
+import logging
+import os
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from mqmesh.errors import ConfigError
 
+from .java import cache_directory
+
 SCALA: Final = "2.13"
+
+_log = logging.getLogger(__name__)
 
 
 def delta_package() -> str:
@@ -37,3 +45,43 @@ def jar_files(directory: Path) -> list[Path]:
             "it there"
         )
     return found
+
+
+def fetched_jars(package: str) -> list[str]:
+    """The jars that Spark fetched for a package before, as ``remember_jars`` was told.
+
+    With them a session begins some seconds sooner, and without a look at the network.
+
+    Args:
+        package: Maven coordinates.
+
+    Returns:
+        Absolute paths; empty if one of them, or the list, is not there any more.
+    """
+    try:
+        found = msgspec.json.decode(_list_file(package).read_bytes(), type=list[str])
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return found if all(os.path.isfile(path) for path in found) else []
+
+
+def remember_jars(package: str, jars: list[str]) -> None:
+    """Notes what Spark fetched for a package; a note that cannot be written is done without.
+
+    Args:
+        package: Maven coordinates.
+        jars: As Spark names them: paths, perhaps with ``file:`` before.
+    """
+    paths = ["/" + jar.removeprefix("file:").lstrip("/") for jar in jars]
+    path = _list_file(package)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        new.write_bytes(msgspec.json.encode(paths))
+        new.replace(path)
+    except OSError as error:
+        _log.info("which jars were fetched cannot be noted: %s", error)
+
+
+def _list_file(package: str) -> Path:
+    return cache_directory(os.environ) / f"jars-{package.replace(':', '_')}.json"

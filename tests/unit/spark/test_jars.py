@@ -1,0 +1,38 @@
+"""Delta Lake's jars: those in a folder, and those that Spark fetched before."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import ConfigError
+from mqmesh.spark import jars
+
+PACKAGE = "io.delta:delta-spark_4.1_2.13:4.2.0"
+
+
+def test_a_folder_without_the_jar_of_delta_is_refused(tmp_path):
+    tmp_path.joinpath("other.jar").touch()
+    with pytest.raises(ConfigError, match=r"mqmesh archive jars --to"):
+        jars.jar_files(tmp_path)
+    tmp_path.joinpath("io.delta_delta-spark_4.1_2.13-4.2.0.jar").touch()
+    assert len(jars.jar_files(tmp_path)) == 2
+
+
+def test_what_was_fetched_is_known_the_next_time_while_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert jars.fetched_jars(PACKAGE) == []
+    names = [str(tmp_path / name) for name in ("a.jar", "b.jar", "c.jar")]
+    for name in names:
+        open(name, "wb").close()
+    jars.remember_jars(PACKAGE, ["file://" + names[0], "file:" + names[1], names[2]])
+    assert jars.fetched_jars(PACKAGE) == names
+    assert jars.fetched_jars(PACKAGE + ".1") == []
+    tmp_path.joinpath("b.jar").unlink()
+    assert jars.fetched_jars(PACKAGE) == []
+
+
+def test_a_note_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    tmp_path.joinpath("cache").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    jars.remember_jars(PACKAGE, ["/a.jar"])
+    assert jars.fetched_jars(PACKAGE) == []
