@@ -20,6 +20,7 @@ from mqmesh.storage.snapshot import delete_snapshot
 from .archive_export import export
 from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds
 from .consume import parse_time
+from .notes import tell_error
 from .options import json_option, namesrv_option
 from .render import print_json, print_table
 
@@ -315,7 +316,9 @@ def compact(
 
 @archive.command()
 @_archive
-@click.option("--older-than", required=True, metavar="AGE", help="As 400d; whole days go.")
+@click.option(
+    "--older-than", default="", metavar="AGE", help="As 400d; whole days go. Else: archive.toml."
+)
 @click.option("-t", "--topic", default="", help="Only of this topic.")
 @_spark_options
 @json_option
@@ -331,24 +334,33 @@ def expire(
 ) -> int:
     """Forget old messages. Their files go with `mqmesh archive vacuum`.
 
+    Without --older-than it does what expire_days of archive.toml in ARCHIVE says.
+
     \b
     Examples:
       mqmesh archive expire archive --older-than 400d
+      mqmesh archive expire archive
     """
-    days = span_seconds(older_than) // SPAN_SECONDS["d"]
-    if not days:
+    if topic and not older_than:
+        raise ConfigError("--topic: say how old, --older-than AGE")
+    days = span_seconds(older_than) // SPAN_SECONDS["d"] if older_than else 0
+    if older_than and not days:
         raise ConfigError(f"--older-than {older_than!r}: whole days go, so write 1d or more")
-    before = (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
+    today = datetime.now(UTC).date()
     work = archive_module("maintenance")
     spark = _session(master, cores, memory, jars)
     try:
-        gone = work.expire(spark, archive, before=before, topic=topic)
+        if older_than:
+            before = (today - timedelta(days=days)).isoformat()
+            gone = work.expire(spark, archive, before=before, topic=topic)
+        else:
+            gone = work.expire_by_settings(spark, archive, today)
     finally:
         spark.stop()
     if as_json:
-        print_json({"messages": gone, "before": before})
+        print_json({"messages": gone})
     else:
-        print(f"{gone:,} messages from before {before} are gone")
+        print(f"{gone:,} messages are gone")
     return ExitCode.OK
 
 
@@ -435,41 +447,57 @@ def run(
     pause_s = span_seconds(every) if every else 0
     work = archive_module("ingest")
     spark = _session(master, cores, memory, jars)
-    code = ExitCode.OK
+
+    def take(admin: AdminClient, name: str) -> None:
+        path = _snapshot(admin, name)
+        options = {"allow_gap": allow_gap, "on_damage": on_damage}
+        _show_ingest(work.ingest(spark, str(path), archive, **options), as_json)
+        delete_snapshot(path)
+
     try:
         with Interrupt() as interrupt:
             while True:
-                code = ExitCode.OK
-                for broker, path in _snapshots(namesrv, brokers):
-                    try:
-                        report = work.ingest(
-                            spark, str(path), archive, allow_gap=allow_gap, on_damage=on_damage
-                        )
-                        _show_ingest(report, as_json)
-                        delete_snapshot(path)
-                    except MQMeshError as error:
-                        if not pause_s:
-                            raise
-                        code = ExitCode.FAILED
-                        click.echo(one_line(f"error: {broker}: {error}"), err=True)
+                failed = _round(namesrv, brokers, take, go_on=bool(pause_s))
                 if not pause_s or interrupt.wait(pause_s):
-                    return code
+                    return ExitCode.FAILED if failed else ExitCode.OK
     finally:
         spark.stop()
 
 
-def _snapshots(namesrv: str, brokers: tuple[str, ...]) -> list[tuple[str, Path]]:
-    with AdminClient(namesrv) as admin:
-        names = brokers or tuple(sorted(one.broker_name for one in admin.cluster().brokers))
-        made = []
-        for name in names:
-            path = Path(admin.create_snapshot(name).path)
-            if not path.is_dir():
-                raise ConfigError(
-                    f"the snapshot of {name} is on its machine, in {path}; run this command there"
-                )
-            made.append((name, path))
-        return made
+def _round(
+    namesrv: str,
+    brokers: tuple[str, ...],
+    take: Callable[[AdminClient, str], None],
+    *,
+    go_on: bool,
+) -> int:
+    """Does something for each broker; how often it failed, where that is no reason to end."""
+    failed = 0
+    try:
+        with AdminClient(namesrv) as admin:
+            for name in brokers or sorted(one.broker_name for one in admin.cluster().brokers):
+                try:
+                    take(admin, name)
+                except MQMeshError as error:
+                    if not go_on:
+                        raise
+                    failed += 1
+                    tell_error(f"{name}: {error}")
+    except MQMeshError as error:
+        if not go_on:
+            raise
+        failed += 1
+        tell_error(str(error))
+    return failed
+
+
+def _snapshot(admin: AdminClient, name: str) -> Path:
+    path = Path(admin.create_snapshot(name).path)
+    if not path.is_dir():
+        raise ConfigError(
+            f"the snapshot of {name} is on its machine, in {path}; run this command there"
+        )
+    return path
 
 
 def _session(master: str, cores: int, memory: str, jars: Path | None) -> Any:

@@ -138,8 +138,7 @@ def _resend(
     began = time.monotonic()
     waiting: list[dict[str, Any]] = []
     for row in _behind(found, _state(state)):
-        # A batch goes to one topic.
-        if waiting and (len(waiting) == RESEND_BATCH or waiting[0]["topic"] != row["topic"]):
+        if len(waiting) == RESEND_BATCH:
             count += _send(producer, waiting, state, into)
             waiting = []
             if interrupt or (rate and interrupt.wait(began + count / rate - time.monotonic())):
@@ -149,7 +148,9 @@ def _resend(
 
 
 def _send(producer: Producer, rows: list[dict[str, Any]], state: Path, into: str) -> int:
-    producer.send_batch([_again(row, into) for row in rows])
+    # Messages of one sharding key stay in order, also without waiting for each.
+    for future in [producer.send_async(_again(row, into)) for row in rows]:
+        future.result()
     save_document(state, msgspec.json.encode(_place(rows[-1])))
     return len(rows)
 

@@ -15,7 +15,7 @@ from .live_source import LiveReader, LiveStreamReader
 from .options import flag, words
 from .schema import COLUMNS, ddl
 from .sink import BatchSink, StreamSink
-from .snapshot_source import PushdownReader, SnapshotReader
+from .snapshot_source import SUMMARY, PushdownReader, SnapshotReader, SummaryReader
 
 
 class MqmeshDataSource(DataSource):
@@ -27,7 +27,9 @@ class MqmeshDataSource(DataSource):
         return "mqmesh"
 
     def schema(self) -> str:
-        """All columns, or those of the option ``columns``."""
+        """All columns, or those of the option ``columns``, or those of a summary."""
+        if flag(self.options, "summary"):
+            return ", ".join(f"`{name}` {kind}" for name, kind in SUMMARY.items())
         columns = words(self.options.get("columns")) or list(COLUMNS)
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
@@ -43,6 +45,8 @@ class MqmeshDataSource(DataSource):
                     "options path and namesrv exclude each other: a snapshot is read, or a cluster"
                 )
             return LiveReader(schema, options)
+        if flag(options, "summary"):
+            return SummaryReader(schema, options)
         # One that looks at filters only where the user's session passes them on.
         kind = PushdownReader if flag(options, "pushdown") else SnapshotReader
         return kind(schema, options)

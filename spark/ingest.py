@@ -17,6 +17,8 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.storage.snapshot_reading import Snapshot
 
+from .failures import as_mqmesh_error
+from .settings import load_settings
 from .steps import Ingest, Step, chain_to, next_step
 from .tables import (
     INGEST_COLUMNS,
@@ -76,8 +78,9 @@ def ingest(
         name: Of the broker in the archive; empty for its own.
         allow_gap: Go on where retention was quicker, and remember what is missing.
         on_damage: ``fail``, or ``skip`` to read around damage.
-        topics: As for the reader; empty for all but system topics. Once a stretch of the log is
-            taken in, other topics of it do not come any more.
+        topics: As for the reader; empty for all but system topics, and those that ``archive.toml``
+            leaves out. Once a stretch of the log is taken in, other topics of it do not come any
+            more.
 
     Raises:
         ConfigError: It cannot be taken in: a gap, or another store, or another course of its log.
@@ -87,6 +90,7 @@ def ingest(
     manifest = snapshot.manifest
     broker = name or manifest.broker_name
     application = app_id(manifest.store_id, broker)
+    leave_out = load_settings(archive).leave_out
     taken: Step | None = None
     for attempt in range(1, TRIES + 1):
         position = position_of(archive, MESSAGES, application)
@@ -111,6 +115,7 @@ def ingest(
                     .option("toOffset", str(step.to_offset))
                     .option("onDamage", on_damage)
                     .option("topics", topics)
+                    .option("leaveOut", ",".join(leave_out))
                     .load(str(snapshot.directory))
                 )
                 if name:
@@ -130,7 +135,7 @@ def ingest(
             follow_with_keys(spark, archive, manifest.store_id, broker)
         except Exception as error:
             if attempt == TRIES or not _is_conflict(error):
-                raise
+                raise as_mqmesh_error(error) from error
             _log.info("somebody else writes to %s, looking again: %s", archive, attempt)
             continue
         # Of several tries that one counts which took something in.

@@ -1,20 +1,31 @@
 """Work on an archive that nobody waits for: compaction, expiry, vacuum, verification, jars."""
 
 import shutil
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mqmesh.errors import ConfigError, StorageError
+from mqmesh.message import check_topic
 
-from .tables import INGESTS, KEYS, MESSAGES, open_table, require_table, sources, table_path
+from .columns import register_functions
+from .settings import load_settings
+from .tables import (
+    INGESTS,
+    KEYS,
+    MESSAGES,
+    open_table,
+    partitions,
+    require_table,
+    sources,
+    table_path,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TARGET_BYTES: Final = 256 << 20
-"""Size of the files that compaction makes."""
 _CONTENT: Final = (
     "count(*) AS found, count(DISTINCT store_id, broker, commitlog_offset, ordinal) AS different, "
     "coalesce(bit_xor(xxhash64(store_id, broker, commitlog_offset, ordinal, body)), 0) AS content"
@@ -75,7 +86,9 @@ def compact(spark: "SparkSession", archive: str, *, since: str = "") -> dict[str
         StorageError: The messages were others afterwards; ``restore`` of Delta Lake goes back.
     """
     before, files = content_of(spark, archive), _files(archive)
-    spark.conf.set("spark.databricks.delta.optimize.maxFileSize", str(TARGET_BYTES))
+    spark.conf.set(
+        "spark.databricks.delta.optimize.maxFileSize", str(load_settings(archive).file_bytes)
+    )
     where = f" WHERE dt >= '{_day(since)}'" if since else ""
     for table in (MESSAGES, KEYS):
         if open_table(archive, table) is not None:
@@ -101,11 +114,13 @@ def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "")
 
     Raises:
         ConfigError: It is no archive, or the day is none.
+        InvalidArgument: The topic cannot be one.
     """
     require_table(archive, MESSAGES)
     where = f"dt < '{_day(before)}'"
     if topic:
-        where += f" AND topic = '{topic}'"
+        # Names of topics have no quotes, so they can stand in SQL.
+        where += f" AND topic = '{check_topic(topic)}'"
     gone = int(
         spark.sql(f"SELECT count(*) FROM {_table(archive, MESSAGES)} WHERE {where}").collect()[0][0]
     )
@@ -113,6 +128,30 @@ def expire(spark: "SparkSession", archive: str, *, before: str, topic: str = "")
         # First the keys: what they lead to must be there.
         spark.sql(f"DELETE FROM {_table(archive, KEYS)} WHERE {where}")
     spark.sql(f"DELETE FROM {_table(archive, MESSAGES)} WHERE {where}")
+    return gone
+
+
+def expire_by_settings(spark: "SparkSession", archive: str, today: date) -> int:
+    """Forgets what ``expire_days`` of the archive's settings says.
+
+    Args:
+        spark: A session.
+        archive: Its directory.
+        today: In UTC; so many days before it are kept.
+
+    Returns:
+        Messages that went.
+
+    Raises:
+        ConfigError: It is no archive, or its settings are wrong.
+    """
+    settings = load_settings(archive)
+    gone = 0
+    for topic, oldest in sorted(_oldest_days(archive).items()):
+        days = settings.days_of(topic)
+        before = "" if days is None else (today - timedelta(days=days)).isoformat()
+        if oldest < before:
+            gone += expire(spark, archive, before=before, topic=topic)
     return gone
 
 
@@ -195,6 +234,7 @@ def query(spark: "SparkSession", archive: str, text: str) -> Any:
         if open_table(archive, table) is not None:
             frame = spark.read.format("delta").load(table_path(archive, table))
             frame.createOrReplaceTempView(table)
+    register_functions(spark)
     try:
         check_reads_only(spark, text)
         return spark.sql(text)
@@ -243,6 +283,14 @@ def copy_jars(spark: "SparkSession", directory: Path) -> list[str]:
     return sorted(names)
 
 
+def _oldest_days(archive: str) -> dict[str, str]:
+    """The first day of each topic."""
+    found: dict[str, str] = {}
+    for one in partitions(archive):
+        found[one.topic] = min(one.dt, found.get(one.topic, one.dt))
+    return found
+
+
 def _files(archive: str) -> int:
     tables = [open_table(archive, name) for name in (MESSAGES, KEYS)]
     return sum(len(table.file_uris()) for table in tables if table is not None)
@@ -256,8 +304,6 @@ def _table(archive: str, name: str) -> str:
 
 
 def _day(text: str) -> str:
-    from datetime import date
-
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:

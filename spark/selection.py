@@ -1,6 +1,6 @@
 """Which messages a reader of snapshots wants, and the batches that may have them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,8 @@ from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 RANGE_BYTES: Final = 64 * MIB
 """Log that one task reads."""
 PLACES_PER_TASK: Final = 1_000
+
+OnSkip = Callable[[Damage], None]
 
 FAIL: Final = "fail"
 SKIP: Final = "skip"
@@ -32,6 +34,7 @@ class Selection:
         to_ms: Stored at this time or before.
         from_offset: In batches that begin at this commit-log offset or behind it.
         to_offset: In batches that begin before this one; None for all.
+        leave_out: Topics that are not wanted all the same, named as ``topics``.
         on_damage: ``fail`` or ``skip``.
     """
 
@@ -43,6 +46,7 @@ class Selection:
     to_ms: int = MAX_TIMESTAMP_MS
     from_offset: int = 0
     to_offset: int | None = None
+    leave_out: tuple[str, ...] = ()
     on_damage: str = FAIL
 
     def __post_init__(self) -> None:
@@ -56,8 +60,10 @@ class Selection:
 
     def has_topic(self, physical_topic: str) -> bool:
         """True if messages that are stored in a topic may be wanted."""
+        if any(fits(physical_topic, unwanted) for unwanted in self.leave_out):
+            return False
         if self.topics:
-            if not any(_fits(physical_topic, wanted) for wanted in self.topics):
+            if not any(fits(physical_topic, wanted) for wanted in self.topics):
                 return False
             if physical_topic in self.topics:
                 return True
@@ -138,16 +144,26 @@ def _look_up(snapshot: Snapshot, wanted: Selection) -> tuple[Sequence[int], list
     return (), None
 
 
+def _unheard(damage: Damage) -> None:
+    """Damage that nobody asks about."""
+
+
 def read_task(
-    snapshot: Snapshot, task: Task, wanted: Selection
+    snapshot: Snapshot, task: Task, wanted: Selection, on_skip: OnSkip = _unheard
 ) -> Iterator[tuple[BatchHeader, Sequence[StoredMessage]]]:
     """The wanted messages of a task, batch by batch.
+
+    Args:
+        snapshot: It.
+        task: What is to be read of it.
+        wanted: Which messages.
+        on_skip: Told of damage that is read around.
 
     Raises:
         CorruptRecord: There is damage, and ``on_damage`` says ``fail``.
         StorageError: The snapshot cannot be read.
     """
-    for batch in _batches(snapshot, task, wanted):
+    for batch in _batches(snapshot, task, wanted, on_skip):
         header = batch.header
         if not wanted.has_time(header.store_timestamp) or not wanted.has_topic(batch.meta.topic):
             continue
@@ -157,38 +173,41 @@ def read_task(
             )
         except CorruptBatch as error:
             damage = Damage(header.commitlog_offset, header.end_offset, str(error))
-            _on_damage(snapshot, damage, wanted)
+            _on_damage(snapshot, damage, wanted, on_skip)
             continue
         picked = wanted.pick(messages)
         if picked:
             yield header, picked
 
 
-def _batches(snapshot: Snapshot, task: Task, wanted: Selection) -> Iterator[Batch]:
+def _batches(snapshot: Snapshot, task: Task, wanted: Selection, on_skip: OnSkip) -> Iterator[Batch]:
     if not task.places:
         for found in snapshot.read(LogRange(task.start_offset, task.end_offset)):
             if isinstance(found, Damage):
-                _on_damage(snapshot, found, wanted)
+                _on_damage(snapshot, found, wanted, on_skip)
             else:
                 yield found
         return
     for place in task.places:
         batch = snapshot.batch_at(place)
         if batch is None:
-            _on_damage(snapshot, Damage(place, place + 1, "no good batch begins there"), wanted)
+            damage = Damage(place, place + 1, "no good batch begins there")
+            _on_damage(snapshot, damage, wanted, on_skip)
         else:
             yield batch
 
 
-def _on_damage(snapshot: Snapshot, damage: Damage, wanted: Selection) -> None:
+def _on_damage(snapshot: Snapshot, damage: Damage, wanted: Selection, on_skip: OnSkip) -> None:
     if wanted.on_damage == FAIL:
         raise CorruptRecord(
             f"{snapshot.directory}: log {damage.start_offset} to {damage.end_offset} is damaged: "
             f"{damage.reason}; --on-damage skip (option onDamage) reads around it"
         )
+    on_skip(damage)
 
 
-def _fits(topic: str, wanted: str) -> bool:
+def fits(topic: str, wanted: str) -> bool:
+    """True if a topic has a name, or begins with what stands before a ``*``."""
     if wanted.endswith("*"):
         return topic.startswith(wanted[:-1])
     return topic == wanted

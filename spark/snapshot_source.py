@@ -21,16 +21,24 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.snapshot_reading import Damage, Snapshot
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .options import flag, number, time_ms, words
-from .schema import COLUMNS, DAY_MS, Rows, arrow_schema, batched
-from .selection import RANGE_BYTES, Selection, Task, plan, read_task
+from .schema import ARROW_TYPES, COLUMNS, DAY_MS, Rows, arrow_schema, batched
+from .selection import RANGE_BYTES, SKIP, Selection, Task, plan, read_task
 
 MAX_ROWS: Final = 8_000
 """Rows of a record batch; more gain nothing."""
 _MOST_ROWS: Final = 1_000_000
+SUMMARY: Final = {
+    "snapshot": "string",
+    "start_offset": "bigint",
+    "end_offset": "bigint",
+    "messages": "bigint",
+    "_damage": "bigint",
+}
+"""Columns of a summary."""
 
 
 @dataclass
@@ -88,6 +96,33 @@ class SnapshotReader(DataSourceReader):
                 yield
 
         yield from batched(rows, self.most_rows, parts(partition.task))
+
+
+class SummaryReader(SnapshotReader):
+    """A row a range of the log: how many of the wanted messages are in it, and what is damaged."""
+
+    def __init__(self, schema: StructType, options: dict[str, str]) -> None:
+        """Reads the options; those of ``SnapshotReader``, of which damage is never an error."""
+        super().__init__(StructType(), options)
+        self.wanted = replace(self.wanted, on_damage=SKIP)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The row of a partition."""
+        assert isinstance(partition, SnapshotPart)
+        task = partition.task
+        if task is None:
+            return
+        damaged: list[Damage] = []
+        snapshot = Snapshot(Path(task.path))
+        count = sum(
+            len(messages) for _, messages in read_task(snapshot, task, self.wanted, damaged.append)
+        )
+        row = (snapshot.directory.name, task.start_offset, task.end_offset, count, len(damaged))
+        columns = [[value] for value in row]
+        yield pa.RecordBatch.from_pydict(
+            dict(zip(SUMMARY, columns, strict=True)),
+            schema=pa.schema([(name, ARROW_TYPES[kind]) for name, kind in SUMMARY.items()]),
+        )
 
 
 class PushdownReader(SnapshotReader):
@@ -165,5 +200,6 @@ def selection_of(options: Any) -> Selection:
         to_ms=time_ms(options.get("to"), MAX_TIMESTAMP_MS),
         from_offset=number(options, "fromOffset", 0, 0, 1 << 62),
         to_offset=number(options, "toOffset", 1 << 62, 0, 1 << 62),
+        leave_out=tuple(words(options.get("leaveOut"))),
         on_damage=options.get("onDamage") or "fail",
     )

@@ -1,7 +1,6 @@
 """The tables of an archive, and what can be said of them without Spark."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -152,8 +151,3 @@ def rows_where(
 def is_archive(archive: str) -> bool:
     """True if there is a table of messages."""
     return open_table(archive, MESSAGES) is not None
-
-
-def local_path(archive: str) -> Path | None:
-    """The directory of an archive on this machine; None if it is elsewhere."""
-    return None if "://" in archive else Path(archive)

@@ -110,15 +110,21 @@ def test_damage_fails_or_is_read_around(path, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
     snapshot = Snapshot(copy)
-    (task,) = plan(str(copy), Selection(topics=("orders",), key="k-20"))
-    segment = snapshot.log.find(task.places[0])
+    ((place,),) = [one.places for one in plan(str(copy), Selection(topics=("orders",), key="k-20"))]
+    segment = snapshot.log.find(place)
     with open(segment.path, "r+b") as file:
-        file.seek(task.places[0] - segment.start + 300)
+        file.seek(place - segment.start + 300)
         file.write(b"damage")
     with pytest.raises(CorruptRecord, match=r"--on-damage skip \(option onDamage\)"):
         numbers(str(copy), Selection())
     rest = [n for n in of("orders", "orders-eu", "pay") if n != 20]
     assert numbers(str(copy), Selection(on_damage="skip")) == rest
+    told = []
+    wanted = Selection(topics=("orders",), on_damage="skip")
+    for task in plan(str(copy), wanted):
+        for _ in read_task(snapshot, task, wanted, told.append):
+            pass
+    assert [one.start_offset for one in told] == [place]
     with pytest.raises(ConfigError, match="onDamage is 'ignore'"):
         Selection(on_damage="ignore")
 
