@@ -109,19 +109,16 @@ def ingest(
         try:
             if step.to_offset > step.from_offset:
                 _begin(spark, archive, snapshot, broker, step, ours)
-                messages = (
-                    spark.read.format("mqmesh")
-                    .option("fromOffset", str(step.from_offset))
-                    .option("toOffset", str(step.to_offset))
-                    .option("onDamage", on_damage)
-                    .option("topics", topics)
-                    .option("leaveOut", ",".join(leave_out))
-                    .load(str(snapshot.directory))
+                messages = _messages(
+                    spark,
+                    snapshot,
+                    broker,
+                    fromOffset=str(step.from_offset),
+                    toOffset=str(step.to_offset),
+                    onDamage=on_damage,
+                    topics=topics,
+                    leaveOut=",".join(leave_out),
                 )
-                if name:
-                    from pyspark.sql.functions import lit
-
-                    messages = messages.withColumn("broker", lit(broker))
                 where = _where(manifest.store_id, broker, step.from_offset, step.to_offset)
                 _write(
                     messages,
@@ -148,6 +145,17 @@ def ingest(
             gap_before=done.gap_before,
         )
     raise AssertionError("the last attempt returns or raises")
+
+
+def _messages(
+    spark: "SparkSession", snapshot: Snapshot, broker: str, **options: str
+) -> "DataFrame":
+    messages = spark.read.format("mqmesh").options(**options).load(str(snapshot.directory))
+    if broker == snapshot.manifest.broker_name:
+        return messages
+    from pyspark.sql.functions import lit
+
+    return messages.withColumn("broker", lit(broker))
 
 
 def follow_with_keys(spark: "SparkSession", archive: str, store_id: int, broker: str) -> None:
