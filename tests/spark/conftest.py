@@ -36,8 +36,8 @@ if REASON:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the test of killed ingests is; its defaults are for every day."""
     group = parser.getgroup("archive")
-    group.addoption("--archive-flights", type=int, default=6_000, help="Flights that are sent.")
-    group.addoption("--archive-kills", type=int, default=2, help="Ingests that are killed.")
+    group.addoption("--archive-flights", type=int, default=4_000, help="Flights that are sent.")
+    group.addoption("--archive-kills", type=int, default=1, help="Ingests that are killed.")
     group.addoption("--archive-seed", type=int, default=1, help="Of the moments of kills.")
 
 

@@ -1,0 +1,244 @@
+"""All the way: flights through a cluster, snapshots while they arrive, ingests that are killed.
+
+Small by itself; ``pytest tests/spark/test_flights_killed.py --archive-flights 336776
+--archive-kills 30`` is the long form, whose figures stand in ``docs/archive.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.producer import Producer
+from mqmesh.spark import tables
+from mqmesh.spark.ingest import ingest
+from mqmesh.spark.maintenance import query, verify
+from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.testing.processes import ProcessCluster
+
+pytestmark = [
+    pytest.mark.timeout(3_000),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+BATCH = 200
+SNAPSHOTS = 3
+START_TIMEOUT_S = 180.0
+SETTINGS = {"storage.mapped_file_size_commit_log": str(4 << 20), "snapshot.keep": "0"}
+
+# Says when Spark is there, ingests one snapshot for each line on its input, says how that went.
+WORKER = """
+import sys
+archive = sys.argv[1]
+from mqmesh.spark.ingest import ingest
+from mqmesh.spark.session import session
+# What lives for so short a time is not worth the better compiler's work.
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+spark = session(memory="1g", cores=1, extra={"spark.driver.extraJavaOptions": options})
+print("ready", flush=True)
+for line in sys.stdin:
+    report = ingest(spark, line.strip(), archive)
+    print("done", report.to_offset - report.from_offset, flush=True)
+"""
+
+
+class Worker:
+    """A process with a Spark of its own; both are one process group."""
+
+    def __init__(self, archive: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, archive],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self.expect(START_TIMEOUT_S) == "ready"
+
+    def begin(self, path) -> None:
+        """Has it ingest a snapshot."""
+        self.process.stdin.write(f"{path}\n".encode())
+        self.process.stdin.flush()
+
+    def expect(self, timeout_s: float) -> str:
+        """What it says within some time; empty if it says nothing, or has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return ""
+        return self.process.stdout.readline().decode().strip()
+
+    def kill(self) -> None:
+        """Ends it and its Java as a crash would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Table:
+    """Looks at each version of the messages once, when it is new."""
+
+    def __init__(self, archive: str) -> None:
+        self.archive = archive
+        self.looked_at = -1
+        self.rows = 0
+
+    def look(self) -> None:
+        """Fails if a version has a message twice, or fewer than the one before."""
+        newest = tables.open_table(self.archive, tables.MESSAGES)
+        if newest is None:
+            return
+        for version in range(self.looked_at + 1, newest.version() + 1):
+            table = DeltaTable(f"{self.archive}/messages", version=version)
+            names = ["broker", "store_id", "commitlog_offset", "ordinal"]
+            rows = table.to_pyarrow_table(columns=names)
+            assert rows.num_rows == rows.group_by(names).aggregate([]).num_rows, version
+            assert rows.num_rows >= self.rows, version
+            self.rows, self.looked_at = rows.num_rows, version
+
+
+@pytest.fixture(scope="module")
+def flights_module(project_root):
+    sys.path.insert(0, str(project_root / "examples"))
+    try:
+        import flights
+    finally:
+        sys.path.pop(0)
+    return flights
+
+
+@pytest.fixture(scope="module")
+def sent(flights_module, tmp_path_factory, request):
+    """Snapshots that were taken while flights arrived, and the totals of the file."""
+    count = request.config.getoption("--archive-flights")
+    rows = list(islice(flights_module.rows(), count))
+    folder = tmp_path_factory.mktemp("f")
+    snapshots = []
+    with (
+        ProcessCluster(folder, broker_settings=SETTINGS) as cluster,
+        AdminClient(cluster.namesrv_addr) as admin,
+        Producer("flights", namesrv_addr=cluster.namesrv_addr) as producer,
+    ):
+        admin.create_topic(TopicConfig(flights_module.TOPIC, 4, 4))
+        waiting = []
+        for number, row in enumerate(rows, 1):
+            waiting.append(producer.send_async(flights_module.to_message(row)))
+            if number * SNAPSHOTS // len(rows) > len(snapshots):
+                if number == len(rows):
+                    for one in waiting:
+                        one.result(60)
+                snapshots.append(admin.create_snapshot("broker-a").path)
+    return snapshots, Counter(row["carrier"] for row in rows)
+
+
+def test_every_version_has_each_flight_once_whenever_an_ingest_is_killed(
+    spark, sent, tmp_path, request
+):
+    snapshots, carriers = sent
+    kills, seed = (request.config.getoption(f"--archive-{name}") for name in ("kills", "seed"))
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    ends = [Snapshot(Path(path)).manifest.end_offset for path in snapshots]
+    assert ends == sorted(set(ends))
+    archives = [str(tmp_path / "timed")]
+    took_s = timed(archives[0], snapshots[0])
+    committed = Counter()
+    table = Table(archives[0])
+    for _ in range(kills):
+        if table.rows == carriers.total():
+            # Everything is there: the next one begins anew, with another order.
+            archives.append(str(tmp_path / f"archive-{len(archives)}"))
+            table = Table(archives[-1])
+        before = table.rows
+        kill_one(archives[-1], chance, snapshots, took_s)
+        table.look()
+        committed["in time" if table.rows > before else "nothing"] += 1
+        print(f"{committed.total()} kills, {len(archives)} archives, {table.rows:,} messages")
+    print(f"{kills} kills in {len(archives)} archives, an ingest takes {took_s:.1f} s: {committed}")
+    for archive in archives:
+        at_once(spark, archive, chance, snapshots)
+        check_totals(spark, archive, carriers)
+
+
+def timed(archive, path):
+    """Seconds of an ingest that nobody disturbs, and all of whose code was loaded before."""
+    worker = Worker(archive)
+    try:
+        worker.begin(path)
+        began = time.monotonic()
+        assert worker.expect(START_TIMEOUT_S).startswith("done ")
+        return time.monotonic() - began
+    finally:
+        worker.kill()
+
+
+def kill_one(archive, chance, snapshots, took_s):
+    """One ingest, sometimes beside another one, and a kill at any point of it."""
+    workers = [Worker(archive) for _ in range(chance.choice((1, 1, 2)))]
+    try:
+        for worker in workers:
+            worker.begin(chance.choice(snapshots))
+        # Killed at any moment up to a bit behind its usual end; it may be done by then.
+        workers[0].expect(chance.uniform(0, took_s * 1.2))
+        workers.pop(0).kill()
+        for worker in workers:
+            # The other one does not mind.
+            assert worker.expect(START_TIMEOUT_S).startswith("done ")
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def at_once(spark, archive, chance, snapshots):
+    """Takes everything in, in any order, two at a time."""
+    table = Table(archive)
+    errors = []
+
+    def work(path):
+        try:
+            ingest(spark, path, archive)
+        except BaseException as error:
+            errors.append(error)
+
+    paths = chance.sample(snapshots * 2, 2 * len(snapshots))
+    for two in zip(paths[::2], paths[1::2], strict=True):
+        threads = [threading.Thread(target=work, args=(path,)) for path in two]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        table.look()
+
+
+def check_totals(spark, archive, carriers):
+    """SQL of Spark, of DuckDB, and the archive's own check say what the file says."""
+    import duckdb
+
+    text = "select tag, count(*) from messages where topic = 'flights' group by tag"
+    assert dict(map(tuple, query(spark, archive, text).collect())) == carriers
+    report = verify(spark, archive)
+    assert report.sound
+    assert report.rows == carriers.total()
+    messages = tables.require_table(archive, tables.MESSAGES)
+    files = messages.file_uris()
+    found = duckdb.sql(f"select tag, count(*) from read_parquet({files}) group by tag").fetchall()
+    assert dict(found) == carriers
+    assert tables.sources(archive)[0].gaps == []
