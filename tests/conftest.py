@@ -39,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long tests/spark/test_flights_killed.py is; its defaults are for every day."""
+    group = parser.getgroup("archive")
+    group.addoption("--archive-flights", type=int, default=4_000, help="Flights that are sent.")
+    group.addoption("--archive-kills", type=int, default=1, help="Ingests that are killed.")
+    group.addoption("--archive-seed", type=int, default=1, help="Of the moments of kills.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark everything under tests/process as slow: it starts real processes."""
     process_tests = ROOT / "tests" / "process"

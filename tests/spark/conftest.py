@@ -33,14 +33,6 @@ if REASON:
     print(f"Spark tests are left out: {REASON}", file=sys.stderr)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the test of killed ingests is; its defaults are for every day."""
-    group = parser.getgroup("archive")
-    group.addoption("--archive-flights", type=int, default=4_000, help="Flights that are sent.")
-    group.addoption("--archive-kills", type=int, default=1, help="Ingests that are killed.")
-    group.addoption("--archive-seed", type=int, default=1, help="Of the moments of kills.")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark everything here, so that it can be run by itself and left out."""
     for item in items:
