@@ -5,9 +5,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-from mqmesh.errors import StorageError
+from mqmesh.errors import DiskFull, StorageError
 from mqmesh.storage.atomic_file import save_document
+from mqmesh.units import KIB
+
+ROOM_BYTES: Final = 64 * KIB
+"""By so much a document may grow from one save to the next, and be saved on a full disk."""
 
 OnSaved = Callable[[StorageError | None], None]
 """Told when what was to be saved is on disk, or why it is not."""
@@ -27,7 +32,7 @@ class DocumentSaver:
         call_soon: The loop's way to be called from another thread.
 
     Attributes:
-        failure: Why the last write failed; None if it did not.
+        failure: Why the last write failed, or the next one may; None if neither.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class DocumentSaver:
         self._dirty = False
         self._planned = False
         self._closing = False
-        self._writing: Future[None] | None = None
+        self._writing: Future[bool] | None = None
 
     def save(self, on_saved: OnSaved | None = None) -> None:
         """Saves the document as it is now or becomes before the write begins.
@@ -78,7 +83,7 @@ class DocumentSaver:
             self._done(self._writing, self._told)
         if self._dirty:
             waiting, self._waiting, self._dirty = self._waiting, [], False
-            save_document(self._path, self._dump())
+            save_document(self._path, self._dump(), room_bytes=ROOM_BYTES)
             for on_saved in waiting:
                 on_saved(None)
 
@@ -88,13 +93,14 @@ class DocumentSaver:
             return
         self._dirty = False
         self._told, self._waiting = self._waiting, []
-        writing = self._executor.submit(save_document, self._path, self._dump())
+        save = partial(save_document, room_bytes=ROOM_BYTES)
+        writing = self._executor.submit(save, self._path, self._dump())
         self._writing = writing
         writing.add_done_callback(
             lambda future: self._call_soon(partial(self._done, future, self._told))
         )
 
-    def _done(self, writing: Future[None], told: list[OnSaved]) -> None:
+    def _done(self, writing: Future[bool], told: list[OnSaved]) -> None:
         if self._writing is not writing:
             return  # close() waited for it already
         error = writing.exception()
@@ -105,6 +111,8 @@ class DocumentSaver:
             if not isinstance(error, StorageError):
                 error = StorageError(f"{self._path} could not be saved: {error!r}")
         self.failure = error
+        if error is None and not writing.result():
+            self.failure = DiskFull(f"there is no room for the next save of {self._path}")
         for on_saved in told:
             on_saved(error)
         if not self._closing and (self._waiting or (self._dirty and error is None)):

@@ -24,7 +24,7 @@ from typing import Final
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError, TooManyOpenFiles
-from mqmesh.private_files import open_private
+from mqmesh.private_files import FILE_MODE
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 _HEADER: Final = re.compile(rb"mqmesh-document 1 crc32=([0-9a-f]{8}) size=(\d{1,12})\n")
 _MOST_HEADER_BYTES: Final = 128
+_WRITABLE: Final = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
@@ -65,22 +66,30 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def save_document(path: Path, document: bytes) -> None:
+def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
     """Puts a document in the place of the one that was there, all or nothing, durably.
 
     Args:
         path: Its file; the directory exists.
         document: Any bytes.
+        room_bytes: The next document, if it is longer by no more than this, is to find room also
+            when the disk has become full; 0 takes no room ahead.
+
+    Returns:
+        False if that room could not be had.
 
     Raises:
         DiskFull: No room; the old document is still there.
         StorageError: It could not be written; the old document is still there.
     """
     header = f"mqmesh-document 1 crc32={crc32(document):08x} size={len(document)}\n"
+    content = header.encode() + document
     new = path.with_name(path.name + ".new")
     try:
-        with open(new, "wb", buffering=0, opener=open_private) as file:
-            _write_all(file.fileno(), header.encode() + document)
+        # Not truncated before: it may have the room that was taken for it.
+        with open(os.open(new, _WRITABLE, FILE_MODE), "wb", buffering=0) as file:
+            _write_all(file.fileno(), content)
+            os.ftruncate(file.fileno(), len(content))
             os.fsync(file.fileno())
         if path.exists():
             # A second name for the old one, so that at no moment the document has no name.
@@ -93,8 +102,35 @@ def save_document(path: Path, document: bytes) -> None:
             os.link(new, _backup(path))
         os.replace(new, path)
         sync_directory(path.parent)
+        return not room_bytes or take_room(path, len(content) + room_bytes)
     except OSError as error:
         raise storage_error(error, f"{path} could not be saved") from error
+
+
+def take_room(path: Path, size: int) -> bool:
+    """Takes room on the disk for the next save of a document.
+
+    Args:
+        path: The document's file; the directory exists.
+        size: Bytes.
+
+    Returns:
+        False if there are not as many.
+
+    Raises:
+        StorageError: The file that is to be the next one cannot be opened.
+    """
+    try:
+        fd = os.open(path.with_name(path.name + ".new"), _WRITABLE, FILE_MODE)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            return False
+        raise storage_error(error, f"no room could be taken for {path}") from error
+    return True
 
 
 def load_document(path: Path) -> bytes | None:

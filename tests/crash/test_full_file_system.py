@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull
+from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.disk_space import Space, system_space
 from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.log_cuts import LogCuts
 from mqmesh.storage.mapped_file import MappedFile
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
@@ -34,12 +36,12 @@ class SmallDisk:
 
     def __init__(self, path: Path, *, mounted: bool) -> None:
         self.path = path
-        self._mounted = mounted
+        self.mounted = mounted
         self._filler = path / "filler"
 
     def space_of(self, directory: Path) -> Space:
         """The room as the store sees it; told by the blocks of files without a mount."""
-        if self._mounted:
+        if self.mounted:
             return system_space(directory)
         used = 0
         for root, _, names in os.walk(self.path):
@@ -295,3 +297,29 @@ def test_a_store_that_cannot_even_begin_names_the_setting(
     monkeypatch.setattr(os, "mkdir", no_room)
     with pytest.raises(DiskFull, match=r"store_path_root_dir\) cannot be opened: No space left"):
         open_store()
+
+
+def test_a_document_that_grows_is_saved_on_a_disk_that_became_full(small_disk: SmallDisk) -> None:
+    path = small_disk.path / "offsets"
+    assert save_document(path, b"a" * KIB, room_bytes=64 * KIB)
+    small_disk.fill()
+    # Where it is not known by a mount that all is taken, there is room still.
+    has_more = save_document(path, b"b" * 60 * KIB, room_bytes=64 * KIB)
+    assert has_more is not small_disk.mounted
+    assert load_document(path) == b"b" * 60 * KIB
+    assert path.stat().st_size < 61 * KIB
+    small_disk.free()
+    assert save_document(path, b"c", room_bytes=64 * KIB)
+    assert load_document(path) == b"c"
+
+
+def test_a_cut_of_the_log_is_noted_on_a_disk_that_became_full(small_disk: SmallDisk) -> None:
+    path = small_disk.path / "log-cuts"
+    LogCuts(path).add(2, 500)
+    small_disk.fill()
+    LogCuts(path).add(3, 700)
+    found = LogCuts(path)
+    assert (found.since(1), found.since(2), found.since(3)) == (500, 700, None)
+    # From here on there may be no room any more; that keeps no store from opening.
+    found.add(4, 900)
+    assert found.since(3) == 900

@@ -151,3 +151,22 @@ def test_the_last_failure_is_known_until_a_write_succeeds(bench, monkeypatch):
 
 def failing_sync(fd):
     raise OSError(errno.ENOSPC, "no room")
+
+
+def test_who_may_not_be_saved_next_time_is_told_before(bench, monkeypatch):
+    def refuse(fd, position, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        bench.saver.save(bench.told.append)
+        bench.turn()
+        bench.executor.work()
+        bench.turn()
+    assert (bench.told, load_document(bench.path)) == ([None], b"first")
+    assert isinstance(bench.saver.failure, DiskFull)
+    bench.saver.save()
+    bench.turn()
+    bench.executor.work()
+    bench.turn()
+    assert bench.saver.failure is None

@@ -1,5 +1,6 @@
 """Documents are the old or the new one, never empty."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,26 @@ def test_a_document_that_was_removed_comes_from_its_backup_and_loudly(
     save_document(path, b"fourth")
     path.unlink()
     assert load_document(path) == b"third"
+
+
+def test_room_for_the_next_document_is_taken_and_changes_nothing(path: Path) -> None:
+    new = path.with_name("topics.new")
+    assert save_document(path, b"one")
+    assert not new.exists()
+    for document in (b"a" * 100_000, b"two", b""):
+        assert save_document(path, document, room_bytes=65_536)
+        assert load_document(path) == document
+        assert new.stat().st_blocks * 512 >= 65_536
+        assert new.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_room_for_the_next_document_this_one_is_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, position: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert not save_document(path, b"one", room_bytes=65_536)
+    assert load_document(path) == b"one"
+    assert save_document(path, b"two")
