@@ -1,5 +1,6 @@
 """Which messages a reader of snapshots wants, and the batches that may have them."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord
 from mqmesh.message import StoredMessage, is_system_topic, parse_message_id
 from mqmesh.record_batch import BatchHeader, decode_messages
 from mqmesh.storage.snapshot_reading import Batch, Damage, LogRange, Snapshot
-from mqmesh.units import MAX_TIMESTAMP_MS, MIB
+from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
 RANGE_BYTES: Final = 64 * MIB
 """Log that one task reads."""
@@ -124,24 +125,29 @@ def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> lis
 
 def _look_up(snapshot: Snapshot, wanted: Selection) -> tuple[Sequence[int], list[LogRange] | None]:
     """Places that the index knows, and what must be read beside them; None for everything."""
+    answers: list[tuple[list[int], list[LogRange]]] = []
     if wanted.message_ids is not None:
-        found: set[int] = set()
-        unknown: list[LogRange] = []
         for message_id in wanted.message_ids:
-            try:
-                places, unknown = snapshot.places_of_id(*parse_message_id(message_id))
-            except ConfigError:
-                continue  # no message has such an id
-            found.update(places)
-        return sorted(found), unknown
-    if wanted.key and wanted.topics and not any("*" in topic for topic in wanted.topics):
-        found = set()
-        unknown = []
-        for topic in wanted.topics:
-            places, unknown = snapshot.places_of_key(topic, wanted.key)
-            found.update(places)
-        return sorted(found), unknown
-    return (), None
+            # No message has an id that is none.
+            with contextlib.suppress(ConfigError):
+                answers.append(snapshot.places_of_id(*parse_message_id(message_id)))
+    elif wanted.key and wanted.topics and not any("*" in topic for topic in wanted.topics):
+        answers += [snapshot.places_of_key(topic, wanted.key) for topic in wanted.topics]
+    else:
+        return (), None
+    # What one answer does not know is read for all; each such range ends with its segment.
+    starts: dict[int, int] = {}
+    for _, unknown in answers:
+        for one in unknown:
+            starts[one.end_offset] = min(one.start_offset, starts.get(one.end_offset, MAX_OFFSET))
+    ranges = [LogRange(start, end) for end, start in sorted(starts.items())]
+    places = {
+        place
+        for found, _ in answers
+        for place in found
+        if not any(one.start_offset <= place < one.end_offset for one in ranges)
+    }
+    return sorted(places), ranges
 
 
 def _unheard(damage: Damage) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mqmesh.errors import ConfigError, CorruptRecord
 from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.snapshot_reading import LogRange, Snapshot
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
@@ -137,3 +137,31 @@ def test_none_of_this_needs_spark(tmp_path):
     )
     # Elsewhere than in the checkout, whose folders would hide those of an installed wheel.
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("knows", [0, 1, 2])
+def test_what_the_index_cannot_tell_of_one_id_is_read_whatever_it_tells_of_others(
+    path, monkeypatch, knows
+):
+    """A bad block of the index: it answers for some ids."""
+    snapshot = Snapshot(Path(path))
+    wanted = [3, 17, 41]
+    ids = {
+        message.message_id: int(message.body.split()[0])
+        for task in plan(path, Selection(include_system=True))
+        for _, messages in read_task(snapshot, task, Selection(include_system=True))
+        for message in messages
+        if int(message.body.split()[0]) in wanted
+    }
+    good = Snapshot.places_of_id
+    answers = []
+
+    def places(self, producer_id, sequence):
+        answers.append(1)
+        if len(answers) - 1 == knows:
+            return good(self, producer_id, sequence)
+        return [], [LogRange(segment.start, segment.end) for segment in self.log]
+
+    monkeypatch.setattr(Snapshot, "places_of_id", places)
+    selection = Selection(include_system=True, message_ids=tuple(sorted(ids, key=ids.get)))
+    assert numbers(path, selection) == wanted
