@@ -31,6 +31,7 @@ from mqmesh.storage.snapshot_reading import Snapshot
 from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(3_000),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

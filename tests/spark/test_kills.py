@@ -73,7 +73,15 @@ def snapshot(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("point", ["before the messages", "messages", "before the keys", "keys"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("before the messages", marks=pytest.mark.long),
+        "messages",
+        pytest.param("before the keys", marks=pytest.mark.long),
+        "keys",
+    ],
+)
 def test_what_a_killed_ingest_began_is_ended_once(spark, snapshot, tmp_path, point):
     archive = str(tmp_path / "archive")
     done = subprocess.run(

@@ -157,6 +157,7 @@ def wait_commits(run, folder, most):
         pause.wait(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [int(os.environ.get("MQMESH_SEED", "1"))])
 def test_each_message_once_when_driver_and_broker_are_killed(cluster, tmp_path, seed):
     chance = random.Random(seed)
