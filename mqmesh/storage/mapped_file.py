@@ -32,6 +32,7 @@ other, and from several queues whose batches lie side by side."""
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
 _DONT_NEED: Final = 4
+_RANDOM: Final = 1
 _SEQUENTIAL: Final = 2
 _IN_MEMORY: Final = b"\x01"
 
@@ -123,6 +124,9 @@ class MappedFile:
         self.size = size
         # The array that tells the address goes at once, or the map never could.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Only what is in memory is looked at; to read ahead would fetch what is not written yet,
+        # which are pages of zeros, each cleared and then written over.
+        _advise(self._address, 0, size, _RANDOM)
         self._residency = bytearray(MOST_LOOKED_AT_BYTES // PAGE + 2)
         self._residency_address = ctypes.addressof(ctypes.c_char.from_buffer(self._residency))
         self._resident_from = self._resident_to = 0
