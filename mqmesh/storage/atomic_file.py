@@ -88,6 +88,7 @@ def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
     try:
         # Not truncated before: it may have the room that was taken for it.
         with open(os.open(new, _WRITABLE, FILE_MODE), "wb", buffering=0) as file:
+            os.fchmod(file.fileno(), FILE_MODE)
             _write_all(file.fileno(), content)
             os.ftruncate(file.fileno(), len(content))
             os.fsync(file.fileno())
@@ -123,6 +124,7 @@ def take_room(path: Path, size: int) -> bool:
     try:
         fd = os.open(path.with_name(path.name + ".new"), _WRITABLE, FILE_MODE)
         try:
+            os.fchmod(fd, FILE_MODE)
             os.posix_fallocate(fd, 0, size)
         finally:
             os.close(fd)
