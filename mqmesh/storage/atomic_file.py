@@ -92,16 +92,18 @@ def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
             _write_all(file.fileno(), content)
             os.ftruncate(file.fileno(), len(content))
             os.fsync(file.fileno())
-        if path.exists():
+        is_first = not path.exists()
+        if not is_first:
             # A second name for the old one, so that at no moment the document has no name.
             spare = path.with_name(path.name + ".old")
             spare.unlink(missing_ok=True)
             os.link(path, spare)
             os.replace(spare, _backup(path))
-        elif not _backup(path).exists():
-            # Of the first there is no former one; a second name outlives a deletion, too.
-            os.link(new, _backup(path))
         os.replace(new, path)
+        if is_first and not _backup(path).exists():
+            # Of the first there is no former one; a second name outlives a deletion, too. It comes
+            # last: a kill must not leave it to the file that the next save writes into.
+            os.link(path, _backup(path))
         sync_directory(path.parent)
         return not room_bytes or take_room(path, len(content) + room_bytes)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
-from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.storage.atomic_file import load_document, save_document, take_room
 
 
 @pytest.fixture
@@ -161,3 +161,23 @@ def test_without_room_for_the_next_document_this_one_is_saved(
     assert not save_document(path, b"one", room_bytes=65_536)
     assert load_document(path) == b"one"
     assert save_document(path, b"two")
+
+
+@pytest.mark.parametrize("dies_at", ["replace", "link"])
+def test_a_first_save_that_dies_leaves_nothing_to_be_written_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    def die(*names: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, dies_at, die)
+        save_document(path, b"one", room_bytes=65_536)
+    is_saved = dies_at == "link"
+    assert take_room(path, 65_536)
+    assert load_document(path) == (b"one" if is_saved else None)
+    assert save_document(path, b"two", room_bytes=65_536)
+    assert load_document(path) == b"two"
+    assert take_room(path, 65_536)
+    path.unlink()
+    assert load_document(path) == (b"one" if is_saved else b"two")
