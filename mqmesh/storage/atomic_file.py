@@ -35,7 +35,8 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 _HEADER: Final = re.compile(rb"mqmesh-document 1 crc32=([0-9a-f]{8}) size=(\d{1,12})\n")
 _MOST_HEADER_BYTES: Final = 128
-_WRITABLE: Final = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+# For reading, too: where a file system takes no room, the C library looks at what is there.
+_WRITABLE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
