@@ -9,6 +9,7 @@ alone may have much, many have less each, and there is always some for those who
 (dynamic thresholds, Choudhury and Hahne 1998).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, Protocol
@@ -168,20 +169,25 @@ class Load(msgspec.Struct, frozen=True):
         descriptor: The connection's.
         size: Bytes, both ways.
         peer: Whose it is; None of who has said nothing yet.
+        waiting_since_ms: When the oldest frame that the peer has not taken was sent; None if it
+            takes them.
     """
 
     descriptor: int
     size: int
     peer: bytes | None = None
+    waiting_since_ms: int | None = None
 
 
 def worst(loads: Iterable[Load], limits: ServerLimits) -> list[Load]:
     """Whose connections have to end if all loads together are beyond the budget.
 
     Returns:
-        The largest loads, so many that three quarters of the budget suffice for the others.
+        The largest loads, so many that three quarters of the budget suffice for the others. Among
+        those as large, within ``MARK_BYTES``, who takes nothing for longest goes first: a peer
+        that was answered just now is not taken for one that does not read.
     """
-    ordered = sorted(loads, key=lambda load: load.size)
+    ordered = sorted(loads, key=_badness)
     total = sum(load.size for load in ordered)
     if total <= limits.max_total_pending_bytes:
         return []
@@ -190,3 +196,8 @@ def worst(loads: Iterable[Load], limits: ServerLimits) -> list[Load]:
         found.append(ordered.pop())
         total -= found[-1].size
     return found
+
+
+def _badness(load: Load) -> tuple[int, float]:
+    since_ms = load.waiting_since_ms
+    return load.size // MARK_BYTES, -math.inf if since_ms is None else -since_ms

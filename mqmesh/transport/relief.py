@@ -103,5 +103,5 @@ class Relief:
             if received is not None:
                 incoming = account.incoming(received, now_ms, most_frames=self._queued_frames)
             self.incoming += incoming
-            loads.append(Load(descriptor, incoming + account.held, peer))
+            loads.append(Load(descriptor, incoming + account.held, peer, account.waiting_since_ms))
         return worst(loads, self._limits)

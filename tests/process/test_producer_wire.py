@@ -157,10 +157,17 @@ def test_an_answer_that_never_comes_ends_a_send_in_time(script, producer, timeou
 
 def test_an_answer_that_comes_too_late_is_nobodys(script, producer):
     for send in (producer.send, lambda *a, **k: producer.send_async(*a, **k).result()):
-        held = []
-        script.tricks.append(lambda request, reply: held.append((request, reply)))  # noqa: B023
+        held: list[tuple[Request, Reply]] = []
+
+        # Each copy: a machine that stands still breaks connections, and then it is sent again.
+        def hold(request: Request, reply: Reply, held=held) -> None:
+            held.append((request, reply))
+            script.tricks.append(hold)
+
+        script.tricks.append(hold)
         with pytest.raises(RequestTimeout):
             send(message("late"), queue=QUEUE, timeout_ms=100)
+        script.tricks.clear()
         script.loop.call_soon_threadsafe(lambda: script.reply(*held[0]))  # noqa: B023
         result = send(message("next"), queue=QUEUE)
         assert script.stored[result.queue_offset][0] == result.sequence

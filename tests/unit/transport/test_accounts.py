@@ -98,3 +98,14 @@ def test_the_largest_go_and_only_when_all_together_are_too_many():
     assert worst(loads, limits) == [Load(40, 40 * MIB)]
     assert worst([Load(3, 101 * MIB)], limits) == [Load(3, 101 * MIB)]
     assert worst([], limits) == []
+
+
+def test_of_equal_loads_those_go_first_that_take_nothing_for_longest():
+    limits = ServerLimits(max_total_pending_bytes=8 * MIB)
+    deaf = [
+        Load(descriptor, MIB + descriptor, waiting_since_ms=descriptor) for descriptor in range(8)
+    ]
+    reads = Load(100, MIB + 200, waiting_since_ms=100)
+    sends = Load(101, MIB + 300)
+    assert worst([reads, sends, *deaf], limits) == deaf[:5]
+    assert worst([Load(102, 3 * MIB), *deaf], limits)[0].descriptor == 102
