@@ -9,7 +9,7 @@ so a segment that fills slowly has few runs, too.
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ IDS: Final = 1
 KEYS: Final = 2
 
 _NO_TIME: Final = (1 << 63) - 1
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,7 +60,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
         kinds: What the entries are of: 1 ids, 2 keys, 3 both.
     """
 
-    number: int
+    number: _Word
     level: int
     count: int
     start: int
@@ -75,7 +77,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
         stop: Place behind all of them.
     """
 
-    number: int
+    number: _Word
     start: int
     stop: int
 
@@ -128,12 +130,12 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False)
     store_id: int
     boot_id: bytes
     segment_start: int
-    through: int = 0
+    through: _Natural = 0
     complete: bool = False
     epoch: int = 0
     last_place: int = -1
     last_mark: bytes = b""
-    widths: int = 0
+    widths: _Natural = 0
     next_run: int = 1
     runs: list[Run] = []
     next_text: int = 0
@@ -197,7 +199,8 @@ def decode_head(value: bytes | None) -> Head:
     """Reads what ``encode_head`` wrote.
 
     Raises:
-        CorruptRecord: It is damaged, missing, or of another version.
+        CorruptRecord: It is damaged, missing, or of another version; or says what no head does,
+            which would have a look-up take any time or memory.
     """
     if value is None:
         raise CorruptRecord("the index has no head")
@@ -209,6 +212,9 @@ def decode_head(value: bytes | None) -> Head:
         raise CorruptRecord(f"the head of the index cannot be decoded: {error}") from error
     if head.version != FORMAT_VERSION:
         raise CorruptRecord(f"the index is of version {head.version}, not {FORMAT_VERSION}")
+    for units in (head.runs, head.texts):
+        if len({unit.number for unit in units}) < len(units):
+            raise CorruptRecord("the head of the index has a run or a text twice")
     return head
 
 

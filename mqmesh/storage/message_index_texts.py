@@ -23,7 +23,7 @@ between the head and all blocks, whose runs count from 1.
 
 import logging
 from bisect import bisect_right
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -35,13 +35,14 @@ from mqmesh.storage.message_index_entries import distinct_of_raw, key_entries
 log = logging.getLogger(__name__)
 
 _PREFIX: Final = bytes(4)
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class _Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    place: int
-    topic: int
-    end: int
-    count: int
+    place: _Word
+    topic: _Word
+    end: _Word
+    count: _Word
 
 
 class _Texts(msgspec.Struct, array_like=True, gc=False):
@@ -123,6 +124,9 @@ class KeyText:
             topic: Physical topic.
             key: The key.
             below: Only places before this one.
+
+        Raises:
+            CorruptRecord: The batches do not share the text among them.
         """
         if topic not in self._texts.topics:
             return []
@@ -150,8 +154,11 @@ class KeyText:
         at = text.find(needle)
         while at >= 0:
             batch = bisect_right(batches, at, key=_end_of)
+            end = batches[batch].end if batch < len(batches) else 0
+            if end <= at:
+                raise CorruptRecord(f"no batch of the index has byte {at} of its text")
             found.append(batch)
-            at = text.find(needle, batches[batch].end)
+            at = text.find(needle, end)
         return found
 
     def _keys(self, index: int) -> set[str]:

@@ -22,7 +22,13 @@ from mqmesh.storage.log_scan import LogScanner
 from mqmesh.storage.message_index_part import HEAD_KEY, IndexPart, decode_head
 from mqmesh.storage.open_files import OpenFiles
 from mqmesh.storage.segments import Segment
-from mqmesh.storage.snapshot import Manifest, SnapshotLog, is_sound, load_manifest
+from mqmesh.storage.snapshot import (
+    Manifest,
+    SnapshotFile,
+    SnapshotLog,
+    is_sound,
+    load_manifest,
+)
 from mqmesh.storage.store_key import StoreKey, read_store_key
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 
@@ -115,6 +121,7 @@ class Snapshot:
         self.log = SnapshotLog(directory, self.manifest)
         # A snapshot of a store without a log has nothing to be checked, and perhaps no key.
         self._key = read_store_key(directory) if list(self.log) else StoreKey.random()
+        self._sound: dict[str, bool] = {}
 
     def read(self, wanted: LogRange | None = None) -> Iterator[Batch | Damage]:
         """Batches and damaged stretches, in the order of the log.
@@ -265,8 +272,8 @@ class Snapshot:
         name = f"index/{segment.start:020d}."
         files = [f for f in self.manifest.files if f.path.startswith(name)]
         data = next((f for f in files if f.path.endswith("data.mdb")), None)
-        # LMDB has no checksums: a file is compared with its own before the library looks at it.
-        if data is None or data.crc32 is None or not is_sound(self.directory, data):
+        # LMDB believes what it reads: a file is checked before the library looks at it.
+        if data is None or data.crc32 is None or not self._is_sound(data):
             return None
         directory = (self.directory / data.path).parent
         env = LmdbEnv(directory, map_size=_MAP_BYTES, read_only=True)
@@ -281,6 +288,12 @@ class Snapshot:
             env.close()
             return None
         return part
+
+    def _is_sound(self, file: SnapshotFile) -> bool:
+        """As ``is_sound``, which reads all of a file, but asked only once."""
+        if file.path not in self._sound:
+            self._sound[file.path] = is_sound(self.directory, file)
+        return self._sound[file.path]
 
 
 def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotReport:
