@@ -80,6 +80,7 @@ def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int
                 "broker_name": info.broker_name,
                 "start_offset": info.start_offset,
                 "end_offset": info.end_offset,
+                "messages": info.messages,
                 "disk_bytes": info.disk_bytes,
                 "files": info.file_count,
                 "took_ms": info.took_ms,
@@ -87,8 +88,8 @@ def create(broker: str, output: Path | None, namesrv: str, as_json: bool) -> int
         )
     else:
         print(
-            f"{path}\nlog {info.start_offset} to {info.end_offset}, {info.disk_bytes:,} bytes in "
-            f"{info.file_count} files, {info.took_ms / 1000:.2f} s"
+            f"{path}\nlog {info.start_offset} to {info.end_offset}, {info.messages:,} messages, "
+            f"{info.disk_bytes:,} bytes in {info.file_count} files, {info.took_ms / 1000:.2f} s"
         )
     return ExitCode.OK
 

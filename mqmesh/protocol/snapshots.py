@@ -19,6 +19,8 @@ class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         broker_name: Broker group that it is of.
         start_offset: Commit-log offset where its log begins.
         end_offset: Where it ends.
+        messages: In the broker's queues when the end was known, those of system topics too; what
+            came in these moments may be counted and not be in it.
         disk_bytes: Size of its files; most of them are shared with the store.
         file_count: Files in it.
         took_ms: How long it took.
@@ -28,6 +30,7 @@ class SnapshotInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     broker_name: str
     start_offset: int
     end_offset: int
+    messages: int
     disk_bytes: int
     file_count: int
     took_ms: int

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,8 @@ from mqmesh.units import MIB
 INDEX_DIRECTORY: Final = "index"
 COPY_BYTES: Final = 64 * MIB
 """Copied by one call of the system, which lets other threads work meanwhile."""
+PIECES_PER_S: Final = 10
+"""How often a copy that is held back waits."""
 
 _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
@@ -62,6 +65,49 @@ _NO_COPY_CALL: Final = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, e
 
 OnStep = Callable[[str, int, int], None]
 """Told what is being done, and so many bytes of so many."""
+
+
+class Pace:
+    """Holds copies back to so many bytes a second, and ends them when that is wished.
+
+    Attributes:
+        piece_bytes: What may be copied before ``copied`` is called.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: int = 0,
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Takes the limit.
+
+        Args:
+            bytes_per_s: 0 for none.
+            is_over: Asked after each piece; True ends the copy.
+            sleep: Waits so many seconds.
+        """
+        self.piece_bytes = COPY_BYTES
+        if bytes_per_s:
+            self.piece_bytes = max(1, min(COPY_BYTES, bytes_per_s // PIECES_PER_S))
+        self._bytes_per_s = bytes_per_s
+        self._is_over = is_over
+        self._sleep = sleep
+
+    def copied(self, count: int) -> None:
+        """Waits as long as so many bytes may take.
+
+        Raises:
+            StorageError: The copy shall end.
+        """
+        if self._is_over():
+            raise StorageError("the copy was ended before it was whole")
+        if self._bytes_per_s:
+            self._sleep(count / self._bytes_per_s)
+
+
+_AT_ONCE: Final = Pace()
 
 
 class SnapshotOf(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +206,7 @@ def abandon_snapshot(new: Path) -> None:
 
 
 def finish_snapshot(
-    store: Path, new: Path, facts: SnapshotOf, *, keep: int
+    store: Path, new: Path, facts: SnapshotOf, *, keep: int, pace: Pace = _AT_ONCE
 ) -> tuple[Path, Manifest]:
     """Links and copies log and index, writes the manifest, and gives the directory its name.
 
@@ -169,6 +215,7 @@ def finish_snapshot(
         new: What ``begin_snapshot`` made.
         facts: What it is of.
         keep: Snapshots of this broker to keep, this one among them; older ones go. 0 for all.
+        pace: Of what must be copied.
 
     Returns:
         Its directory, and its manifest.
@@ -178,8 +225,8 @@ def finish_snapshot(
         StorageError: It cannot be made; nothing is left of it.
     """
     try:
-        segments = _take_segments(store / "commitlog", new / "commitlog", facts.end_offset)
-        _take_index(store / INDEX_DIRECTORY, new / INDEX_DIRECTORY)
+        segments = _take_segments(store / "commitlog", new / "commitlog", facts.end_offset, pace)
+        _take_index(store / INDEX_DIRECTORY, new / INDEX_DIRECTORY, pace)
         files = [*segments, *_listed(new)]
         manifest = Manifest(
             **msgspec.structs.asdict(facts),
@@ -202,7 +249,7 @@ def finish_snapshot(
     return final, manifest
 
 
-def _take_segments(source: Path, target: Path, end_offset: int) -> list[SnapshotFile]:
+def _take_segments(source: Path, target: Path, end_offset: int, pace: Pace) -> list[SnapshotFile]:
     names = sorted(path.name for path in source.iterdir() if _SEGMENT.match(path.name))
     starts = [int(name) for name in names]
     files: list[SnapshotFile] = []
@@ -216,10 +263,10 @@ def _take_segments(source: Path, target: Path, end_offset: int) -> list[Snapshot
             if number + 1 < len(names):
                 size = min(size, starts[number + 1] - start)
             if start + size <= end_offset and (source / name).stat().st_size == size:
-                _link_or_copy(source / name, target / name)
+                _link_or_copy(source / name, target / name, pace)
             else:
                 size = min(size, end_offset - start)
-                _copy_file(source / name, target / name, size)
+                _copy_file(source / name, target / name, size, pace)
         except FileNotFoundError:
             break  # retention took it meanwhile, and all before it
         files.append(SnapshotFile(path=f"commitlog/{name}", size=size, kind=FileKind.SEGMENT))
@@ -228,7 +275,7 @@ def _take_segments(source: Path, target: Path, end_offset: int) -> list[Snapshot
     return files[::-1]
 
 
-def _take_index(source: Path, target: Path) -> None:
+def _take_index(source: Path, target: Path, pace: Pace) -> None:
     """Links what is sealed; a part that vanishes meanwhile is left out as a whole."""
     if not source.is_dir():
         return
@@ -237,7 +284,7 @@ def _take_index(source: Path, target: Path) -> None:
         try:
             part.mkdir()
             for name in ("seal", "data.mdb"):
-                _link_or_copy(path / name, part / name)
+                _link_or_copy(path / name, part / name, pace)
         except FileNotFoundError:
             shutil.rmtree(part)
             continue
@@ -411,16 +458,16 @@ def _documents(store: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if _DOCUMENT.match(path.name))
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path, pace: Pace = _AT_ONCE) -> None:
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        _copy_file(source, target)
+        _copy_file(source, target, pace=pace)
 
 
-def _copy_file(source: Path, target: Path, size: int | None = None) -> None:
+def _copy_file(source: Path, target: Path, size: int | None = None, pace: Pace = _AT_ONCE) -> None:
     """Copies a file, or its first bytes, durably; who may read it stays the same."""
     with (
         open(source, "rb", buffering=0) as old,
@@ -428,7 +475,7 @@ def _copy_file(source: Path, target: Path, size: int | None = None) -> None:
     ):
         os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode))
         size = os.fstat(old.fileno()).st_size if size is None else size
-        _copy_bytes(old.fileno(), new.fileno(), size)
+        _copy_bytes(old.fileno(), new.fileno(), size, pace)
         os.fsync(new.fileno())
 
 
@@ -436,11 +483,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _copy_bytes(source: int, target: int, size: int) -> None:
+def _copy_bytes(source: int, target: int, size: int, pace: Pace) -> None:
     done = 0
     while done < size:
         try:
-            count = os.copy_file_range(source, target, min(COPY_BYTES, size - done))
+            count = os.copy_file_range(source, target, min(pace.piece_bytes, size - done))
         except OSError as error:
             if done or error.errno not in _NO_COPY_CALL:
                 raise
@@ -448,14 +495,16 @@ def _copy_bytes(source: int, target: int, size: int) -> None:
         if not count:
             raise OSError(errno.EIO, f"the file ends after {done} of {size} bytes")
         done += count
+        pace.copied(count)
     while done < size:
-        piece = os.pread(source, min(PIECE_BYTES, size - done), done)
+        piece = os.pread(source, min(PIECE_BYTES, pace.piece_bytes, size - done), done)
         if not piece:
             raise OSError(errno.EIO, f"the file ends after {done} of {size} bytes")
         view = memoryview(piece)
         while view:
             view = view[os.write(target, view) :]
         done += len(piece)
+        pace.copied(len(piece))
 
 
 def _write(path: Path, data: bytes) -> None:

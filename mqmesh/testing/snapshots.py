@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mqmesh.storage.snapshot import Manifest
-from mqmesh.storage.snapshot_making import SnapshotOf, begin_snapshot, finish_snapshot
+from mqmesh.storage.snapshot_making import Pace, SnapshotOf, begin_snapshot, finish_snapshot
 from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.indexed_store import IndexedStore
 
@@ -17,6 +17,7 @@ def take_snapshot(
     broker_name: str = "broker-a",
     end_offset: int | None = None,
     keep: int = 0,
+    pace: Pace | None = None,
 ) -> tuple[Path, Manifest]:
     """Makes a snapshot as a broker does.
 
@@ -28,6 +29,7 @@ def take_snapshot(
         broker_name: That it is of.
         end_offset: Where it ends; None for the end of the log.
         keep: How many to keep, 0 for all.
+        pace: Of what must be copied; None for no limit.
     """
     store = indexed if isinstance(indexed, CommitLogStore) else indexed.store
     new = begin_snapshot(directory, root, name, reserve_bytes=0)
@@ -44,4 +46,4 @@ def take_snapshot(
         end_offset=stats.max_commitlog_offset if end_offset is None else end_offset,
         created_ms=1,
     )
-    return finish_snapshot(directory, new, facts, keep=keep)
+    return finish_snapshot(directory, new, facts, keep=keep, pace=pace or Pace())

@@ -68,6 +68,7 @@ def test_a_restored_broker_goes_on_where_the_snapshot_ended(short_tmp_path):
         Snapshot(short_tmp_path / "snapshots" / path.rpartition("/")[2]), print
     )
     assert report.sound
+    assert told["messages"] == report.messages >= COUNT
     listed = run_command("snapshot", "list", str(short_tmp_path / "snapshots"), "--json")
     assert [json.loads(line)["path"] for line in listed.out] == [path]
     assert run_command("snapshot", "verify", path).out[-1:] == ["sound"]

@@ -225,6 +225,7 @@ class BrokerServer:
             self._close()
 
     def _say_goodbye(self, broker: BrokerContext) -> None:
+        broker.snapshots.give_up()
         finish_transactions(broker)
         finish_sends(broker)
         self._on_save()

@@ -33,10 +33,13 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``store_path_root_dir``. On the same file system they take little time and room.
         keep: Snapshots of this broker that stay, 1 to 1,000; when a new one is whole, older ones
             go. 0 keeps all.
+        copy_bytes_per_s: Of what must be copied, so that the disk has time for the broker; 0 for
+            no limit. Links take no time.
     """
 
     root_dir: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
     keep: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
+    copy_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
     def root(self, store: Path) -> Path:
         """The directory of snapshots of the store in a directory."""
@@ -62,6 +65,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
         new: Its directory under a temporary name, None before there is one.
         wanted_offset: Commit-log offset that must become durable; known from ``SYNC`` on.
         deadline_ms: When that is waited for no more.
+        messages: In all queues when the end was known.
     """
 
     request: Request
@@ -70,6 +74,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
     new: Path | None = None
     wanted_offset: int = 0
     deadline_ms: int = 0
+    messages: int = 0
 
 
 class SnapshotDesk:
@@ -93,6 +98,15 @@ class SnapshotDesk:
         self.job: SnapshotJob | None = None
         self.made = 0
         self.failed = 0
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The broker stops, and does not wait for long copies."""
+        self._given_up = True
+
+    def is_given_up(self) -> bool:
+        """True once the broker stops; the helper thread asks."""
+        return self._given_up
 
     def begin(self, request: Request, now_ms: int) -> SnapshotJob:
         """Takes a request in.

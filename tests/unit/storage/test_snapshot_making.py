@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from mqmesh.errors import ConfigError, CorruptRecord, DiskFull
+from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
 from mqmesh.message import Message
 from mqmesh.storage import snapshot_making
 from mqmesh.storage.disk_space import Space
 from mqmesh.storage.snapshot import MANIFEST, UNFINISHED, FileKind, load_manifest
 from mqmesh.storage.snapshot_making import (
+    Pace,
     begin_snapshot,
     copy_snapshot,
     remove_unfinished,
     restore_snapshot,
 )
+from mqmesh.storage.snapshot_reading import Snapshot
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import read_queue
@@ -51,6 +56,37 @@ def test_full_segments_are_links_and_the_last_one_is_a_copy_to_the_end(files, tm
     assert int(last.name) + last.stat().st_size == store.stats().max_commitlog_offset
     assert manifest.end_offset == store.stats().max_commitlog_offset
     assert load_manifest(directory) == manifest
+
+
+def no_copy_call(*arguments):
+    raise OSError(errno.EXDEV, "elsewhere")
+
+
+@pytest.mark.parametrize("has_copy_call", [True, False])
+def test_what_is_copied_takes_its_time(has_copy_call, files, tmp_path, monkeypatch):
+    store = files.open()
+    put_bodies(store, bodies(50))
+    waits = []
+    pace = Pace(10_000, sleep=waits.append)
+    if not has_copy_call:
+        monkeypatch.setattr(os, "copy_file_range", no_copy_call)
+    directory, manifest = snapshot_of(files, store, tmp_path, pace=pace)
+    last = manifest.files[-1 + sum(file.kind is FileKind.SEGMENT for file in manifest.files)]
+    assert last.size > 2_000
+    assert sum(waits) == pytest.approx(last.size / 10_000)
+    assert max(waits) == pytest.approx(0.1)
+    assert Snapshot(directory).manifest == manifest
+
+
+def test_a_copy_that_is_ended_leaves_nothing(files, tmp_path):
+    store = files.open()
+    put_bodies(store, bodies(50))
+    answers = [False, False, True]
+    pace = Pace(10_000, lambda: answers.pop(0), sleep=lambda seconds: None)
+    with pytest.raises(StorageError, match="ended before it was whole"):
+        snapshot_of(files, store, tmp_path, pace=pace)
+    assert answers == []
+    assert list((tmp_path / "snapshots").iterdir()) == []
 
 
 def test_a_restored_store_has_what_was_there_then_and_nothing_of_later(files, tmp_path):
@@ -180,13 +216,13 @@ def test_segments_that_retention_takes_meanwhile_leave_no_gap(files, tmp_path, m
     linked = []
     link = snapshot_making._link_or_copy
 
-    def link_and_remove(source, target):
+    def link_and_remove(source, target, pace):
         linked.append(source)
         if len(linked) == 2:
             # Retention takes the oldest ones, also the one that comes next.
             for number in range(int(source.name) // SEGMENT_BYTES):
                 files.segment(number).unlink()
-        link(source, target)
+        link(source, target, pace)
 
     monkeypatch.setattr(snapshot_making, "_link_or_copy", link_and_remove)
     _, manifest = snapshot_of(files, store, tmp_path)

@@ -9,8 +9,10 @@ from mqmesh.protocol.command import Request, decode_header, reply_with
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.snapshot_desk import SnapshotJob, Step, snapshot_name
+from mqmesh.storage.interface import MessageStore
 from mqmesh.storage.snapshot import Manifest
 from mqmesh.storage.snapshot_making import (
+    Pace,
     SnapshotOf,
     abandon_snapshot,
     begin_snapshot,
@@ -84,8 +86,26 @@ def tick_snapshot(context: BrokerContext, now_ms: int) -> None:
         end_offset=end_offset,
         created_ms=context.clock.wall_ms(),
     )
-    finish = partial(finish_snapshot, desk.store_root, job.new, facts, keep=config.snapshot.keep)
+    job.messages = _message_count(context.store)
+    finish = partial(
+        finish_snapshot,
+        desk.store_root,
+        job.new,
+        facts,
+        keep=config.snapshot.keep,
+        pace=Pace(config.snapshot.copy_bytes_per_s, desk.is_given_up),
+    )
     desk.run_aside(finish, partial(_on_finished, context, job))
+
+
+def _message_count(store: MessageStore) -> int:
+    """Messages in all queues, those of system topics too."""
+    bounds = (
+        store.queue_bounds(topic, queue_id)
+        for topic in store.topics()
+        for queue_id in store.queues(topic)
+    )
+    return sum(end - first for first, end in bounds)
 
 
 def _on_finished(
@@ -106,6 +126,7 @@ def _on_finished(
         manifest.broker_name,
         manifest.start_offset,
         manifest.end_offset,
+        job.messages,
         manifest.disk_bytes,
         len(manifest.files),
         took_ms,

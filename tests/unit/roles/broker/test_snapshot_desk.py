@@ -50,6 +50,12 @@ def test_a_slow_disk_makes_it_end_earlier(desk):
     assert desk.ready_offset(400, 10 + SYNC_WAIT_MS) == 400
 
 
+def test_a_broker_that_stops_gives_it_up(desk):
+    assert not desk.is_given_up()
+    desk.give_up()
+    assert desk.is_given_up()
+
+
 def test_names_of_a_broker_sort_by_time():
     names = [snapshot_name("broker-a", ms, 7) for ms in (0, 999, 1_000, 1_700_000_000_000)]
     assert names == sorted(names)
