@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.storage.page_window import PageWindow
+from mqmesh.testing.kill_points import KillPoints
 from mqmesh.testing.store_files import StoreFiles
 
 
@@ -22,6 +23,12 @@ def files(tmp_path: Path) -> Iterator[StoreFiles]:
     files = StoreFiles(tmp_path / "store")
     yield files
     files.close()
+
+
+@pytest.fixture
+def kill_points(monkeypatch: pytest.MonkeyPatch) -> KillPoints:
+    """The process dies before every single change of a file."""
+    return KillPoints(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -1,101 +1,14 @@
 """The process dies before every single system call that changes a file, recovery included."""
 
-import os
-import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mqmesh.payload import Buffer
 from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
-from mqmesh.storage.mapped_file import MappedFile
+from mqmesh.testing.kill_points import KillPoints
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
-
-CHANGING_CALLS = (
-    "pwrite",
-    "pwritev",
-    "write",
-    "rename",
-    "replace",
-    "link",
-    "unlink",
-    "rmdir",
-    "truncate",
-    "ftruncate",
-    "posix_fallocate",
-    "fsync",
-    "fdatasync",
-    "mkdir",
-)
-
-
-class KillPoints:
-    """Keeps a copy of the files as they are before each changing call, of whatever thread."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._lock = threading.RLock()
-        self._files: StoreFiles | None = None
-        self._facts: Callable[[], Any] = tuple
-        self._copies: list[tuple[StoreFiles, Any]] = []
-        self.stores = 0
-        for name in CHANGING_CALLS:
-            monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
-        monkeypatch.setattr(MappedFile, "store", self._wrap_store(MappedFile.store))
-
-    def start(self, files: StoreFiles, facts: Callable[[], Any]) -> None:
-        """Copies from now on; each copy is kept with what ``facts`` returns then."""
-        with self._lock:
-            self._files, self._facts = files, facts
-
-    def stop(self) -> Iterator[tuple[StoreFiles, Any]]:
-        """Ends it; gives the copies and removes each after it was looked at."""
-        with self._lock:
-            self._files = None
-        assert len(self._copies) > 10
-        for copy, facts in self._copies:
-            yield copy, facts
-            copy.close()
-            shutil.rmtree(copy.directory)
-
-    def _wrap_store(self, store: Callable[..., None]) -> Callable[..., None]:
-        """A store has no order: the process may die before it and in its middle, and whichever
-        half is there first."""
-
-        def before(mapped: MappedFile, position: int, piece: Buffer) -> None:
-            self.stores += 1
-            store(mapped, position, [piece])
-
-        before = self._wrap(before)
-
-        def wrapped(mapped: MappedFile, position: int, pieces: Sequence[Buffer]) -> None:
-            for number, piece in enumerate(pieces):
-                view, middle = memoryview(piece), len(piece) // 2
-                halves = [(position, view[:middle]), (position + middle, view[middle:])]
-                for place, half in reversed(halves) if number % 2 else halves:
-                    before(mapped, place, half)
-                position += len(piece)
-
-        return wrapped
-
-    def _wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            with self._lock:
-                files, self._files = self._files, None
-                if files is not None:
-                    self._copies.append((files.copy(at_rest=False), self._facts()))
-                    self._files = files
-                return call(*arguments, **keywords)
-
-        return wrapped
-
-
-@pytest.fixture
-def kill_points(monkeypatch: pytest.MonkeyPatch) -> KillPoints:
-    return KillPoints(monkeypatch)
 
 
 @pytest.fixture
