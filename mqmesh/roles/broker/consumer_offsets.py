@@ -1,7 +1,9 @@
 """How far each consumer group has come in each message queue.
 
 Kept as a JSON document, group by topic by queue. Only groups that changed are
-encoded anew when it is saved, so many groups that rest cost nothing.
+encoded anew when it is saved, so many groups that rest cost nothing. Of groups whose
+offsets were moved it tells, too, from where on marks of what they sent back count
+(``sent_back_marks``): both are true at once, or neither is.
 """
 
 from collections.abc import Callable
@@ -10,9 +12,11 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, SystemBusy
+from mqmesh.message import SENT_BACK_TOPIC
+from mqmesh.roles.broker.sent_back_marks import MARKS_QUEUE, MAX_MARKS
 from mqmesh.units import QueueOffset
 
-DOCUMENT_VERSION: Final = 2
+DOCUMENT_VERSION: Final = 3
 
 _Queues = dict[int, QueueOffset]
 _Topics = dict[str, _Queues]
@@ -22,12 +26,14 @@ class _Document(msgspec.Struct, frozen=True):
     version: int
     epoch: int
     groups: dict[str, dict[str, dict[str, int]]]
+    sent_back_from: dict[str, int]
 
 
 class _DocumentToSave(msgspec.Struct, frozen=True):
     version: int
     epoch: int
     groups: dict[str, msgspec.Raw]
+    sent_back_from: dict[str, int]
 
 
 class ConsumerOffsets:
@@ -47,6 +53,7 @@ class ConsumerOffsets:
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, _Topics] = {}
         self._encoded: dict[str, msgspec.Raw] = {}
+        self._sent_back_from: dict[str, int] = {}
         self._count = 0
         self.changes = 0
         self.epoch = 0
@@ -121,12 +128,27 @@ class ConsumerOffsets:
         self._count -= removed
         return removed
 
+    def sent_back_from(self, group: str) -> int:
+        """Queue offset among the marks of what was sent back from which on a group's count."""
+        return self._sent_back_from.get(group, 0)
+
+    def forget_sent_back(self, group: str, queue_offset: int) -> None:
+        """A group's marks before a queue offset, the end of their queue, do not count any more."""
+        moved = self._sent_back_from
+        moved[group] = queue_offset
+        # Nobody reads marks that are as old as that.
+        for old in [name for name, at in moved.items() if at <= queue_offset - MAX_MARKS]:
+            del moved[old]
+        self.changes += 1
+
     def dump(self) -> bytes:
         """All offsets as a JSON document."""
         for group, topics in self._groups.items():
             if group not in self._encoded:
                 self._encoded[group] = msgspec.Raw(msgspec.json.encode(topics))
-        return msgspec.json.encode(_DocumentToSave(DOCUMENT_VERSION, self.epoch, self._encoded))
+        return msgspec.json.encode(
+            _DocumentToSave(DOCUMENT_VERSION, self.epoch, self._encoded, self._sent_back_from)
+        )
 
     def load(self, document: bytes) -> None:
         """Takes over what ``dump`` wrote.
@@ -151,6 +173,7 @@ class ConsumerOffsets:
                 f"{DOCUMENT_VERSION}"
             )
         self._groups = groups
+        self._sent_back_from = saved.sent_back_from
         self.epoch = saved.epoch
         self._encoded.clear()
         self._count = sum(len(q) for topics in groups.values() for q in topics.values())
@@ -177,6 +200,12 @@ class ConsumerOffsets:
                         queues[queue_id] = QueueOffset(end)
                         self._note_change(group)
                         moved += 1
+        if self._sent_back_from:
+            end = end_of(SENT_BACK_TOPIC, MARKS_QUEUE)
+            for group, marks_from in self._sent_back_from.items():
+                if marks_from > end:
+                    self._sent_back_from[group] = end
+                    self.changes += 1
         if epoch != self.epoch:
             self.epoch = epoch
             self.changes += 1

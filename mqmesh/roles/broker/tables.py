@@ -105,6 +105,7 @@ class BrokerTables:
         moved = self.offsets.bound(end_of, store.epoch())
         if moved:
             _log.warning("%d committed offsets stood behind the end of the log: moved back", moved)
+        if self.offsets.changes != self._saved_changes:
             self.save_offsets()
 
     def _adopt(self, store: MessageStore) -> None:

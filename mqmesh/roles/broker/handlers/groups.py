@@ -90,13 +90,14 @@ def delete_group(context: BrokerContext, request: Request) -> Reply | None:
         )
     keeper = context.keeper
     saves = [keeper.save_groups]
+    if forget_sent_back(context, name):
+        saves.append(keeper.save_offsets)
     context.group_table.delete(name, context.clock.wall_ms())
     context.groups.claims.forget_group(name)
     if context.offsets.remove_group(name):
         saves.append(keeper.save_offsets)
     context.pulls.forget(name)
     context.resets.forget(name)
-    forget_sent_back(context, name)
     topics = [retry_topic(name), dlq_topic(name)] if wanted.remove_topics else []
     for topic in topics:
         if context.topics.get(topic) is not None:

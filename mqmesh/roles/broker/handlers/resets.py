@@ -126,8 +126,8 @@ def _carry_out(
         # The members of a broadcasting group keep their offsets by themselves.
         if context.group_table.note_used(group, context.clock.wall_ms()):
             saves.append(context.keeper.save_groups)
-        _store(context, group, changes, followed=live is not None)
         forget_sent_back(context, group)
+        _store(context, group, changes, followed=live is not None)
     _tell(context, group, peers, changes)
     reply_when_saved(context, request, reply, *saves)
     return None

@@ -5,7 +5,6 @@ its message for done then. What was sent back from one place is not sent back fr
 whoever asks: the retries and the marks that tell of them are one write.
 """
 
-import logging
 from typing import Final
 
 import msgspec
@@ -21,7 +20,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.record_batch import read_header
+from mqmesh.record_batch import read_header, read_meta
 from mqmesh.redelivery import redeliver
 from mqmesh.roles.broker.context import BrokerContext, without_frame
 from mqmesh.roles.broker.delays import delayed_copy
@@ -29,6 +28,7 @@ from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
 from mqmesh.roles.broker.retry_plan import RetryStep, plan_retry
 from mqmesh.roles.broker.sent_back_marks import (
     DEAD,
+    MARKS_QUEUE,
     UNDER_WAY,
     SentBackMark,
     encode_marks,
@@ -40,7 +40,6 @@ RETRY_QUEUE: Final = 0
 MARKS_A_BATCH: Final = 10_000
 
 _OK: Final = int(ResponseCode.SUCCESS)
-_log = logging.getLogger(__name__)
 
 
 class _Gathering:
@@ -61,6 +60,13 @@ class _Gathering:
                 f"a retry of {len(batch)} bytes does not fit a segment of the log, which takes "
                 f"{limit} (storage.mapped_file_size_commit_log)"
             )
+        header = read_header(batch)
+        mark = msgspec.structs.replace(
+            mark,
+            topic=read_meta(batch, header).topic,
+            queue_id=header.queue_id,
+            producer_crc=header.producer_crc,
+        )
         self._context.retries.sent_back.begin(mark)
         self._writes.append((index, mark))
         self._batches.append(batch)
@@ -80,13 +86,23 @@ class _Gathering:
         if not self._writes:
             self._answer()
             return
-        marks = _mark_batches(self._context, [mark for _, mark in self._writes])
         try:
-            inner_send(self._context, [*self._batches, *marks], self._stored)
+            inner_send(self._context, self._with_marks(), self._stored)
         except MQMeshError:
             for _, mark in self._writes:
                 self._context.retries.sent_back.withdraw(mark)
             raise
+
+    def _with_marks(self) -> list[bytes]:
+        """Marks, and behind them what they tell of; some at a time."""
+        context, batches = self._context, []
+        for start in range(0, len(self._writes), MARKS_A_BATCH):
+            stop = start + MARKS_A_BATCH
+            marks = [mark for _, mark in self._writes[start:stop]]
+            now_ms = context.clock.wall_ms()
+            batches.append(encode_marks(marks, producer_id=context.instance_id, now_ms=now_ms))
+            batches += self._batches[start:stop]
+        return batches
 
     def _stored(self, outcomes: list[BatchOutcome]) -> None:
         context, total = self._context, self._context.stats.total
@@ -112,7 +128,7 @@ def send_back(context: BrokerContext, request: Request) -> Reply | None:
     """Plans the next try of messages that failed, or makes them dead letters."""
     back = decode_header(SendBackRequest, request.command.header)
     check_group(back.group)
-    context.retries.sent_back.load(context.store)
+    context.retries.sent_back.load(context.store, context.offsets.sent_back_from)
     gathering = _Gathering(context, request, back)
     batches = StoredBatches(context.store)
     for index, entry in enumerate(back.entries):
@@ -124,32 +140,22 @@ def send_back(context: BrokerContext, request: Request) -> Reply | None:
     return None
 
 
-def forget_sent_back(context: BrokerContext, group: str) -> None:
-    """A group's offsets were moved: what it gets once more may be sent back once more."""
-    if context.topics.get(SENT_BACK_TOPIC) is None:
-        return  # nobody ever sent anything back
+def forget_sent_back(context: BrokerContext, group: str) -> bool:
+    """A group's offsets are moved: what it gets once more may be sent back once more.
 
-    def stored(outcomes: list[BatchOutcome]) -> None:
-        if outcomes[0].code != _OK:
-            _log.error(
-                "that the offsets of group %s were moved could not be noted (%s): after a restart "
-                "of this broker, failures of what the group gets once more may count for nothing",
-                group,
-                outcomes[0].remark,
-            )
+    Returns:
+        True if the consumer offsets, which tell of it, have to be saved.
 
-    mark = context.retries.sent_back.forget_group(group)
-    inner_send(context, _mark_batches(context, [mark]), stored)
-
-
-def _mark_batches(context: BrokerContext, marks: list[SentBackMark]) -> list[bytes]:
-    now_ms = context.clock.wall_ms()
-    return [
-        encode_marks(
-            marks[start : start + MARKS_A_BATCH], producer_id=context.instance_id, now_ms=now_ms
-        )
-        for start in range(0, len(marks), MARKS_A_BATCH)
-    ]
+    Raises:
+        CorruptRecord: The marks cannot be read just now; nothing was changed.
+    """
+    known = context.retries.sent_back
+    known.load(context.store, context.offsets.sent_back_from)
+    if not known.forget_group(group):
+        return False
+    _, end = context.store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
+    context.offsets.forget_sent_back(group, end)
+    return True
 
 
 def _send_back_entry(

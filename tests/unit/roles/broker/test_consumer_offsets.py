@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord, SystemBusy
 from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.sent_back_marks import MAX_MARKS
 
 
 def test_groups_topics_and_queues_are_kept_apart():
@@ -85,7 +86,8 @@ def test_the_document_brings_everything_back_however_often_it_is_made(commits):
     [
         b"",
         b"{}",
-        b'{"version": 2, "groups": {}}',
+        b'{"version": 3, "groups": {}}',
+        b'{"version": 2, "epoch": 1, "groups": {}, "sent_back_from": {}}',
         b'{"version": 1, "groups": {"g": {"t": {"x": 1}}}}',
         b'{"version": 1, "groups": {"g": {"t": {"1": "1"}}}}',
     ],
@@ -96,6 +98,26 @@ def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
     with pytest.raises(CorruptRecord):
         offsets.load(document)
     assert offsets.query("g", "t", 0) == 1
+
+
+def test_from_where_on_marks_count_is_saved_with_the_offsets_and_bounded_by_the_log():
+    offsets = ConsumerOffsets(100)
+    offsets.epoch = 5
+    assert offsets.sent_back_from("g") == 0
+    before = offsets.changes
+    offsets.forget_sent_back("g", 20)
+    offsets.forget_sent_back("h", 7)
+    assert offsets.changes > before
+    offsets.remove_group("g")
+    copy = ConsumerOffsets(100)
+    copy.load(offsets.dump())
+    before = copy.changes
+    copy.bound(lambda topic, queue_id: {("RMQ_SYS_SENT_BACK_TOPIC", 0): 10}[topic, queue_id], 5)
+    assert copy.changes > before
+    assert [copy.sent_back_from(group) for group in "ghi"] == [10, 7, 0]
+    # What is behind all marks that are read is forgotten.
+    copy.forget_sent_back("i", 10 + MAX_MARKS)
+    assert [copy.sent_back_from(group) for group in "ghi"] == [0, 0, 10 + MAX_MARKS]
 
 
 def test_offsets_behind_the_end_of_the_log_are_moved_back():

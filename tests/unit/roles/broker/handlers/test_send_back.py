@@ -332,6 +332,32 @@ def test_retries_and_their_marks_are_refused_together(stage, monkeypatch):
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_marks_count_only_where_their_retries_are_in_the_log(stage, monkeypatch, kept):
+    """The broker died in the middle of the write: only its first batches are there."""
+    stage.send(stage.batch(bodies=(b"a",)), stage.batch(bodies=(b"b",)))
+    send_back(stage, entry(), group="former")
+    put = stage.store.put
+
+    def die(batches, store_timestamp):
+        put(batches[:kept], store_timestamp)
+        raise DiskFull("planned")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.store, "put", die)
+        send_back(stage, entry(count=2))
+    if kept:
+        # What others store of the same level later says nothing about it.
+        write(stage, SCHEDULE_TOPIC, [Message("t", b"other")], 2, sequence=900)
+    restart(stage)
+    for _ in range(2):
+        assert send_back(stage, entry(count=2))[0].code == 0
+        restart(stage)
+    assert send_back(stage, entry(), group="former")[0].code == 0
+    found = sorted(message.body for message in messages_in(stage, SCHEDULE_TOPIC, 2))
+    assert found == sorted([b"a", b"a", b"b", *([b"other"] if kept else [])])
+
+
 @pytest.mark.parametrize("after", [lambda stage: None, restart], ids=["at once", "restarted"])
 def test_what_comes_again_because_offsets_were_moved_may_be_sent_back_again(stage, after):
     stage.send(stage.batch())

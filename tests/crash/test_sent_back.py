@@ -1,0 +1,258 @@
+"""The broker dies while messages are sent back, offsets are moved, or it is started again.
+
+Each delivery that failed has one retry afterwards, and one dead letter at most: what the broker
+remembers of that (``roles/broker/sent_back_marks.py``) is on the disk with them, or neither is.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqmesh.message import SCHEDULE_TOPIC, Message
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Reply, Request, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.groups import ResetOffsetRequest
+from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
+from mqmesh.record_batch import Attributes, encode_batch
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.creation_rates import CreationRates
+from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.broker.handlers.send import finish_sends
+from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.roles.broker.meta_cache import MetaCache
+from mqmesh.roles.broker.producer_keys import ProducerKeys
+from mqmesh.roles.broker.pull_hold import PullHold
+from mqmesh.roles.broker.queue_locks import QueueLocks
+from mqmesh.roles.broker.send_admission import SendAdmission
+from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables
+from mqmesh.roles.document_saver import DocumentSaver
+from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.interface import FlushDiskType, StoreConfig
+from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.kill_points import KillPoints
+from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
+
+BODIES = ("a", "b", "c")
+RETRY_QUEUE = 2
+DLQ = "%DLQ%g"
+
+
+class AtOnce:
+    """An executor that does everything in the caller's thread."""
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(call(*arguments))
+        return future
+
+
+class Broker:
+    """A broker on files, without sockets and threads."""
+
+    lives = 0
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.store = files.open()
+        folder = files.directory / "config"
+        folder.mkdir(exist_ok=True)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._answers: list[Reply | Exception] = []
+        storage = BrokerStoreConfig(mapped_file_size_commit_log=SEGMENT_BYTES)
+        config = BrokerConfig(store_path_root_dir=str(files.directory), storage=storage)
+        clock = ManualClock()
+        self.tables = tables = BrokerTables(config, clock, self._calls.append)
+        tables.load(
+            self.store,
+            lambda name: load_document(folder / name),
+            lambda name, dump: DocumentSaver(folder / name, dump, AtOnce(), self._calls.append),
+            is_first_life=not (folder / OFFSETS_FILE).exists(),
+        )
+        Broker.lives += 1
+        self.context = BrokerContext(
+            config=config,
+            clock=clock,
+            instance_id=Broker.lives,
+            store=self.store,
+            topics=tables.topics,
+            offsets=tables.offsets,
+            group_table=tables.groups,
+            groups=ConsumerGroups(grace_ms=1, expiry_ms=1, most_clients=1),
+            locks=QueueLocks(lease_ms=1, lost_grace_ms=1, most=1),
+            holds=PullHold(1, 1),
+            stage=SendStage(),
+            producer_keys=ProducerKeys(1),
+            metas=MetaCache(),
+            stats=BrokerStats(),
+            wire=Wire(self._answer, self._answer, lambda *notice: None),
+            keeper=Keeper(tables.save_topics, tables.save_offsets, tables.save_groups),
+            creation_rates=CreationRates(1),
+            admission=SendAdmission(wait_limit_ms=60_000, busy_timeout_ms=60_000),
+            process_figures=dict,
+        )
+        self._handlers = bind_handlers(self.context)
+        self.turn()
+
+    def _answer(self, request: Request, answer: Reply | Exception) -> None:
+        self._answers.append(answer)
+
+    def turn(self) -> None:
+        """The end of a turn of the loop, and all that waited for the next one."""
+        finish_sends(self.context)
+        while self._calls:
+            self._calls.popleft()()
+
+    def ask(self, code: int, header: object) -> None:
+        """A request that must succeed; returns when it is answered."""
+        frame = encode_frame(code, 1, header=encode_header(header))
+        answer = self._handlers[code](Request(b"peer", decode_frame(frame)))
+        self.turn()
+        answer = answer or self._answers.pop()
+        assert isinstance(answer, Reply), answer
+        assert not answer.code
+
+    def send(self, topic: str = "t") -> None:
+        """Stores the messages, in two batches."""
+        for bodies in (BODIES[:1], BODIES[1:]):
+            batch = encode_batch(
+                [Message(topic, body.encode()) for body in bodies],
+                topic=topic,
+                queue_id=0,
+                producer_id=7,
+                first_sequence=ord(bodies[0]),
+                born_timestamp=1,
+                attributes=Attributes.REDELIVERED,
+            )
+            inner_send(self.context, [batch], lambda outcomes: None)
+        self.turn()
+
+    def send_back(self, *, dead: bool = False) -> None:
+        """All of them failed."""
+        level = TO_DEAD_LETTERS if dead else 0
+        entry = SendBackEntry("t", 0, 0, len(BODIES), "no", delay_level=level)
+        self.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBackRequest("g", [entry]))
+
+    def commit(self) -> None:
+        """The group is behind the messages, and that is saved."""
+        self.context.offsets.commit("g", "t", 0, len(BODIES))
+        self.tables.save_offsets()
+        self.turn()
+
+    def reset(self) -> None:
+        """An administrator moves the group to the first message."""
+        self.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffsetRequest("g", "t", "FIRST"))
+
+    @property
+    def was_reset(self) -> bool:
+        return self.context.offsets.query("g", "t", 0) == 0
+
+    def retries(self) -> Counter[str]:
+        """How many retries there are of each message."""
+        return Counter(deliverable(self.store, SCHEDULE_TOPIC, RETRY_QUEUE).values())
+
+    def dead_letters(self) -> Counter[str]:
+        return Counter(deliverable(self.store, DLQ).values())
+
+    def close(self) -> None:
+        self.tables.close()
+        self.store.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[StoreFiles]:
+    files = StoreFiles(
+        tmp_path / "store",
+        StoreConfig(
+            flush_disk_type=FlushDiskType.ASYNC_FLUSH,
+            mapped_file_size_commit_log=SEGMENT_BYTES,
+            checkpoint_interval_ms=1000,
+            flush_interval_commitlog_ms=600_000,
+        ),
+    )
+    yield files
+    files.close()
+
+
+def each(count: int) -> Counter[str]:
+    return +Counter(dict.fromkeys(BODIES, count))
+
+
+@pytest.mark.timeout(180)  # two starts at each of some hundred points
+@pytest.mark.parametrize("dead", [False, True], ids=["retries", "dead letters"])
+def test_what_failed_has_one_retry_whenever_the_broker_dies(
+    files: StoreFiles, kill_points: KillPoints, dead: bool
+) -> None:
+    done: list[str] = []
+    broker = Broker(files)
+    broker.send()
+    broker.commit()
+
+    def found(broker: Broker) -> Counter[str]:
+        return broker.dead_letters() if dead else broker.retries()
+
+    kill_points.start(files, lambda: list(done))
+    broker.send_back(dead=dead)
+    done.append("sent back")
+    broker.close()
+    broker = Broker(files)
+    # The first write of a life is a call; those behind it are stores, and may be torn anywhere.
+    broker.send("other")
+    broker.send_back(dead=dead)
+    broker.reset()
+    done.append("reset")
+    broker.send_back(dead=dead)
+    done.append("sent back again")
+    broker.close()
+    assert kill_points.stores > 10
+    counted: set[tuple[bool, int]] = set()
+    for copy, facts in kill_points.stop():
+        started = Broker(copy)
+        was_reset = started.was_reset
+        assert was_reset or "reset" not in facts
+        before = found(started)
+        assert before >= each(facts.count("sent back") + facts.count("sent back again"))
+        # They come from the same place once more, and fail there.
+        started.send_back(dead=dead)
+        assert found(started) == each(2 if was_reset else 1)
+        started.close()
+        again = Broker(copy)
+        again.send_back(dead=dead)
+        assert found(again) == each(2 if was_reset else 1)
+        again.close()
+        counted.add((was_reset, sum(before.values())))
+    # Also in the middle of each write.
+    assert counted == {(False, 0), (False, 1), (False, 3), (True, 3), (True, 4), (True, 6)}
+
+
+@pytest.mark.usefixtures("another_boot")
+@pytest.mark.parametrize("synced", [False, True], ids=["marks lost", "marks kept"])
+def test_a_power_cut_after_a_reset_neither_drops_nor_doubles_what_fails(
+    files: StoreFiles, synced: bool
+) -> None:
+    broker = Broker(files)
+    broker.send()
+    broker.commit()
+    now_ms = settle(broker.store)
+    end = broker.store.stats().max_commitlog_offset
+    broker.send_back()
+    if synced:
+        settle(broker.store, now_ms)
+        end = broker.store.stats().max_commitlog_offset
+    # On the disk when it is answered, and nothing of the log is with it.
+    broker.reset()
+    after = files.copy()
+    lost = broker.store.stats().max_commitlog_offset - end
+    after.write(end, bytes(lost))
+    for expected in (2, 2) if synced else (1, 1):
+        started = Broker(after)
+        assert started.was_reset
+        started.send_back()
+        assert started.retries() == each(expected)
+        started.close()
