@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import DiskFull, StorageError
-from mqmesh.storage.atomic_file import save_document
+from mqmesh.storage.atomic_file import save_document, take_room
 from mqmesh.units import KIB
 
 ROOM_BYTES: Final = 64 * KIB
@@ -32,7 +32,8 @@ class DocumentSaver:
         call_soon: The loop's way to be called from another thread.
 
     Attributes:
-        failure: Why the last write failed, or the next one may; None if neither.
+        failure: Why the last write failed, or the next one may; None if neither. While it is a
+            want of room, ``look_for_room`` is to be called now and then.
     """
 
     def __init__(
@@ -53,6 +54,32 @@ class DocumentSaver:
         self._planned = False
         self._closing = False
         self._writing: Future[bool] | None = None
+        self._looking: Future[bool] | None = None
+        self._size = 0
+
+    def take_room(self) -> None:
+        """Takes room for the first save of this life, waiting for the disk; at the start."""
+        try:
+            self._size = self._path.stat().st_size
+        except FileNotFoundError:
+            pass  # nothing was ever saved: it begins small
+        try:
+            if not take_room(self._path, self._size + ROOM_BYTES):
+                self._note_no_room()
+        except StorageError as error:
+            _log.error("%s", error)
+            self.failure = error
+
+    def look_for_room(self) -> None:
+        """Where room was missing, looks in the helper thread whether there is some again.
+
+        Without it, what was to be saved is not even written in vain: that may be much, and this is
+        one call of the system.
+        """
+        if isinstance(self.failure, DiskFull) and self._writing is None and self._looking is None:
+            looking = self._executor.submit(take_room, self._path, self._size + ROOM_BYTES)
+            self._looking = looking
+            looking.add_done_callback(lambda future: self._call_soon(self._looked))
 
     def save(self, on_saved: OnSaved | None = None) -> None:
         """Saves the document as it is now or becomes before the write begins.
@@ -79,6 +106,8 @@ class DocumentSaver:
             StorageError: It could not be saved.
         """
         self._closing = True
+        if self._looking is not None:
+            self._looking.exception()  # no two threads write into one file
         if self._writing is not None:
             self._done(self._writing, self._told)
         if self._dirty:
@@ -94,7 +123,9 @@ class DocumentSaver:
         self._dirty = False
         self._told, self._waiting = self._waiting, []
         save = partial(save_document, room_bytes=ROOM_BYTES)
-        writing = self._executor.submit(save, self._path, self._dump())
+        document = self._dump()
+        self._size = len(document)
+        writing = self._executor.submit(save, self._path, document)
         self._writing = writing
         writing.add_done_callback(
             lambda future: self._call_soon(partial(self._done, future, self._told))
@@ -112,8 +143,20 @@ class DocumentSaver:
                 error = StorageError(f"{self._path} could not be saved: {error!r}")
         self.failure = error
         if error is None and not writing.result():
-            self.failure = DiskFull(f"there is no room for the next save of {self._path}")
+            self._note_no_room()
         for on_saved in told:
             on_saved(error)
         if not self._closing and (self._waiting or (self._dirty and error is None)):
             self._begin()
+
+    def _looked(self) -> None:
+        looking, self._looking = self._looking, None
+        if looking is None or self._closing or self._writing is not None or self._planned:
+            return  # a save will tell
+        if looking.exception() is None and looking.result():
+            self.failure = None
+            self._begin()
+
+    def _note_no_room(self) -> None:
+        self.failure = DiskFull(f"there is no room for the next save of {self._path}")
+        _log.error("%s", self.failure)

@@ -406,6 +406,7 @@ class CommitLogStore(MessageStore):
         more = self._write_tails()
         more = self._repairs.step() or more
         more = self._cleaner.tick(now_ms) or more
+        self._parts.cuts.tick(now_ms, self._parts.chores.submit)
         try:
             self._log.check_files(now_ms)
             return self._checkpointer.tick(now_ms) or more

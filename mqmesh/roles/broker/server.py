@@ -67,7 +67,7 @@ from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Re
 from mqmesh.roles.broker.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.descriptors import room_for_connections
-from mqmesh.roles.document_saver import ROOM_BYTES, DocumentSaver, OnSaved
+from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.atomic_file import load_document, save_document
@@ -357,13 +357,13 @@ class BrokerServer:
         try:
             if before is None:
                 # From now on a broker whose offsets are missing has lost them.
-                save_document(
-                    directory / OFFSETS_FILE, tables.offsets.dump(), room_bytes=ROOM_BYTES
-                )
+                save_document(directory / OFFSETS_FILE, tables.offsets.dump())
             save_document(directory / LIFE_FILE, dump_life(self._life))
         except StorageError as error:
             # Reading and committing go on without it, and the clock mostly tells lives apart.
             _log.error("the life of this broker could not be noted: %s", error)
+        # Whatever the life before left: what is acknowledged in this one can be saved.
+        tables.take_room()
 
     def _make_index(self) -> IndexerLink | None:
         config = self._config
@@ -487,6 +487,8 @@ class BrokerServer:
         now_ms = self._clock.monotonic_ms()
         if self._server is not None:
             self._server.tick(now_ms)
+        if self._tables is not None:
+            self._tables.look_for_room()
         answer_expired_pulls(broker, now_ms)
         answer_expired(broker, now_ms)
         answer_expired_replies(broker, now_ms)

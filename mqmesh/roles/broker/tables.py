@@ -131,6 +131,16 @@ class BrokerTables:
         saver = self._savers.get(OFFSETS_FILE)
         return None if saver is None else saver.failure
 
+    def take_room(self) -> None:
+        """Takes room for the next save of each table, before anything is acknowledged."""
+        for saver in self._savers.values():
+            saver.take_room()
+
+    def look_for_room(self) -> None:
+        """Where there was none, tries again; costs next to nothing while there is."""
+        for saver in self._savers.values():
+            saver.look_for_room()
+
     def save_groups(self, on_saved: OnSaved | None = None) -> None:
         """Saves the settings of the groups, then calls back."""
         self._save(GROUPS_FILE, on_saved)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from mqmesh.errors import DiskFull, StorageError
-from mqmesh.roles.document_saver import DocumentSaver
+from mqmesh.roles.document_saver import ROOM_BYTES, DocumentSaver
 from mqmesh.storage.atomic_file import load_document
 
 
@@ -147,6 +147,95 @@ def test_the_last_failure_is_known_until_a_write_succeeds(bench, monkeypatch):
     bench.executor.work()
     bench.turn()
     assert bench.saver.failure is None
+
+
+class FullDisk:
+    """Refuses to take room; counts how often it was asked."""
+
+    def __init__(self, patch):
+        self.asked = 0
+        patch.setattr(os, "posix_fallocate", self._refuse)
+
+    def _refuse(self, fd, position, size):
+        self.asked += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_start_takes_the_room_that_the_life_before_did_not_leave(bench, monkeypatch, caplog):
+    bench.content = b"x" * 100_000
+    bench.saver.save()
+    bench.saver.close()
+    new = bench.path.with_name("document.new")
+    new.unlink()
+    again = Bench(bench.path)
+    again.saver.take_room()
+    assert again.saver.failure is None
+    assert new.stat().st_size > 100_000 + ROOM_BYTES
+    new.unlink()
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        again.saver.take_room()
+    assert isinstance(again.saver.failure, DiskFull)
+    assert "no room for the next save" in caplog.text
+
+
+def test_room_that_comes_back_is_noticed_without_a_save(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        disk = FullDisk(patch)
+        bench.saver.take_room()
+        for _ in range(3):
+            bench.saver.look_for_room()
+        # One call at a time, in the helper thread.
+        assert (disk.asked, len(bench.executor.jobs)) == (1, 1)
+        bench.executor.work()
+        bench.turn()
+        assert disk.asked == 2
+        assert isinstance(bench.saver.failure, DiskFull)
+    bench.saver.look_for_room()
+    bench.executor.work()
+    bench.turn()
+    assert bench.saver.failure is None
+    assert load_document(bench.path) is None
+    bench.saver.look_for_room()
+    assert not bench.executor.jobs
+
+
+def test_what_could_not_be_saved_is_saved_as_soon_as_there_is_room(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        patch.setattr(os, "fsync", failing_sync)
+        bench.saver.save()
+        bench.turn()
+        bench.executor.work()
+        bench.turn()
+        # A save that is asked for meanwhile goes first, and tells.
+        bench.saver.look_for_room()
+        bench.saver.save(bench.told.append)
+        bench.turn()
+        bench.executor.work()
+        bench.executor.work()
+        bench.turn()
+        assert isinstance(bench.told[0], DiskFull)
+    bench.saver.look_for_room()
+    bench.executor.work()
+    bench.turn()
+    bench.executor.work()
+    bench.turn()
+    assert (bench.saver.failure, load_document(bench.path)) == (None, b"first")
+    assert not bench.executor.jobs
+
+
+def test_a_close_waits_for_who_looks_for_room(bench, monkeypatch):
+    with monkeypatch.context() as patch:
+        FullDisk(patch)
+        bench.saver.take_room()
+    bench.saver.look_for_room()
+    bench.saver.save()
+    bench.executor.work()
+    bench.saver.close()
+    bench.turn()
+    assert load_document(bench.path) == b"first"
+    assert not bench.executor.jobs
 
 
 def failing_sync(fd):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import CorruptRecord, DiskFull, StorageError
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.config import BrokerConfig
@@ -39,6 +39,14 @@ class FakeSaver:
         self.failing = False
         self.retried = 0
         self.closed = False
+        self.failure = None
+        self.has_room = True
+
+    def take_room(self):
+        self.failure = None if self.has_room else DiskFull("no room")
+
+    def look_for_room(self):
+        self.take_room()
 
     def save(self, on_saved=None):
         error = StorageError("full") if self.failing else None
@@ -100,6 +108,18 @@ def test_offsets_are_saved_when_they_changed():
     case.tables.tick()
     assert case.disk == {}
     assert {saver.retried for saver in case.savers.values()} == {3}
+
+
+def test_commits_fail_from_the_start_until_there_is_room_to_save_them():
+    case = Case()
+    case.savers[OFFSETS_FILE].has_room = False
+    case.tables.take_room()
+    assert isinstance(case.tables.offsets_failure(), DiskFull)
+    case.tables.look_for_room()
+    assert isinstance(case.tables.offsets_failure(), DiskFull)
+    case.savers[OFFSETS_FILE].has_room = True
+    case.tables.look_for_room()
+    assert case.tables.offsets_failure() is None
 
 
 def test_who_waits_for_the_disk_is_told_of_its_failure():

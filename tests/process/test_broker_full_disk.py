@@ -1,0 +1,54 @@
+"""A broker whose disk has no room for offsets, from its start on."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.admin import UpdateTopicRequest
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles import document_saver
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.storage import atomic_file
+
+
+@pytest.fixture
+def broker(wire, short_tmp_path):
+    """A broker that saves offsets only when it has to, not started yet."""
+    config = BrokerConfig(
+        listen_port=0,
+        store_path_root_dir=str(short_tmp_path),
+        flush_consumer_offset_interval_ms=600_000,
+    )
+    broker = BrokerServer(config, wire.context, wire.loop)
+    yield broker
+    broker.stop()
+
+
+def test_a_broker_without_room_for_offsets_takes_no_commit_until_there_is_some(
+    wire, broker, monkeypatch
+):
+    def commit():
+        update = UpdateConsumerOffsetRequest("g", "client", [QueueOffsetEntry("t", 0, 0)])
+        wire.ask(client, RequestCode.UPDATE_CONSUMER_OFFSET, update)
+
+    with monkeypatch.context() as patch:
+        for module in (atomic_file, document_saver):
+            patch.setattr(module, "take_room", lambda path, size: False)
+        client = wire.client(broker.start())
+        topic = UpdateTopicRequest(TopicConfig("t"))
+        wire.ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
+        with pytest.raises(BrokerNotAvailable, match="no room for the next save"):
+            commit()
+
+    def is_taken():
+        try:
+            commit()
+        except BrokerNotAvailable:
+            return False
+        return True
+
+    wire.until(is_taken)
