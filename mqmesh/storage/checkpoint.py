@@ -17,7 +17,7 @@ position bytes type   meaning
 24       8     u64    synced_through: the log is on disk to here
 32       8     u64    dispatched_through: consume queues and the queue table have it to here
 40       8     u64    queues_synced_through: consume queue files are on disk to here
-48       4     u32    flags: 1 for a clean stop
+48       4     u32    flags: 1 for a clean stop, 2 for tails left by it
 52       4     bytes  reserved, 0
 56       16    bytes  boot_id of the system that wrote it
 ======== ===== ====== ==========================================================
@@ -62,6 +62,7 @@ _MARK = struct.Struct("<4sII4sQ")
 _MAGIC: Final = b"MQC1"
 _MARK_MAGIC: Final = b"MQS1"
 _CLEAN: Final = 1
+_TAILS_LEFT: Final = 2
 
 assert _SLOT.size == SLOT_SIZE
 
@@ -78,6 +79,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         queues_synced_through: The same for the death of the system.
         clean: The store was closed in order; everything ends at ``synced_through``.
         boot_id: 16 bytes that are new each time the system starts.
+        tails_left: Of a clean stop: consume queues were not written, so that behind
+            ``queues_synced_through`` their files are as after a crash.
     """
 
     store_id: int
@@ -87,6 +90,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     queues_synced_through: int
     clean: bool
     boot_id: bytes
+    tails_left: bool = False
 
 
 def read_boot_id() -> bytes:
@@ -203,7 +207,7 @@ def _encode(checkpoint: Checkpoint, sequence: int) -> bytes:
         checkpoint.synced_through,
         checkpoint.dispatched_through,
         checkpoint.queues_synced_through,
-        _CLEAN if checkpoint.clean else 0,
+        _CLEAN * checkpoint.clean | _TAILS_LEFT * checkpoint.tails_left,
         bytes(4),
         checkpoint.boot_id,
     )
@@ -226,6 +230,7 @@ def _decode(data: bytes) -> tuple[int, Checkpoint] | None:
         queues_synced_through=queues,
         clean=bool(flags & _CLEAN),
         boot_id=boot_id,
+        tails_left=bool(flags & _TAILS_LEFT),
     )
 
 

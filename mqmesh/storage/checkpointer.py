@@ -24,6 +24,7 @@ from mqmesh.storage.consume_queues import ConsumeQueues
 from mqmesh.storage.flush import Flusher, Sync
 from mqmesh.storage.producer_states import ProducerStates
 from mqmesh.storage.queue_table import Head, encode_table
+from mqmesh.units import KIB
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ MOST_INTERVALS: Final = 4
 """... but at most so many intervals, because a restart reads the log from the last round."""
 MOST_SYNCED_AT_CLOSE: Final = 64
 """Consume queue files; more would make a stop slow, and the log can replace them."""
+MOST_TAILS_AT_CLOSE: Final = 1_000
+"""Written by a stop in any case; of more, see ``LOG_BYTES_A_TAIL``."""
+LOG_BYTES_A_TAIL: Final = 4 * KIB
+"""To read so much of the log takes as long as to make the file that a tail is written to."""
 
 
 class Checkpointer:
@@ -148,11 +153,20 @@ class Checkpointer:
         """Saves everything and notes the clean stop; the log is synced to its end, and the
         chores are done.
 
+        Where a start left thousands of tails to the rounds that follow, a stop soon after leaves
+        them, too: the next start reads the same part of the log once more.
+
         Raises:
             DiskFull: No room; the stop is then not a clean one.
             StorageError: A sync failed.
         """
         end = self._log.end
+        tails = self._queues.dirty_count
+        if tails > MOST_TAILS_AT_CLOSE and (
+            end - self._queues_synced_through <= tails * LOG_BYTES_A_TAIL
+        ):
+            self._save(None, self._checkpoint(clean=True, tails_left=True))
+            return
         while self._queues.dirty_count:
             self._queues.write_oldest(TAILS_PER_STEP)
         changed = self._queues.changed
@@ -226,7 +240,7 @@ class Checkpointer:
             yield False
         future.result()
 
-    def _checkpoint(self, *, clean: bool) -> Checkpoint:
+    def _checkpoint(self, *, clean: bool, tails_left: bool = False) -> Checkpoint:
         return Checkpoint(
             store_id=self._log.store_id,
             epoch=self._log.epoch,
@@ -235,6 +249,7 @@ class Checkpointer:
             queues_synced_through=self._queues_synced_through,
             clean=clean,
             boot_id=self._boot_id,
+            tails_left=tails_left,
         )
 
     def _save(self, table: bytes | None, checkpoint: Checkpoint) -> None:

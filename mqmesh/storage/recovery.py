@@ -237,9 +237,9 @@ class Recovery:
         if start == table.head.through:
             self._epoch = table.head.epoch
         # Nor are pages of queues believed that a sync may have failed for.
-        trusted = self._same_boot and checkpoint.clean
-        if not trusted and checkpoint.queues_synced_through < start:
-            start = checkpoint.queues_synced_through
+        trusted = self._same_boot and checkpoint.clean and not checkpoint.tails_left
+        if not trusted and checkpoint.queues_synced_through < table.head.through:
+            start = min(start, checkpoint.queues_synced_through)
             self._rewritten = set()
             self._epoch = 0
         self._complete = start >= table.head.through

@@ -195,7 +195,7 @@ class StoppedCommitLog(StoppedStore):
         table = self._load_table(directory / "queue-table")
         if table is not None and checkpoint is not None:
             through = checkpoint.dispatched_through if same_boot else checkpoint.synced_through
-            if not same_boot and not checkpoint.clean:
+            if checkpoint.tails_left or not (same_boot or checkpoint.clean):
                 through = checkpoint.queues_synced_through
             self._entries_through = min(table.head.through, through)
             self.deletions = table.deletions

@@ -1,13 +1,16 @@
 """Consume queues, queue table and side files lost, torn or ahead: the log decides."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mqmesh.errors import StoreLocked
 from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.storage.checkpoint import CheckpointFile
 from mqmesh.storage.consume_queue import ConsumeQueue
 from mqmesh.storage.interface import BatchToPut, PutStatus, RecoveryProgress
 from mqmesh.storage.queue_table import decode_table, encode_table
@@ -262,6 +265,97 @@ def test_a_start_makes_no_files_for_many_queues_before_the_store_can_be_used(
     assert deliverable(again, topics[-1]) == {0: topics[-1]}
     for crashed in crashes:
         crashed.close()
+
+
+MANY = [f"topic-{number}" for number in range(52)]
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
+    monkeypatch.setattr("mqmesh.storage.checkpointer.MOST_TAILS_AT_CLOSE", 50)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_a_stop_soon_after_a_start_with_many_queues_makes_no_files_either(
+    files: StoreFiles,
+) -> None:
+    store = files.open()
+    for topic in MANY:
+        store.put([make_batch([topic], topic=topic)], NOW)
+    crashed = files.copy()
+    started = crashed.open()
+    put_bodies(started, ["more"], topic=MANY[7])
+    started.delete_topic(MANY[8])
+    started.close()
+    assert crashed.queue_files() == {}
+    # The stop is a clean one, and costs the next start what a crash would have.
+    for round_number in range(2):
+        again = crashed.open()
+        assert again.stats().started_clean
+        assert again.stats().recovered_bytes == again.stats().max_commitlog_offset
+        assert again.stats().epoch == store.stats().epoch
+        assert deliverable(again, MANY[7]) == {0: MANY[7], 1: "more"}
+        assert MANY[8] not in again.topics()
+        assert deliverable(again, MANY[-1]) == {0: MANY[-1]}
+        if round_number:
+            put_bodies(again, ["at last"], topic=MANY[7])
+            settle(again)
+            assert len(crashed.queue_files()) == len(MANY) - 1
+        again.close()
+    last = crashed.open()
+    assert last.stats().recovered_bytes == 0
+    assert deliverable(last, MANY[7]) == {0: MANY[7], 1: "more", 2: "at last"}
+    crashed.close()
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_a_stop_makes_the_files_when_reading_the_log_once_more_would_take_longer(
+    files: StoreFiles,
+) -> None:
+    store = files.open()
+    for topic in MANY:
+        store.put([make_batch(["x" * 5_000], topic=topic)], NOW)
+    store.close()
+    assert len(files.queue_files()) == len(MANY)
+    again = files.open()
+    assert again.stats().recovered_bytes == 0
+    again.close()
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("lost", ["pages", "checkpoint"])
+def test_queue_files_that_a_start_doubted_are_doubted_by_the_next_one_too(
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch, lost: str, killed: bool
+) -> None:
+    """The system died, or the checkpoint was lost; then entries are in memory only."""
+    boots = iter([b"a" * 16, b"b" * 16, b"b" * 16])
+    monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: next(boots))
+    store = files.open()
+    for topic in MANY:
+        put_bodies(store, ["a", "b"], topic=topic)
+    settle(store)
+    crashed = files.copy()
+    for path, content in crashed.queue_files().items():
+        (crashed.directory / "consumequeue" / path).write_bytes(bytes(len(content)))
+    if lost == "checkpoint":
+        (crashed.directory / "checkpoint").unlink()
+    else:
+        # The table tells of entries whose pages were not on the disk yet.
+        checkpoint = CheckpointFile(crashed.directory / "checkpoint", sync=os.fsync)
+        assert checkpoint.newest is not None
+        checkpoint.save(msgspec.structs.replace(checkpoint.newest, queues_synced_through=0))
+        checkpoint.close()
+    started = crashed.open()
+    stopped = crashed.copy() if killed else crashed
+    if not killed:
+        started.close()
+    again = stopped.open()
+    for topic in MANY:
+        assert deliverable(again, topic) == {0: "a", 1: "b"}
+    crashed.close()
+    stopped.close()
 
 
 @pytest.mark.usefixtures("another_boot")
