@@ -87,49 +87,19 @@ def ingest(
         StorageError: It is damaged, or cannot be read.
     """
     snapshot = Snapshot(Path(path))
-    manifest = snapshot.manifest
-    broker = name or manifest.broker_name
-    application = app_id(manifest.store_id, broker)
-    leave_out = load_settings(archive).leave_out
+    store_id = snapshot.manifest.store_id
+    broker = name or snapshot.manifest.broker_name
+    leave_out = ",".join(load_settings(archive).leave_out)
+    options = {"onDamage": on_damage, "topics": topics, "leaveOut": leave_out}
     taken: Step | None = None
     for attempt in range(1, TRIES + 1):
-        position = position_of(archive, MESSAGES, application)
-        begun = ingests_of(archive)
-        _check_store(begun, broker, manifest.store_id)
-        ours = [one for one in begun if (one.broker, one.store_id) == (broker, manifest.store_id)]
-        if position is not None:
-            _check_course(snapshot, ours, position, broker)
-        step = next_step(
-            position,
-            manifest.start_offset,
-            manifest.end_offset,
-            broker=broker,
-            allow_gap=allow_gap,
-        )
+        step, begun = _next(snapshot, archive, broker, allow_gap)
         try:
             if step.to_offset > step.from_offset:
-                _begin(spark, archive, snapshot, broker, step, ours)
-                messages = _messages(
-                    spark,
-                    snapshot,
-                    broker,
-                    fromOffset=str(step.from_offset),
-                    toOffset=str(step.to_offset),
-                    onDamage=on_damage,
-                    topics=topics,
-                    leaveOut=",".join(leave_out),
-                )
-                where = _where(manifest.store_id, broker, step.from_offset, step.to_offset)
-                _write(
-                    messages,
-                    table_path(archive, MESSAGES),
-                    where,
-                    application,
-                    step.to_offset,
-                    ["dt", "topic"],
-                )
+                _begin(spark, archive, snapshot, broker, step, begun)
+                _take(spark, archive, snapshot, broker, step, options)
                 taken = step
-            follow_with_keys(spark, archive, manifest.store_id, broker)
+            follow_with_keys(spark, archive, store_id, broker)
         except Exception as error:
             if attempt == TRIES or not _is_conflict(error):
                 raise as_mqmesh_error(error) from error
@@ -147,10 +117,47 @@ def ingest(
     raise AssertionError("the last attempt returns or raises")
 
 
+def _next(
+    snapshot: Snapshot, archive: str, broker: str, allow_gap: bool
+) -> tuple[Step, list[Ingest]]:
+    """What is to be taken of a snapshot, and the steps of its store that were begun so far."""
+    manifest = snapshot.manifest
+    position = position_of(archive, MESSAGES, app_id(manifest.store_id, broker))
+    begun = ingests_of(archive)
+    _check_store(begun, broker, manifest.store_id)
+    ours = [one for one in begun if (one.broker, one.store_id) == (broker, manifest.store_id)]
+    if position is not None:
+        _check_course(snapshot, ours, position, broker)
+    start, end = manifest.start_offset, manifest.end_offset
+    return next_step(position, start, end, broker=broker, allow_gap=allow_gap), ours
+
+
+def _take(
+    spark: "SparkSession",
+    archive: str,
+    snapshot: Snapshot,
+    broker: str,
+    step: Step,
+    options: dict[str, str],
+) -> None:
+    """Writes the messages of a step, and the position behind it, in one commit."""
+    bounds = {"fromOffset": str(step.from_offset), "toOffset": str(step.to_offset)}
+    store_id = snapshot.manifest.store_id
+    _write(
+        _messages(spark, snapshot, broker, **bounds, **options),
+        table_path(archive, MESSAGES),
+        _where(store_id, broker, step.from_offset, step.to_offset),
+        app_id(store_id, broker),
+        step.to_offset,
+        ["dt", "topic"],
+    )
+
+
 def _messages(
     spark: "SparkSession", snapshot: Snapshot, broker: str, **options: str
 ) -> "DataFrame":
-    messages = spark.read.format("mqmesh").options(**options).load(str(snapshot.directory))
+    path = str(snapshot.directory.absolute())
+    messages = spark.read.format("mqmesh").options(**options).load(path)
     if broker == snapshot.manifest.broker_name:
         return messages
     from pyspark.sql.functions import lit

@@ -300,7 +300,7 @@ def _table(archive: str, name: str) -> str:
     path = table_path(archive, name)
     if "`" in path:
         raise ConfigError(f"{archive}: an archive's path may have no backtick")
-    return f"delta.`{path if '://' in path else Path(path).absolute()}`"
+    return f"delta.`{path}`"
 
 
 def _day(text: str) -> str:

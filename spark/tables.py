@@ -1,5 +1,6 @@
 """The tables of an archive, and what can be said of them without Spark."""
 
+import os
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -62,8 +63,9 @@ def app_id(store_id: int, broker: str) -> str:
 
 
 def table_path(archive: str, table: str) -> str:
-    """Where a table of an archive is."""
-    return f"{archive.rstrip('/')}/{table}"
+    """Where a table of an archive is; absolute, as Java has a working directory of its own."""
+    place = archive.rstrip("/") if "://" in archive else os.path.abspath(archive)
+    return f"{place}/{table}"
 
 
 def open_table(archive: str, table: str) -> DeltaTable | None:
