@@ -1,8 +1,10 @@
 """`mqmesh archive`: messages kept beyond their time in a broker, and questions about them."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,19 +28,47 @@ from .render import print_json, print_table
 
 SHOWN_BODY: Final = 200
 
+_Start = Callable[[], AbstractContextManager[Any]]
+
 _archive = click.argument("archive", metavar="ARCHIVE")
 _to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="The archive.")
 
 
 def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of Spark; the command gets ``start``, whose session ends with its block."""
+
+    @wraps(function)
+    def command(
+        *args: Any,
+        master: str,
+        cores: int,
+        memory: str,
+        jars: Path | None,
+        conf: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        extra = dict(_setting(text) for text in conf)
+        start = partial(_session, master=master, cores=cores, memory=memory, jars=jars, extra=extra)
+        return function(*args, start=start, **rest)
+
     for option in (
+        click.option(
+            "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. Repeatable."
+        ),
         click.option("--jars", type=click.Path(path_type=Path), help="Delta Lake's jars."),
         click.option("--memory", default="1g", show_default=True, help="Java's heap."),
         click.option("--cores", default=2, type=click.IntRange(1), show_default=True),
         click.option("--master", default="", help="A Spark cluster, e.g. spark://host:7077."),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--conf {text!r}: write KEY=VALUE")
+    return key, value
 
 
 def _ingest_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,10 +116,7 @@ def ingest(
     name: str,
     allow_gap: bool,
     on_damage: str,
-    master: str,
-    cores: int,
-    memory: str,
-    jars: Path | None,
+    start: _Start,
     as_json: bool,
 ) -> int:
     """Take SNAPSHOTS into an archive. Repeat it as you like: nothing comes twice.
@@ -99,15 +126,12 @@ def ingest(
       mqmesh archive ingest mqmesh-data/snapshots/broker-a.20260301T040000000Z.4711 --to archive
     """
     work = archive_module("ingest")
-    spark = _session(master, cores, memory, jars)
-    try:
+    with start() as spark:
         for path in snapshots:
             report = work.ingest(
                 spark, str(path), archive, name=name, allow_gap=allow_gap, on_damage=on_damage
             )
             _show_ingest(report, as_json)
-    finally:
-        spark.stop()
     return ExitCode.OK
 
 
@@ -220,10 +244,7 @@ def sql(
     archive: str,
     text: str,
     most: int,
-    master: str,
-    cores: int,
-    memory: str,
-    jars: Path | None,
+    start: _Start,
     as_json: bool,
 ) -> int:
     """Ask the views messages, keys and ingests. It writes nothing.
@@ -233,8 +254,7 @@ def sql(
       mqmesh archive sql archive "select tag, count(*) from messages group by tag"
     """
     work = archive_module("maintenance")
-    spark = _session(master, cores, memory, jars)
-    try:
+    with start() as spark:
         frame = work.query(spark, archive, text)
         rows = frame.limit(most).collect()
         if as_json:
@@ -242,8 +262,6 @@ def sql(
                 print_json({k: _plain(v) for k, v in row.asDict().items()}, flush=False)
         else:
             print_table(frame.columns, [[_shown(value) for value in row] for row in rows])
-    finally:
-        spark.stop()
     return ExitCode.OK
 
 
@@ -251,9 +269,7 @@ def sql(
 @_archive
 @_spark_options
 @json_option
-def verify(
-    archive: str, master: str, cores: int, memory: str, jars: Path | None, as_json: bool
-) -> int:
+def verify(archive: str, start: _Start, as_json: bool) -> int:
     """Count all messages, and compare the table of keys with them.
 
     \b
@@ -261,11 +277,8 @@ def verify(
       mqmesh archive verify archive
     """
     work = archive_module("maintenance")
-    spark = _session(master, cores, memory, jars)
-    try:
+    with start() as spark:
         report = work.verify(spark, archive)
-    finally:
-        spark.stop()
     if as_json:
         print_json(report)
     else:
@@ -289,10 +302,7 @@ def verify(
 def compact(
     archive: str,
     since: str,
-    master: str,
-    cores: int,
-    memory: str,
-    jars: Path | None,
+    start: _Start,
     as_json: bool,
 ) -> int:
     """Make large files of small ones, so that queries open fewer.
@@ -302,11 +312,8 @@ def compact(
       mqmesh archive compact archive --since 2026-03-01
     """
     work = archive_module("maintenance")
-    spark = _session(master, cores, memory, jars)
-    try:
+    with start() as spark:
         done = work.compact(spark, archive, since=since)
-    finally:
-        spark.stop()
     if as_json:
         print_json(done)
     else:
@@ -326,10 +333,7 @@ def expire(
     archive: str,
     older_than: str,
     topic: str,
-    master: str,
-    cores: int,
-    memory: str,
-    jars: Path | None,
+    start: _Start,
     as_json: bool,
 ) -> int:
     """Forget old messages. Their files go with `mqmesh archive vacuum`.
@@ -348,15 +352,12 @@ def expire(
         raise ConfigError(f"--older-than {older_than!r}: whole days go, so write 1d or more")
     today = datetime.now(UTC).date()
     work = archive_module("maintenance")
-    spark = _session(master, cores, memory, jars)
-    try:
+    with start() as spark:
         if older_than:
             before = (today - timedelta(days=days)).isoformat()
             gone = work.expire(spark, archive, before=before, topic=topic)
         else:
             gone = work.expire_by_settings(spark, archive, today)
-    finally:
-        spark.stop()
     if as_json:
         print_json({"messages": gone})
     else:
@@ -402,11 +403,8 @@ def jars(directory: Path, as_json: bool) -> int:
       mqmesh archive jars --to jars
     """
     work = archive_module("maintenance")
-    spark = _session("", 1, "512m", None)
-    try:
+    with _session(cores=1, memory="512m") as spark:
         names = work.copy_jars(spark, directory)
-    finally:
-        spark.stop()
     if as_json:
         print_json({"directory": str(directory), "jars": names})
     else:
@@ -428,10 +426,7 @@ def run(
     every: str,
     allow_gap: bool,
     on_damage: str,
-    master: str,
-    cores: int,
-    memory: str,
-    jars: Path | None,
+    start: _Start,
     namesrv: str,
     as_json: bool,
 ) -> int:
@@ -446,22 +441,18 @@ def run(
     """
     pause_s = span_seconds(every) if every else 0
     work = archive_module("ingest")
-    spark = _session(master, cores, memory, jars)
+    with start() as spark, Interrupt() as interrupt:
 
-    def take(admin: AdminClient, name: str) -> None:
-        path = _snapshot(admin, name)
-        options = {"allow_gap": allow_gap, "on_damage": on_damage}
-        _show_ingest(work.ingest(spark, str(path), archive, **options), as_json)
-        delete_snapshot(path)
+        def take(admin: AdminClient, name: str) -> None:
+            path = _snapshot(admin, name)
+            options = {"allow_gap": allow_gap, "on_damage": on_damage}
+            _show_ingest(work.ingest(spark, str(path), archive, **options), as_json)
+            delete_snapshot(path)
 
-    try:
-        with Interrupt() as interrupt:
-            while True:
-                failed = _round(namesrv, brokers, take, go_on=bool(pause_s))
-                if not pause_s or interrupt.wait(pause_s):
-                    return ExitCode.FAILED if failed else ExitCode.OK
-    finally:
-        spark.stop()
+        while True:
+            failed = _round(namesrv, brokers, take, go_on=bool(pause_s))
+            if not pause_s or interrupt.wait(pause_s):
+                return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _round(
@@ -500,8 +491,13 @@ def _snapshot(admin: AdminClient, name: str) -> Path:
     return path
 
 
-def _session(master: str, cores: int, memory: str, jars: Path | None) -> Any:
-    return archive_module("session").session(master=master, cores=cores, memory=memory, jars=jars)
+@contextmanager
+def _session(**options: Any) -> Iterator[Any]:
+    spark = archive_module("session").session(**options)
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _plain(value: Any) -> Any:

@@ -56,7 +56,8 @@ def session(
         cores: Tasks at a time on this machine, from 1; not used with ``master``.
         jars: Directory with Delta Lake's jars; None has Spark fetch them from Maven Central, once.
         name: Of the application.
-        extra: Further settings of Spark; they win over those made here.
+        extra: Further settings of Spark; they win over those made here, but ``spark.jars.packages``
+            are fetched beside Delta Lake's.
 
     Raises:
         ConfigError: Java, pyspark or Delta Lake is missing.
@@ -86,23 +87,26 @@ def session(
         if jars is None
         else [str(path) for path in jar_files(Path(jars))]
     )
+    wanted = dict(extra or {})
+    packages = wanted.get("spark.jars.packages", "")
     if files:
         settings["spark.jars"] = ",".join(files)
     else:
-        settings["spark.jars.packages"] = delta_package()
+        wanted["spark.jars.packages"] = ",".join(filter(None, [delta_package(), packages]))
         _log.warning(
             "fetching %s from Maven Central, once (`mqmesh archive jars` keeps them for machines "
             "without a way out)",
             delta_package(),
         )
-    settings |= dict(extra or {})
+    settings |= wanted
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
-        raise ConfigError(f"Spark does not start: {error}") from error
-    if is_new and not files and "spark.jars" not in (extra or {}):
+        hint = "" if files else "; without a way to Maven Central, give it jars (`archive jars`)"
+        raise ConfigError(f"Spark does not start: {error}{hint}") from error
+    if is_new and not files and not packages and "spark.jars" not in wanted:
         fetched = spark.sparkContext.getConf().get("spark.jars", "")
         remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
     return spark

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 
+from mqmesh.cli import archive as commands
 from mqmesh.cli import archive_parts, main
 from mqmesh.errors import ConfigError
 
@@ -63,3 +65,24 @@ def test_rows_for_programs_have_bodies_as_text_or_in_base64():
 def test_only_whole_days_expire(age, capsys):
     assert main.main(["archive", "expire", "x", "--older-than", age]) == 2
     assert "whole days go" in capsys.readouterr().err
+
+
+def test_settings_of_spark_reach_a_session_which_always_ends(monkeypatch, capsys):
+    seen = []
+
+    def session(**options):
+        seen.append(options["extra"])
+        return SimpleNamespace(stop=lambda: seen.append("stopped"))
+
+    def verify(spark, archive):
+        raise ConfigError(f"{archive} is no archive")
+
+    monkeypatch.setattr(
+        commands, "archive_module", lambda name: SimpleNamespace(session=session, verify=verify)
+    )
+    settings = ("--conf", "spark.a=b=c", "--conf", "spark.d=")
+    assert main.main(["archive", "verify", "x", *settings]) == 2
+    assert seen == [{"spark.a": "b=c", "spark.d": ""}, "stopped"]
+    assert main.main(["archive", "verify", "x", "--conf", "spark.a"]) == 2
+    assert "--conf 'spark.a': write KEY=VALUE" in capsys.readouterr().err
+    assert len(seen) == 2
