@@ -3,6 +3,8 @@
 336,776 rows (see ``examples/data/README.md``). Tag: carrier. Keys: tail number,
 and carrier with flight number. Sharding key: tail number, so that all flights of
 one aircraft stay in order. Body: the row as JSON.
+
+``python examples/flights.py`` sends all of them to the cluster of ``mqmesh up``.
 """
 
 import csv
@@ -13,7 +15,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from mqmesh import Message
+from mqmesh import Message, Producer
 
 DATA = Path(__file__).parent / "data" / "flights.csv.zst"
 TOPIC = "flights"
@@ -40,3 +42,16 @@ def to_message(row: dict[str, str], topic: str = TOPIC) -> Message:
         properties={name: row[name] for name in PROPERTIES if row[name] not in MISSING},
         sharding_key=tailnum,
     )
+
+
+def main() -> None:
+    """Sends all flights."""
+    with Producer("flights-producer") as producer:
+        sent = [producer.send_async(to_message(row)) for row in rows()]
+        for one in sent:
+            one.result()
+    print(f"{len(sent):,} flights are in the topic {TOPIC}")
+
+
+if __name__ == "__main__":
+    main()

@@ -113,7 +113,7 @@ import importlib.util, pathlib, sys
 
 tools = ("hypothesis", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "xdist")
 if "spark" in sys.argv[2].split(","):
-    tools += ("pyspark", "delta", "deltalake", "pyarrow", "duckdb")
+    tools += ("pyspark", "delta", "deltalake", "pyarrow", "duckdb", "matplotlib", "polars")
 if any(importlib.util.find_spec(tool) is None for tool in tools):
     sys.exit(1)
 import mqmesh.cli

@@ -12,7 +12,7 @@ from mqmesh.errors import ConfigError
 from mqmesh.spark.java import find_java
 
 HERE = Path(__file__).parent
-NEEDED = ("pyspark", "delta", "deltalake", "pyarrow", "duckdb")
+NEEDED = ("pyspark", "delta", "deltalake", "pyarrow", "duckdb", "matplotlib", "polars")
 
 
 def why_not() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import threading
 from collections import Counter
@@ -62,6 +63,7 @@ class Scene:
         self.files = StoreFiles(root / "store", CONFIG)
         store = self.files.open()
         self.carriers: Counter[str] = Counter()
+        self.hours: Counter[tuple[str, int]] = Counter()
         self.bodies = 0
         self.snapshots = []
         messages = []
@@ -70,6 +72,7 @@ class Scene:
         for number, row in enumerate(rows):
             messages.append(flights.to_message(row))
             self.carriers[row["carrier"]] += 1
+            self.hours[row["carrier"], int(row["hour"])] += 1
             if len(messages) == BATCH or number == len(rows) - 1:
                 self.put(store, messages, stored)
                 stored += len(messages)
@@ -230,14 +233,45 @@ def test_sql_gives_the_totals_of_the_file(spark, archive, scene):
     assert (report.rows, report.duplicates, report.gaps) == (scene.count, 0, [])
 
 
-def test_another_engine_reads_the_same_counts(archive, scene):
+def by_duckdb(archive):
     import duckdb
 
     files = DeltaTable(f"{archive}/messages").file_uris()
-    rows = duckdb.sql(
+    return duckdb.sql(
         f"select tag, count(*) from read_parquet({files}, hive_partitioning=true) group by tag"
     ).fetchall()
-    assert dict(rows) == dict(scene.carriers)
+
+
+def by_polars(archive):
+    import polars
+
+    return polars.scan_delta(f"{archive}/messages").group_by("tag").len().collect().rows()
+
+
+@pytest.mark.parametrize("ask", [by_duckdb, by_polars])
+def test_another_engine_reads_the_same_counts(ask, archive, scene):
+    assert dict(ask(archive)) == dict(scene.carriers)
+
+
+def test_the_notebook_counts_and_draws_all_flights_of_each_hour(
+    archive, scene, project_root, tmp_path, monkeypatch
+):
+    text = (project_root / "examples" / "archive_flights.ipynb").read_text()
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    (tmp_path / "archive").symlink_to(archive)
+    program = tmp_path / "examples" / "program.py"
+    program.parent.mkdir()
+    program.write_text("\n".join("".join(cell["source"]) for cell in cells))
+    monkeypatch.chdir(program.parent)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    found = runpy.run_path(str(program))
+    assert found["counts"] == scene.hours
+    axes = found["axes"]
+    assert sum(bar.get_height() for bar in axes.patches) == scene.count
+    drawn = [one.get_text() for one in axes.get_legend().get_texts()]
+    assert drawn == [carrier for carrier, _ in scene.carriers.most_common()]
+    found["plt"].close("all")
 
 
 def test_messages_are_found_without_java(archive, scene):

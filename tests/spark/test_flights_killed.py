@@ -32,7 +32,7 @@ from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(3_000),
+    pytest.mark.timeout(14_400),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -41,6 +41,8 @@ pytestmark = [
 BATCH = 200
 SNAPSHOTS = 3
 START_TIMEOUT_S = 180.0
+DONE_TIMEOUT_S = 1_800.0
+"""For all flights, on a machine that has other work."""
 SETTINGS = {"storage.mapped_file_size_commit_log": str(4 << 20), "snapshot.keep": "0"}
 
 # Says when Spark is there, ingests one snapshot for each line on its input, says how that went.
@@ -184,7 +186,7 @@ def timed(archive, path):
     try:
         worker.begin(path)
         began = time.monotonic()
-        assert worker.expect(START_TIMEOUT_S).startswith("done ")
+        assert worker.expect(DONE_TIMEOUT_S).startswith("done ")
         return time.monotonic() - began
     finally:
         worker.kill()
@@ -201,7 +203,7 @@ def kill_one(archive, chance, snapshots, took_s):
         workers.pop(0).kill()
         for worker in workers:
             # The other one does not mind.
-            assert worker.expect(START_TIMEOUT_S).startswith("done ")
+            assert worker.expect(DONE_TIMEOUT_S).startswith("done ")
     finally:
         for worker in workers:
             worker.kill()

@@ -26,7 +26,7 @@ from mqmesh.sdk.pull_consumer import PullConsumer
 from mqmesh.spark.java import find_java
 from mqmesh.testing.processes import ProcessCluster
 
-pytestmark = [pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(3_600)]
 
 JOB = Path(__file__).parent / "live_job.py"
 MESSAGES = 3_000
