@@ -11,21 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import (
-    BrokerNotAvailable,
-    StorageError,
-    StoreClosed,
-    TooManyOpenFiles,
-)
+from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
-from mqmesh.protocol.route import (
-    BrokerAddress,
-)
+from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.check_timetable import TransactionSettings
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.consumer_groups import ConsumerGroups
