@@ -14,6 +14,7 @@ there is no such thing, producers that are new are refused.
 Pure: the store tells what it stored, and asks.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -104,7 +105,8 @@ class ProducerStates:
         self._min_age_ms = min_age_ms
         # In order of use, both.
         self._windows: dict[Key, _Window] = {}
-        self._keys_of: dict[int, dict[Key, None]] = {}
+        # Ordered ones: to find the first of a plain dict, one walks over what was removed before.
+        self._keys_of: dict[int, OrderedDict[Key, None]] = {}
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -150,13 +152,15 @@ class ProducerStates:
             elif len(windows) >= self._most:
                 self._drop(next(iter(windows)))
             windows[key] = _Window(batch)
-            self._keys_of.setdefault(producer_id, {})[key] = None
+            own = self._keys_of.get(producer_id)
+            if own is None:
+                own = self._keys_of[producer_id] = OrderedDict()
+            own[key] = None
             return
         windows[key] = window
         own = self._keys_of[producer_id]
         if len(own) > 1:
-            del own[key]
-            own[key] = None
+            own.move_to_end(key)
         if batch.commitlog_offset > window.batches[-1].commitlog_offset:
             window.append(batch, WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW)
 

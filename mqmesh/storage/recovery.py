@@ -52,6 +52,7 @@ SAVE_EVERY_BYTES: Final = 1 * GIB
 MOST_TAILS_AT_ONCE: Final = 256
 MOST_LOST_UNSEEN: Final = 1 << 20
 """Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
+_REDELIVERED: Final = int(Attributes.REDELIVERED)
 EVERYTHING: Final = MAX_OFFSET // 2
 """Behind the end of any log."""
 
@@ -348,7 +349,7 @@ class Recovery:
             if self._queues.full:
                 self._queues.write_large()
                 self._queues.write_oldest(MOST_TAILS_AT_ONCE)
-        if header.attributes & Attributes.REDELIVERED:
+        if header.attributes & _REDELIVERED:
             return
         stored = StoredBatch(
             header.first_sequence,
