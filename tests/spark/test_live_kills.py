@@ -29,7 +29,8 @@ from mqmesh.testing.processes import ProcessCluster
 pytestmark = [pytest.mark.timeout(3_600)]
 
 JOB = Path(__file__).parent / "live_job.py"
-MESSAGES = 3_000
+MESSAGES_PER_KILL = 1_500
+"""So many that no driver is killed when all of them have come: it would be waited for in vain."""
 TAGS = 5
 
 
@@ -161,14 +162,16 @@ def wait_commits(run, folder, most):
 @pytest.mark.parametrize("seed", [int(os.environ.get("MQMESH_SEED", "1"))])
 def test_each_message_once_when_driver_and_broker_are_killed(cluster, tmp_path, seed):
     chance = random.Random(seed)
-    fill(cluster, 0, MESSAGES)
     kills = int(os.environ.get("MQMESH_KILLS", "2"))
+    count = kills * MESSAGES_PER_KILL
+    fill(cluster, 0, count)
     for number in range(kills):
         run = driver(cluster, tmp_path)
         try:
             run.wait_for("STARTED")
             before = commits(tmp_path)
             wait_commits(run, tmp_path, before + chance.randint(1, 4))
+            print(f"kill {number + 1} of {kills} at {commits(tmp_path)} commits", flush=True)
             if number % 2:
                 cluster.brokers["broker-a"].kill()
         finally:
@@ -184,7 +187,7 @@ def test_each_message_once_when_driver_and_broker_are_killed(cluster, tmp_path, 
         cluster.brokers["broker-a"].kill()
         cluster.start_broker()
         run.wait_for("ALL")
-        fill(cluster, MESSAGES, MESSAGES + 500)
+        fill(cluster, count, count + 500)
         run.say("more")
         run.wait_for("ALL")
         run.say("")
@@ -192,7 +195,7 @@ def test_each_message_once_when_driver_and_broker_are_killed(cluster, tmp_path, 
     finally:
         if run.process.poll() is None:
             run.kill()
-    check(cluster, tmp_path, MESSAGES + 500)
+    check(cluster, tmp_path, count + 500)
 
 
 @pytest.fixture
