@@ -1,9 +1,10 @@
 """A Spark session with what mqmesh needs: Java, Delta Lake, times in UTC, filters pushed down."""
 
+import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -72,6 +73,7 @@ def session(
         os.environ["JAVA_HOME"] = str(find_java().home)
     # Else workers run whatever python3 is on PATH, which may not have mqmesh.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYTHONPATH"] = _path_with_source(os.environ.get("PYTHONPATH", ""), sys.path)
     builder = SparkSession.builder.appName(name).master(master or f"local[{cores}]")
     settings = dict(_SETTINGS)
     if not master:
@@ -110,6 +112,21 @@ def session(
         fetched = spark.sparkContext.getConf().get("spark.jars", "")
         remember_jars(delta_package(), [jar for jar in fetched.split(",") if jar])
     return spark
+
+
+def _path_with_source(python_path: str, folders: Sequence[str]) -> str:
+    """PYTHONPATH with which Spark finds the data source.
+
+    It looks through folders for names of modules. In an editable install the module is in none of
+    them, unless the checkout happens to be the current folder.
+    """
+    spec = importlib.util.find_spec("pyspark_mqmesh")
+    assert spec is not None and spec.origin is not None
+    folder = str(Path(spec.origin).parent)
+    known = [one for one in python_path.split(os.pathsep) if one]
+    if folder in known or folder in folders:
+        return python_path
+    return os.pathsep.join([*known, folder])
 
 
 def read_archive(spark: "SparkSession", archive: str) -> "DataFrame":
