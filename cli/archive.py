@@ -15,9 +15,9 @@ from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.interrupt import Interrupt
-from mqmesh.storage.snapshot import delete_snapshot
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.interrupt import Interrupt
+from mqmesh.storage.tools.snapshot import delete_snapshot
 
 from .archive_export import export
 from .archive_parts import SPAN_SECONDS, archive_module, plain_row, span_seconds

@@ -13,9 +13,9 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.message import Message, as_plain
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.interrupt import Interrupt
-from mqmesh.sdk.producer import Producer
-from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.sdk.client.interrupt import Interrupt
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.storage.files.atomic_file import load_document, save_document
 
 from .archive_parts import archive_module, plain_row
 from .main import INTERRUPTED

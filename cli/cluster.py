@@ -21,7 +21,7 @@ from mqmesh.roles.run_file import (
     supervisor_pid,
 )
 from mqmesh.roles.supervisor import Supervisor
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs
 from .notes import tell_error, tell_note

@@ -9,8 +9,8 @@ import click
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.options import namesrv_addresses
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.options import namesrv_addresses
 
 from .notes import tell_error
 from .options import json_option, namesrv_option

@@ -25,10 +25,10 @@ from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.interrupt import Interrupt
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.interrupt import Interrupt
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .notes import tell_error, tell_note

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from mqmesh.errors import ConfigError
-from mqmesh.sdk.options import namesrv_addresses
+from mqmesh.sdk.client.options import namesrv_addresses
 
 from .contexts import contexts_file, load_contexts, save_contexts
 from .options import json_option

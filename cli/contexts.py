@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import ConfigError
-from mqmesh.sdk.options import DEFAULT_NAMESRV, namesrv_addresses
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV, namesrv_addresses
 
 VERSION: Final = 1
 MAX_CONTEXTS: Final = 1_000

@@ -19,7 +19,7 @@ from mqmesh.logs import one_line
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.retries import ResendStatus, ResendTarget
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
+from mqmesh.sdk.admin.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .consume import as_dict as message_dict

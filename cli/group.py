@@ -13,8 +13,8 @@ from mqmesh.logs import one_line
 from mqmesh.message import retry_topic
 from mqmesh.protocol.groups import BY_CONSUMER, ConsumerConnection, GroupConfig, GroupSummary
 from mqmesh.protocol.membership import ConsumerData
-from mqmesh.sdk.consumer_options import check_consumer_group
-from mqmesh.sdk.group_admin import GroupAdmin, GroupProgress, QueueLag
+from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
+from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
 from .group_offsets import clone_offset, reset_offset, skip
 from .notes import tell_warning

@@ -9,7 +9,7 @@ import click
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.groups import ResetWhere
-from mqmesh.sdk.group_admin import GroupAdmin, OffsetMove, OffsetMoves
+from mqmesh.sdk.admin.group_admin import GroupAdmin, OffsetMove, OffsetMoves
 
 from .consume import parse_time
 from .options import json_option, namesrv_option

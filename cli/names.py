@@ -53,7 +53,7 @@ class TopicName(ClusterName):
     def known(self, namesrv: str) -> set[str]:
         """All topics of users."""
         from mqmesh.message import is_system_topic
-        from mqmesh.sdk.admin import AdminClient
+        from mqmesh.sdk.admin.admin import AdminClient
 
         with AdminClient(namesrv, timeout_ms=PATIENCE_MS) as admin:
             return {name for name in admin.topics() if not is_system_topic(name)}
@@ -64,7 +64,7 @@ class GroupName(ClusterName):
 
     def known(self, namesrv: str) -> set[str]:
         """All consumer groups."""
-        from mqmesh.sdk.group_admin import GroupAdmin
+        from mqmesh.sdk.admin.group_admin import GroupAdmin
 
         with GroupAdmin(namesrv, timeout_ms=PATIENCE_MS) as admin:
             return {one.config.group for found in admin.groups().values() for one in found}

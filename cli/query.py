@@ -17,7 +17,7 @@ from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.queries import DEFAULT_QUERY_MESSAGES, MAX_QUERY_MESSAGES
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.queries import QueryClient, QueryResult
+from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .consume import as_dict, parse_time

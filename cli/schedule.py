@@ -80,7 +80,7 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
       mqmesh schedule list
       mqmesh schedule list --topic orders --max 1000 --json
     """
-    from mqmesh.sdk.delays import DelayClient
+    from mqmesh.sdk.admin.delays import DelayClient
 
     from .consume import as_dict as message_dict
 
@@ -118,7 +118,7 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
 @json_option
 def cancel(message_id: str, namesrv: str, as_json: bool) -> None:
     """Cancel a delayed message that was not delivered yet."""
-    from mqmesh.sdk.delays import DelayClient
+    from mqmesh.sdk.admin.delays import DelayClient
 
     with DelayClient(namesrv) as client:
         brokers = client.cancel(message_id)

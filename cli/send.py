@@ -20,10 +20,10 @@ from mqmesh.errors import ConfigError, MQMeshError, NoRoute, RequestTimeout, Tra
 from mqmesh.message import MAX_DELAY_MS, Message
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.interrupt import Interrupt
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.producer_options import ProducerKeywords
-from mqmesh.sdk.send_result import SendFuture, SendResult
+from mqmesh.sdk.client.interrupt import Interrupt
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.producer_options import ProducerKeywords
+from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
 from .main import INTERRUPTED
 from .notes import tell_error, tell_note

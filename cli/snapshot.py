@@ -10,11 +10,11 @@ import click
 from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.logs import one_line
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.storage.interface import RecoveryProgress
-from mqmesh.storage.snapshot import Manifest, delete_snapshot, list_snapshots
-from mqmesh.storage.snapshot_making import OnStep, copy_snapshot, restore_snapshot
-from mqmesh.storage.snapshot_reading import Snapshot, verify_snapshot
+from mqmesh.storage.tools.snapshot import Manifest, delete_snapshot, list_snapshots
+from mqmesh.storage.tools.snapshot_making import OnStep, copy_snapshot, restore_snapshot
+from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
 from .notes import tell_error, tell_note
 from .options import json_option, namesrv_option

@@ -8,14 +8,14 @@ from typing import Final
 
 import click
 
+from mqmesh.batch.record_batch import decode_messages
 from mqmesh.clock import SystemClock
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StorageError, StoreLocked
 from mqmesh.logs import one_line
-from mqmesh.record_batch import decode_messages
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.interrupt import Interrupt
-from mqmesh.storage.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
-from mqmesh.storage.verify import VerifyReport, verify_store
+from mqmesh.sdk.client.interrupt import Interrupt
+from mqmesh.storage.tools.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
+from mqmesh.storage.tools.verify import VerifyReport, verify_store
 
 from .consume import as_dict, parts_of
 from .main import INTERRUPTED
@@ -214,7 +214,7 @@ def rebuild_index(directory: Path, as_json: bool) -> int:
       mqmesh store rebuild-index mqmesh-data/broker-a
     """
     # Only this command needs the index, and LMDB with it.
-    from mqmesh.storage.index_rebuild import rebuild_index as rebuild
+    from mqmesh.storage.tools.index_rebuild import rebuild_index as rebuild
 
     with open_stopped(directory) as stopped, progress_bar() as on_progress:
         try:

@@ -9,7 +9,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
-from mqmesh.sdk.admin import AdminClient, masters_of
+from mqmesh.sdk.admin.admin import AdminClient, masters_of
 
 from .notes import tell_warning
 from .options import json_option, namesrv_option

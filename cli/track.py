@@ -10,7 +10,7 @@ from mqmesh.clock import SystemClock
 from mqmesh.logs import one_line
 from mqmesh.message import StoredMessage
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.tracks import MessageTrack, Track, TrackClient, TrackState
+from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackClient, TrackState
 
 from .notes import tell_note, tell_warning
 from .options import json_option, namesrv_option

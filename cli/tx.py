@@ -7,7 +7,7 @@ import click
 
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
-from mqmesh.sdk.transaction_admin import HalfMessage, TransactionAdmin
+from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 
 from .consume import as_dict as message_dict
 from .notes import tell_note

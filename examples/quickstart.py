@@ -40,7 +40,7 @@ from mqmesh import (
 )
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 
 QUEUES = 8
 GROUPS = {"dashboard": 3, "audit": 1}

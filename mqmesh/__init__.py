@@ -24,81 +24,83 @@ if TYPE_CHECKING:
     from mqmesh.protocol.retries import ResendTarget as ResendTarget
     from mqmesh.protocol.route import Perm as Perm
     from mqmesh.protocol.route import TopicConfig as TopicConfig
-    from mqmesh.sdk.admin import AdminClient as AdminClient
-    from mqmesh.sdk.consumer_options import PullConsumerKeywords as PullConsumerKeywords
-    from mqmesh.sdk.consumer_options import PullConsumerOptions as PullConsumerOptions
-    from mqmesh.sdk.consumer_options import PushConsumerKeywords as PushConsumerKeywords
-    from mqmesh.sdk.consumer_options import PushConsumerOptions as PushConsumerOptions
-    from mqmesh.sdk.dead_letters import DeadLetter as DeadLetter
-    from mqmesh.sdk.dead_letters import DeadLetterClient as DeadLetterClient
-    from mqmesh.sdk.dead_letters import DeadLetterFilter as DeadLetterFilter
-    from mqmesh.sdk.delays import DelayClient as DelayClient
-    from mqmesh.sdk.group_admin import GroupAdmin as GroupAdmin
-    from mqmesh.sdk.message_selector import MessageSelector as MessageSelector
-    from mqmesh.sdk.options import ClientOptions as ClientOptions
-    from mqmesh.sdk.producer import Producer as Producer
-    from mqmesh.sdk.producer_options import ProducerKeywords as ProducerKeywords
-    from mqmesh.sdk.producer_options import ProducerOptions as ProducerOptions
-    from mqmesh.sdk.producer_options import TransactionKeywords as TransactionKeywords
-    from mqmesh.sdk.producer_options import TransactionOptions as TransactionOptions
-    from mqmesh.sdk.pull_consumer import PullConsumer as PullConsumer
-    from mqmesh.sdk.push_consumer import ConsumeResult as ConsumeResult
-    from mqmesh.sdk.push_consumer import PushConsumer as PushConsumer
-    from mqmesh.sdk.queries import QueryClient as QueryClient
-    from mqmesh.sdk.requests import is_request as is_request
-    from mqmesh.sdk.run import run as run
-    from mqmesh.sdk.send_result import SendFuture as SendFuture
-    from mqmesh.sdk.send_result import SendResult as SendResult
-    from mqmesh.sdk.tracks import TrackClient as TrackClient
-    from mqmesh.sdk.transaction_admin import TransactionAdmin as TransactionAdmin
-    from mqmesh.sdk.transaction_producer import TransactionProducer as TransactionProducer
-    from mqmesh.sdk.transactions import LocalTransactionState as LocalTransactionState
-    from mqmesh.sdk.transactions import TransactionListener as TransactionListener
+    from mqmesh.sdk.admin.admin import AdminClient as AdminClient
+    from mqmesh.sdk.admin.dead_letters import DeadLetter as DeadLetter
+    from mqmesh.sdk.admin.dead_letters import DeadLetterClient as DeadLetterClient
+    from mqmesh.sdk.admin.dead_letters import DeadLetterFilter as DeadLetterFilter
+    from mqmesh.sdk.admin.delays import DelayClient as DelayClient
+    from mqmesh.sdk.admin.group_admin import GroupAdmin as GroupAdmin
+    from mqmesh.sdk.admin.queries import QueryClient as QueryClient
+    from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
+    from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
+    from mqmesh.sdk.client.options import ClientOptions as ClientOptions
+    from mqmesh.sdk.client.run import run as run
+    from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords as PullConsumerKeywords
+    from mqmesh.sdk.consumer.consumer_options import PullConsumerOptions as PullConsumerOptions
+    from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords as PushConsumerKeywords
+    from mqmesh.sdk.consumer.consumer_options import PushConsumerOptions as PushConsumerOptions
+    from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector as MessageSelector
+    from mqmesh.sdk.consumer.pull_consumer import PullConsumer as PullConsumer
+    from mqmesh.sdk.consumer.push_consumer import ConsumeResult as ConsumeResult
+    from mqmesh.sdk.consumer.push_consumer import PushConsumer as PushConsumer
+    from mqmesh.sdk.producer.producer import Producer as Producer
+    from mqmesh.sdk.producer.producer_options import ProducerKeywords as ProducerKeywords
+    from mqmesh.sdk.producer.producer_options import ProducerOptions as ProducerOptions
+    from mqmesh.sdk.producer.producer_options import TransactionKeywords as TransactionKeywords
+    from mqmesh.sdk.producer.producer_options import TransactionOptions as TransactionOptions
+    from mqmesh.sdk.producer.requests import is_request as is_request
+    from mqmesh.sdk.producer.send_result import SendFuture as SendFuture
+    from mqmesh.sdk.producer.send_result import SendResult as SendResult
+    from mqmesh.sdk.transactions.transaction_producer import (
+        TransactionProducer as TransactionProducer,
+    )
+    from mqmesh.sdk.transactions.transactions import LocalTransactionState as LocalTransactionState
+    from mqmesh.sdk.transactions.transactions import TransactionListener as TransactionListener
 
 _MODULE_OF = {
-    "AdminClient": "mqmesh.sdk.admin",
-    "ClientOptions": "mqmesh.sdk.options",
+    "AdminClient": "mqmesh.sdk.admin.admin",
+    "ClientOptions": "mqmesh.sdk.client.options",
     "ConsumeFromWhere": "mqmesh.protocol.membership",
-    "ConsumeResult": "mqmesh.sdk.push_consumer",
-    "DeadLetter": "mqmesh.sdk.dead_letters",
-    "DeadLetterClient": "mqmesh.sdk.dead_letters",
-    "DeadLetterFilter": "mqmesh.sdk.dead_letters",
-    "DelayClient": "mqmesh.sdk.delays",
-    "GroupAdmin": "mqmesh.sdk.group_admin",
+    "ConsumeResult": "mqmesh.sdk.consumer.push_consumer",
+    "DeadLetter": "mqmesh.sdk.admin.dead_letters",
+    "DeadLetterClient": "mqmesh.sdk.admin.dead_letters",
+    "DeadLetterFilter": "mqmesh.sdk.admin.dead_letters",
+    "DelayClient": "mqmesh.sdk.admin.delays",
+    "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
-    "LocalTransactionState": "mqmesh.sdk.transactions",
+    "LocalTransactionState": "mqmesh.sdk.transactions.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
     "MessageModel": "mqmesh.protocol.membership",
     "MessageQueue": "mqmesh.message",
-    "MessageSelector": "mqmesh.sdk.message_selector",
+    "MessageSelector": "mqmesh.sdk.consumer.fetching.message_selector",
     "Perm": "mqmesh.protocol.route",
-    "Producer": "mqmesh.sdk.producer",
-    "ProducerKeywords": "mqmesh.sdk.producer_options",
-    "ProducerOptions": "mqmesh.sdk.producer_options",
-    "PullConsumer": "mqmesh.sdk.pull_consumer",
-    "PullConsumerKeywords": "mqmesh.sdk.consumer_options",
-    "PullConsumerOptions": "mqmesh.sdk.consumer_options",
-    "PushConsumer": "mqmesh.sdk.push_consumer",
-    "PushConsumerKeywords": "mqmesh.sdk.consumer_options",
-    "PushConsumerOptions": "mqmesh.sdk.consumer_options",
+    "Producer": "mqmesh.sdk.producer.producer",
+    "ProducerKeywords": "mqmesh.sdk.producer.producer_options",
+    "ProducerOptions": "mqmesh.sdk.producer.producer_options",
+    "PullConsumer": "mqmesh.sdk.consumer.pull_consumer",
+    "PullConsumerKeywords": "mqmesh.sdk.consumer.consumer_options",
+    "PullConsumerOptions": "mqmesh.sdk.consumer.consumer_options",
+    "PushConsumer": "mqmesh.sdk.consumer.push_consumer",
+    "PushConsumerKeywords": "mqmesh.sdk.consumer.consumer_options",
+    "PushConsumerOptions": "mqmesh.sdk.consumer.consumer_options",
     "PythonFilter": "mqmesh.filtering.python_filter",
-    "QueryClient": "mqmesh.sdk.queries",
+    "QueryClient": "mqmesh.sdk.admin.queries",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
-    "SendFuture": "mqmesh.sdk.send_result",
-    "SendResult": "mqmesh.sdk.send_result",
+    "SendFuture": "mqmesh.sdk.producer.send_result",
+    "SendResult": "mqmesh.sdk.producer.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
     "StoredMessage": "mqmesh.message",
     "TopicConfig": "mqmesh.protocol.route",
-    "TrackClient": "mqmesh.sdk.tracks",
-    "TransactionAdmin": "mqmesh.sdk.transaction_admin",
-    "TransactionKeywords": "mqmesh.sdk.producer_options",
-    "TransactionListener": "mqmesh.sdk.transactions",
-    "TransactionOptions": "mqmesh.sdk.producer_options",
-    "TransactionProducer": "mqmesh.sdk.transaction_producer",
-    "is_request": "mqmesh.sdk.requests",
-    "run": "mqmesh.sdk.run",
+    "TrackClient": "mqmesh.sdk.admin.tracks",
+    "TransactionAdmin": "mqmesh.sdk.admin.transaction_admin",
+    "TransactionKeywords": "mqmesh.sdk.producer.producer_options",
+    "TransactionListener": "mqmesh.sdk.transactions.transactions",
+    "TransactionOptions": "mqmesh.sdk.producer.producer_options",
+    "TransactionProducer": "mqmesh.sdk.transactions.transaction_producer",
+    "is_request": "mqmesh.sdk.producer.requests",
+    "run": "mqmesh.sdk.client.run",
 }
 
 __all__ = [

@@ -1,11 +1,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mqmesh.batch.payload import Buffer
 from mqmesh.message import BatchInfo, Message, StoredMessage
-from mqmesh.payload import Buffer
-from mqmesh.sdk.lanes import Lane, TopicLanes
-from mqmesh.sdk.send_buffer import SendBuffer
-from mqmesh.sdk.send_result import PendingBatch, SendFuture
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.send_buffer import SendBuffer
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
 
 _FieldLimits = tuple[int, int, int, int, int, int, int]
 

@@ -21,7 +21,7 @@ Messages, results and errors are those of ``mqmesh``. A client belongs to the ev
 it was started in.
 """
 
-from mqmesh.sdk.aio_admin import (
+from mqmesh.sdk.aio.admin import (
     AdminClient,
     DeadLetterClient,
     DelayClient,
@@ -30,10 +30,10 @@ from mqmesh.sdk.aio_admin import (
     TrackClient,
     TransactionAdmin,
 )
-from mqmesh.sdk.aio_consumer import PullConsumer, PushConsumer
-from mqmesh.sdk.aio_producer import Producer
-from mqmesh.sdk.aio_transactions import TransactionListener, TransactionProducer
-from mqmesh.sdk.run import run_async as run
+from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
+from mqmesh.sdk.aio.producer import Producer
+from mqmesh.sdk.aio.transactions import TransactionListener, TransactionProducer
+from mqmesh.sdk.client.run import run_async as run
 
 __all__ = [
     "AdminClient",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mqmesh.errors import ConfigError
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.tools.snapshot_reading import Snapshot
 
 from .failures import as_mqmesh_error
 from .settings import load_settings

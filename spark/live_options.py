@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.message import MessageQueue, check_group, check_topic
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.options import namesrv_addresses
-from mqmesh.sdk.queue_reader import GROUP, QueueReader
+from mqmesh.sdk.client.options import namesrv_addresses
+from mqmesh.sdk.connector.queue_reader import GROUP, QueueReader
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
 from .options import Options, check_names, flag, json_object, number, time_ms, words

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from mqmesh.errors import ConfigError, MQMeshError, OffsetIllegal, TopicNotFound
 from mqmesh.message import MessageQueue, is_system_topic
-from mqmesh.sdk.queue_reader import QueueEdges, QueueReader, Stretch, cut_text
+from mqmesh.sdk.connector.queue_reader import QueueEdges, QueueReader, Stretch, cut_text
 
 from .live_options import END, FIRST, Bound, LiveOptions, Place, Places, queue_name
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.queue_reader import QueueReader, Stretch
+from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
 from mqmesh.units import MIB
 
 from .live_options import LiveOptions, Place, Places, from_json, read_options, to_json

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from mqmesh.batch.record_batch import BatchHeader
 from mqmesh.message import StoredMessage, format_message_id
-from mqmesh.record_batch import BatchHeader
 
 COLUMNS: Final = {
     "topic": "string",

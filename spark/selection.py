@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mqmesh.batch.record_batch import BatchHeader, decode_messages
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord
 from mqmesh.message import StoredMessage, is_system_topic, parse_message_id
-from mqmesh.record_batch import BatchHeader, decode_messages
-from mqmesh.storage.snapshot_reading import Batch, Damage, LogRange, Snapshot
+from mqmesh.storage.tools.snapshot_reading import Batch, Damage, LogRange, Snapshot
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
 RANGE_BYTES: Final = 64 * MIB

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, MessageQueue, check_topic, is_system_topic
-from mqmesh.sdk.numbered_sender import NumberedBatch, NumberedSender
+from mqmesh.sdk.connector.numbered_sender import NumberedBatch, NumberedSender
 from mqmesh.units import MIB
 
 from .live_options import MOST_PATIENCE_MS, check_namesrv

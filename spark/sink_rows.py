@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.message import NO_KEYS, RESERVED_PROPERTIES, Message, MessageQueue
-from mqmesh.sdk.numbered_sender import NumberedBatch
-from mqmesh.sdk.queue_selector import queue_index
+from mqmesh.sdk.connector.numbered_sender import NumberedBatch
+from mqmesh.sdk.producer.queue_selector import queue_index
 
 from .schema import COLUMNS
 

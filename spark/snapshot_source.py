@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError
-from mqmesh.storage.snapshot_reading import Damage, Snapshot
+from mqmesh.storage.tools.snapshot_reading import Damage, Snapshot
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .options import flag, number, time_ms, words

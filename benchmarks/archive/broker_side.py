@@ -13,9 +13,9 @@ from figures import BATCH, Figure, Hold, Sizes, UnderLoad, read_holds, snapshot_
 from orders import FILLER, TOPIC, Orders
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.storage.snapshot import Manifest, delete_snapshot, load_manifest
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.storage.tools.snapshot import Manifest, delete_snapshot, load_manifest
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.units import GIB
 

@@ -15,8 +15,8 @@ from orders import FILLER, Orders, filler
 
 from mqmesh.bench.producers import stored
 from mqmesh.message import Message
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
 
 WINDOW: Final = 8
 

@@ -37,7 +37,7 @@ from figures import (
 )
 from orders import BODY_BYTES, TOPIC, key_of
 
-from mqmesh.storage.snapshot import load_manifest
+from mqmesh.storage.tools.snapshot import load_manifest
 from mqmesh.units import GIB
 
 

@@ -22,9 +22,9 @@ from mqmesh.bench.workload import (
 )
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
 
 LISTENER_MESSAGES: Final = 1_024
 """Most messages that a listener gets in one call."""

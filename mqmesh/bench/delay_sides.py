@@ -11,10 +11,10 @@ from mqmesh.bench.sides import RUN_TIMEOUT_S, Cluster, Conditions, Load, Sample,
 from mqmesh.bench.workload import TOPIC, percentile
 from mqmesh.message import Message
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.units import MIB
 
 RATE: Final = 1_000

@@ -23,12 +23,12 @@ from mqmesh.bench.workload import (
 )
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
 
 TAGS: Final = "UA || DL"
 SQL: Final = "dep_delay > 60 AND origin IN ('JFK', 'EWR')"

@@ -18,6 +18,15 @@ from typing import Final
 
 import zmq
 
+from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.payload import MAX_RAW_BYTES, encode_payload
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    batch_parts,
+    check_batch,
+    decode_messages,
+    stamp,
+)
 from mqmesh.bench.workload import (
     TOPIC,
     WARM_UP_SENDS,
@@ -33,17 +42,8 @@ from mqmesh.bench.workload import (
     stamp_body,
     wait_go,
 )
-from mqmesh.fast_encode import encode_at_once
 from mqmesh.message import Message
 from mqmesh.message_checks import Extras
-from mqmesh.payload import MAX_RAW_BYTES, encode_payload
-from mqmesh.record_batch import (
-    BROKER_PART_SIZE,
-    batch_parts,
-    check_batch,
-    decode_messages,
-    stamp,
-)
 
 PULL_BYTES: Final = 1024 * 1024
 PULLS_IN_FLIGHT: Final = 2

@@ -23,8 +23,8 @@ from mqmesh.bench.producers import (
 from mqmesh.bench.workload import TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.send_result import SendFuture
 
 LEAST_BODY_BYTES: Final = 32
 MOST_BODY_BYTES: Final = 224

@@ -26,11 +26,11 @@ from mqmesh.bench.workload import (
 )
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.send_result import SendFuture
-from mqmesh.sdk.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions import (
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import (
     LocalTransactionState,
     TransactionFuture,
     TransactionListener,

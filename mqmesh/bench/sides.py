@@ -14,7 +14,7 @@ from mqmesh.bench.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usa
 from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
 from mqmesh.errors import NoRoute, TopicNotFound
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.units import MIB
 
 _Answer = TypeVar("_Answer")

@@ -16,8 +16,8 @@ from mqmesh.bench.sides import (
     product_produce,
 )
 from mqmesh.bench.workload import TOPIC, make_keys, percentile
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.queries import QueryClient
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.units import MIB
 
 LOOKUPS: Final = 500

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from mqmesh.batch.payload import Buffer, slice_payload
 from mqmesh.errors import CorruptBatch
 from mqmesh.filtering.sql92 import (
     TAGS,
@@ -44,7 +45,6 @@ from mqmesh.filtering.sql92 import (
     parse_sql,
     required_tags,
 )
-from mqmesh.payload import Buffer, slice_payload
 
 MAX_REMEMBERED: Final = 2_048
 """Verdicts on values that a predicate remembers, over all its leaves."""

@@ -172,7 +172,7 @@ static PyMethodDef checker_methods[] = {
 };
 
 static PyType_Slot checker_slots[] = {
-    {Py_tp_doc, "Checks payloads; see mqmesh.payload_check."},
+    {Py_tp_doc, "Checks payloads; see mqmesh.batch.payload_check."},
     {Py_tp_new, checker_new},
     {Py_tp_dealloc, checker_dealloc},
     {Py_tp_methods, checker_methods},

@@ -253,7 +253,7 @@ static PyMethodDef decoder_methods[] = {
 };
 
 static PyType_Slot decoder_slots[] = {
-    {Py_tp_doc, "Decodes messages; see mqmesh.fast_decode."},
+    {Py_tp_doc, "Decodes messages; see mqmesh.batch.fast_decode."},
     {Py_tp_new, decoder_new},
     {Py_tp_dealloc, decoder_dealloc},
     {Py_tp_methods, decoder_methods},

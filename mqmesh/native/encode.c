@@ -432,7 +432,7 @@ static PyMethodDef encoder_methods[] = {
 };
 
 static PyType_Slot encoder_slots[] = {
-    {Py_tp_doc, "Encodes messages; see mqmesh.fast_encode."},
+    {Py_tp_doc, "Encodes messages; see mqmesh.batch.fast_encode."},
     {Py_tp_new, encoder_new},
     {Py_tp_dealloc, encoder_dealloc},
     {Py_tp_methods, encoder_methods},

@@ -448,7 +448,7 @@ static PyMemberDef fast_send_members[] = {
 };
 
 static PyType_Slot fast_send_slots[] = {
-    {Py_tp_doc, "Producer.send_async by the fast path; see mqmesh.sdk.fast_send."},
+    {Py_tp_doc, "Producer.send_async by the fast path; see mqmesh.sdk.producer.fast_send."},
     {Py_tp_new, fast_send_new},
     {Py_tp_dealloc, fast_send_dealloc},
     {Py_tp_traverse, fast_send_traverse},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import DiskFull, StorageError
-from mqmesh.storage.atomic_file import save_document, take_room
+from mqmesh.storage.files.atomic_file import save_document, take_room
 from mqmesh.units import KIB
 
 ROOM_BYTES: Final = 64 * KIB

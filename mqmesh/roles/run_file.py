@@ -19,7 +19,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.private_files import FILE_MODE, make_folder, make_private, open_private
-from mqmesh.storage.directory_lock import DirectoryLock
+from mqmesh.storage.files.directory_lock import DirectoryLock
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
-from mqmesh.record_batch import decode_messages, read_header
 from mqmesh.sandbox.confinement import ConfinementFailed, Limits, confine
 from mqmesh.sandbox.frames import (
     MAX_QUESTION_BYTES,

@@ -11,11 +11,11 @@ from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, StorageError
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import MessageStore, OnProgress, StoreConfig, Wake
-from mqmesh.storage.lmdb_opening import DIRECTORY as LMDB_DIRECTORY
-from mqmesh.storage.lmdb_store import LmdbStore
+from mqmesh.storage.lmdb.opening import DIRECTORY as LMDB_DIRECTORY
+from mqmesh.storage.lmdb.store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.storage.store import CommitLogStore
 
 ENTRY_POINT_GROUP: Final = "mqmesh.storage"
 

@@ -18,8 +18,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.payload import Buffer
-from mqmesh.record_batch import BatchHeader
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import BatchHeader
 from mqmesh.units import GIB, KIB, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
 Wake = Callable[[], None]

@@ -4,9 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     Attributes,
     BatchHeader,
@@ -14,6 +12,8 @@ from mqmesh.record_batch import (
     read_header,
     stamp,
 )
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
 from mqmesh.storage.interface import (
     BatchToPut,
     GetResult,
@@ -24,7 +24,7 @@ from mqmesh.storage.interface import (
     StoreConfig,
     StoreStats,
 )
-from mqmesh.storage.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 STORE_ID: Final = 1

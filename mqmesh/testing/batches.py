@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from mqmesh.batch.payload import CODEC_NONE, Buffer, Payload
+from mqmesh.batch.record_batch import BatchHeader, BatchMeta, batch_parts, check_batch
 from mqmesh.errors import CorruptBatch
-from mqmesh.payload import CODEC_NONE, Buffer, Payload
 from mqmesh.producer_key import producer_id_of
-from mqmesh.record_batch import BatchHeader, BatchMeta, batch_parts, check_batch
 
 PRODUCER_KEY: Final = b"the key of tests"
 PRODUCER_ID: Final = producer_id_of(PRODUCER_KEY)

@@ -18,9 +18,9 @@ from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.run_file import read_record
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.queries import QueryClient
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.queries import QueryClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.testing.checker import Commit, Delivery, History, Report, check
 from mqmesh.testing.commands import CommandProcess, free_ports, up_arguments
 from mqmesh.testing.history import Outage, Resources

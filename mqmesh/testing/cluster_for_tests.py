@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.thread_cluster import (
     BROKER,

@@ -14,10 +14,10 @@ from typing import Final
 from mqmesh.errors import BrokerError, MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.chaos_scene import BROKER, ChaosFailure, wait_until
 from mqmesh.testing.checker import Report, Verdict
 from mqmesh.testing.checker_later import delayed_messages

@@ -24,9 +24,9 @@ import msgspec
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.chaos import say, show
 from mqmesh.testing.fuzz_sender import Found
 from mqmesh.testing.listening import family, listening, private_bytes

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
     BrokerRuntimeInfoRequest,
@@ -87,7 +88,6 @@ from mqmesh.protocol.transactions import (
     ListHalfMessagesRequest,
     ViewHalfMessageRequest,
 )
-from mqmesh.record_batch import encode_batch
 from mqmesh.testing import zmtp
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.units import MAX_TIMESTAMP_MS

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from mqmesh.storage.message_index_part import Head, IndexPart, LogSlice
+from mqmesh.storage.index.part import Head, IndexPart, LogSlice
 
 ORIGIN: Final = 1 << 20
 """Commit-log offset where the segment begins."""

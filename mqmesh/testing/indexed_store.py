@@ -5,22 +5,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from mqmesh.message import Message, StoredMessage
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     check_batch,
     check_stored,
     decode_messages,
     encode_batch,
     read_meta,
 )
-from mqmesh.storage.dispatcher import Dispatcher
+from mqmesh.message import Message, StoredMessage
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.index.dispatcher import Dispatcher
+from mqmesh.storage.index.message_index import MessageIndex
+from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.storage.interface import BatchToPut, PutResult, StoreConfig
-from mqmesh.storage.lmdb_env import DATA_FILE
-from mqmesh.storage.log_marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, decode_marker
-from mqmesh.storage.message_index import MessageIndex
-from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
-from mqmesh.storage.store import CommitLogStore
-from mqmesh.storage.store_key import read_store_key
+from mqmesh.storage.lmdb.env import DATA_FILE
+from mqmesh.storage.log.marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, decode_marker
+from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW
 from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import KIB, MAX_TIMESTAMP_MS, MIB, TimestampMs

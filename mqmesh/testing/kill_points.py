@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from mqmesh.payload import Buffer
-from mqmesh.storage.mapped_file import MappedFile
+from mqmesh.batch.payload import Buffer
+from mqmesh.storage.log.mapped_file import MappedFile
 from mqmesh.testing.store_files import StoreFiles
 
 CHANGING_CALLS: Final = (

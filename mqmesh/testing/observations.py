@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.sdk.queries import QueryClient, QueryResult
+from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.testing.history import Degradation, Delivery, Lookup, Place, Resources, Return
 from mqmesh.units import KIB, MIB
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.testing.ordered_calls import Call
 
 COMMIT_MS: Final = 100

@@ -24,8 +24,8 @@ import zstandard
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.ordered_calls import (
     CallLog,
     find_disorder,

@@ -6,6 +6,12 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.record_batch import (
+    BatchHeader,
+    check_stored,
+    decode_messages,
+    read_meta,
+)
 from mqmesh.errors import BrokerNotAvailable, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
 from mqmesh.producer_key import producer_id_of
@@ -29,12 +35,6 @@ from mqmesh.protocol.route import (
     QueueData,
     RouteHint,
     TopicRoute,
-)
-from mqmesh.record_batch import (
-    BatchHeader,
-    check_stored,
-    decode_messages,
-    read_meta,
 )
 from mqmesh.storage.interface import BatchToPut, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore

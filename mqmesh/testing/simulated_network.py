@@ -19,7 +19,8 @@ from mqmesh.errors import (
     RequestTimeout,
 )
 from mqmesh.protocol.command import Command, Reply
-from mqmesh.sdk import client, direct_path, namesrv_link
+from mqmesh.sdk.client import client, namesrv_link
+from mqmesh.sdk.producer import direct_path
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport import sockets
 from mqmesh.transport.client import OnDone, response_error

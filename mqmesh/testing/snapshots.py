@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from mqmesh.storage.snapshot import Manifest
-from mqmesh.storage.snapshot_making import Pace, SnapshotOf, begin_snapshot, finish_snapshot
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.tools.snapshot import Manifest
+from mqmesh.storage.tools.snapshot_making import Pace, SnapshotOf, begin_snapshot, finish_snapshot
 from mqmesh.testing.indexed_store import IndexedStore
 
 

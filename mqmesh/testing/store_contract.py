@@ -15,9 +15,7 @@ from typing import ClassVar, Final
 
 import pytest
 
-from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
-from mqmesh.message import Message, tag_hash
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     Attributes,
     check_batch,
@@ -27,6 +25,8 @@ from mqmesh.record_batch import (
     read_header,
     read_meta,
 )
+from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
+from mqmesh.message import Message, tag_hash
 from mqmesh.storage.interface import (
     BatchToPut,
     GetResult,

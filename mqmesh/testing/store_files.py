@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 from typing import Final
 
+from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.clock import Clock
-from mqmesh.record_batch import decode_messages, read_header
-from mqmesh.storage.disk_space import SpaceOf, system_space
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.interface import (
     GetStatus,
     MessageStore,
     RecoveryProgress,
     StoreConfig,
 )
-from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, batches_in, make_batch
 from mqmesh.units import KIB

@@ -16,7 +16,7 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.server import ScheduleServer
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.units import MIB

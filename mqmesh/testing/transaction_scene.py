@@ -12,9 +12,9 @@ from typing import Final
 
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.transaction_admin import TransactionAdmin
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.testing.chaos_scene import BROKER, ChaosFailure, wait_until
 from mqmesh.testing.checker import Report, Verdict
 from mqmesh.testing.processes import ProcessCluster

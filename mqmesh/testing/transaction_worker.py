@@ -20,8 +20,8 @@ import msgspec
 from mqmesh.checksum import crc32
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
-from mqmesh.sdk.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions import (
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import (
     LocalTransactionState,
     TransactionFuture,
     TransactionListener,

@@ -31,10 +31,10 @@ from mqmesh.errors import (
 from mqmesh.logs import configure_logging
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
-from mqmesh.sdk.send_result import SendFuture, SendResult
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 from mqmesh.testing.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
 
 _log = logging.getLogger(__name__)

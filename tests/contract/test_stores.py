@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from mqmesh.storage.backends import open_store
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import (
     BatchToPut,
     FlushDiskType,
@@ -14,7 +15,6 @@ from mqmesh.storage.interface import (
     PutResult,
     StoreConfig,
 )
-from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import StoreContract
 from mqmesh.units import TimestampMs

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.page_window import PageWindow
+from mqmesh.storage.log.page_window import PageWindow
 from mqmesh.testing.kill_points import KillPoints
 from mqmesh.testing.store_files import StoreFiles
 
@@ -36,5 +36,5 @@ def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every opening the system is a freshly started one."""
     boots = iter(range(1, 1_000_000))
     monkeypatch.setattr(
-        "mqmesh.storage.opening.read_boot_id", lambda: next(boots).to_bytes(16, "big")
+        "mqmesh.storage.commitlog.opening.read_boot_id", lambda: next(boots).to_bytes(16, "big")
     )

@@ -20,13 +20,13 @@ import msgspec
 import pytest
 
 from mqmesh.errors import StorageError
-from mqmesh.storage.dispatcher_reader import LogReader, SegmentList
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log_scan import LogScanner
-from mqmesh.storage.mapped_file import PAGE, MappedFile, ScannedFile
-from mqmesh.storage.segments import Segment
-from mqmesh.storage.store import CommitLogStore
-from mqmesh.storage.store_key import read_store_key
+from mqmesh.storage.log.mapped_file import PAGE, MappedFile, ScannedFile
+from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import read_queue
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 from mqmesh.units import MIB

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord, StorageError
-from mqmesh.roles.broker.meta_cache import MetaCache
-from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log_marker import MarkerKind, encode_marker
-from mqmesh.storage.store import CommitLogStore
-from mqmesh.storage.store_key import read_store_key
+from mqmesh.storage.log.marker import MarkerKind, encode_marker
+from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch
 from mqmesh.testing.store_files import (
     SEGMENT_BYTES,

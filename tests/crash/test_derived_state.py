@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from mqmesh.errors import StoreLocked
-from mqmesh.storage.atomic_file import load_document, save_document
-from mqmesh.storage.checkpoint import CheckpointFile
-from mqmesh.storage.consume_queue import ConsumeQueue
+from mqmesh.storage.commitlog.checkpoint import CheckpointFile
+from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import BatchToPut, PutStatus, RecoveryProgress
-from mqmesh.storage.queue_table import decode_table, encode_table
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.queue_table import decode_table, encode_table
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
@@ -200,8 +200,8 @@ def test_a_recovery_that_was_killed_goes_on_where_it_was(
     put_bodies(store, ["x" * 5000] * 100)
     crashed = files.copy()
     total = store.stats().max_commitlog_offset
-    monkeypatch.setattr("mqmesh.storage.recovery.SAVE_EVERY_BYTES", 50_000)
-    monkeypatch.setattr("mqmesh.storage.recovery.PROGRESS_EVERY_BYTES", 40_000)
+    monkeypatch.setattr("mqmesh.storage.commitlog.recovery.SAVE_EVERY_BYTES", 50_000)
+    monkeypatch.setattr("mqmesh.storage.commitlog.recovery.PROGRESS_EVERY_BYTES", 40_000)
 
     class Killed(BaseException):
         pass
@@ -242,7 +242,7 @@ def test_a_store_is_opened_once(files: StoreFiles) -> None:
 def test_a_start_makes_no_files_for_many_queues_before_the_store_can_be_used(
     files: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
+    monkeypatch.setattr("mqmesh.storage.commitlog.opening.MOST_TAILS_AT_START", 50)
     topics = [f"topic-{number}" for number in range(51)]
     store = files.open()
     for topic in topics:
@@ -272,8 +272,8 @@ MANY = [f"topic-{number}" for number in range(52)]
 
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
-    monkeypatch.setattr("mqmesh.storage.checkpointer.MOST_TAILS_AT_CLOSE", 50)
+    monkeypatch.setattr("mqmesh.storage.commitlog.opening.MOST_TAILS_AT_START", 50)
+    monkeypatch.setattr("mqmesh.storage.commitlog.checkpointer.MOST_TAILS_AT_CLOSE", 50)
 
 
 @pytest.mark.usefixtures("few_are_many")
@@ -331,7 +331,7 @@ def test_queue_files_that_a_start_doubted_are_doubted_by_the_next_one_too(
 ) -> None:
     """The system died, or the checkpoint was lost; then entries are in memory only."""
     boots = iter([b"a" * 16, b"b" * 16, b"b" * 16])
-    monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: next(boots))
+    monkeypatch.setattr("mqmesh.storage.commitlog.opening.read_boot_id", lambda: next(boots))
     store = files.open()
     for topic in MANY:
         put_bodies(store, ["a", "b"], topic=topic)
@@ -362,7 +362,7 @@ def test_queue_files_that_a_start_doubted_are_doubted_by_the_next_one_too(
 def test_what_is_ahead_of_many_queues_is_cut_although_their_ends_are_only_in_memory(
     files: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqmesh.storage.opening.MOST_TAILS_AT_START", 50)
+    monkeypatch.setattr("mqmesh.storage.commitlog.opening.MOST_TAILS_AT_START", 50)
     topics = [f"topic-{number}" for number in range(51)]
     store = files.open()
     for body in ("a", "b"):

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull, StorageError, StoreClosed, TooManyOpenFiles
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
-from mqmesh.storage.queue_tail import ROW_BYTES
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.queues.queue_tail import ROW_BYTES
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import (

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from mqmesh.errors import StorageError
-from mqmesh.storage import disk_check
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, PutStatus
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.log import disk_check
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import (
@@ -208,7 +208,7 @@ class Scene:
         self.disk.cut_power()
         self._boots += 1
         boot_id = self._boots.to_bytes(16, "big")
-        self._monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: boot_id)
+        self._monkeypatch.setattr("mqmesh.storage.commitlog.opening.read_boot_id", lambda: boot_id)
 
 
 def _leave_no_room_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:

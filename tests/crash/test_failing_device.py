@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.chores import Chores
-from mqmesh.storage.disk_check import DiskCheck
-from mqmesh.storage.mapped_file import MappedFile
-from mqmesh.storage.rewriting import rewrite
-from mqmesh.storage.segments import Segments
+from mqmesh.storage.commitlog.rewriting import rewrite
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.log.disk_check import DiskCheck
+from mqmesh.storage.log.mapped_file import MappedFile
+from mqmesh.storage.log.segments import Segments
 from mqmesh.units import MIB
 
 SEGMENT_BYTES = 16 * MIB
@@ -154,7 +154,7 @@ def test_without_room_for_a_copy_a_segment_is_mended_in_its_place(
 ) -> None:
     path = a_segment_with_a_failed_sync(device)
     number = os.stat(path).st_ino
-    monkeypatch.setattr("mqmesh.storage.rewriting._Copy._has_room", lambda copy: False)
+    monkeypatch.setattr("mqmesh.storage.commitlog.rewriting._Copy._has_room", lambda copy: False)
     rewrite(segments_of(device), len(SYNCED), lambda position: None)
     found = append_and_remount(device, path)
     assert os.stat(path).st_ino == number

@@ -16,17 +16,17 @@ from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
 from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
-from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv, has_sound_pages
-from mqmesh.storage.message_index_part import (
+from mqmesh.storage.index.part import (
     HEAD_KEY,
     Run,
     Text,
     decode_head,
     encode_head,
 )
-from mqmesh.storage.message_index_texts import KeyText, text_key
-from mqmesh.storage.snapshot_making import restore_snapshot
-from mqmesh.storage.snapshot_reading import LogRange, Snapshot, verify_snapshot
+from mqmesh.storage.index.texts import KeyText, text_key
+from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv, has_sound_pages
+from mqmesh.storage.tools.snapshot_making import restore_snapshot
+from mqmesh.storage.tools.snapshot_reading import LogRange, Snapshot, verify_snapshot
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
@@ -49,9 +49,9 @@ BELIEVER = """
 import sys
 from pathlib import Path
 from mqmesh.errors import StorageError
-from mqmesh.storage.lmdb_env import LmdbEnv
-from mqmesh.storage.message_index_blocks import BEYOND, run_key
-from mqmesh.storage.message_index_part import HEAD_KEY
+from mqmesh.storage.lmdb.env import LmdbEnv
+from mqmesh.storage.index.blocks import BEYOND, run_key
+from mqmesh.storage.index.part import HEAD_KEY
 for path in sys.argv[1:]:
     try:
         env = LmdbEnv(Path(path), map_size=1 << 20, read_only=True)

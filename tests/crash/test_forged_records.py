@@ -7,15 +7,15 @@ from typing import Final
 
 import pytest
 
+from mqmesh.batch.record_batch import HEADER_SIZE, read_header
 from mqmesh.errors import CorruptRecord
-from mqmesh.record_batch import HEADER_SIZE, read_header
-from mqmesh.storage.dispatcher_reader import LogReader, SegmentList
-from mqmesh.storage.log_marker import MarkerKind, encode_marker
-from mqmesh.storage.log_scan import LogScanner
-from mqmesh.storage.stopped_store import open_stopped
-from mqmesh.storage.store import CommitLogStore
-from mqmesh.storage.store_key import read_store_key
-from mqmesh.storage.verify import verify_store
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
+from mqmesh.storage.log.marker import MarkerKind, encode_marker
+from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.store_key import read_store_key
+from mqmesh.storage.tools.stopped_store import open_stopped
+from mqmesh.storage.tools.verify import verify_store
 from mqmesh.testing.store_contract import NOW, batches_in, make_batch
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 

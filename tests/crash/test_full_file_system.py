@@ -15,13 +15,13 @@ from mqmesh.errors import DiskFull
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables
 from mqmesh.roles.document_saver import DocumentSaver
-from mqmesh.storage.atomic_file import load_document, save_document
-from mqmesh.storage.disk_space import Space, system_space
+from mqmesh.storage.commitlog.log_cuts import LogCuts
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.files.disk_space import Space, system_space
 from mqmesh.storage.interface import StoreConfig
-from mqmesh.storage.log_cuts import LogCuts
-from mqmesh.storage.mapped_file import MappedFile
+from mqmesh.storage.log.mapped_file import MappedFile
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import GIB, KIB, MIB, QueueOffset

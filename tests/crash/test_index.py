@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.storage.message_index_blocks import BEYOND, LOWEST, encode_run
-from mqmesh.storage.message_index_search import KeyQuery
+from mqmesh.storage.index.blocks import BEYOND, LOWEST, encode_run
+from mqmesh.storage.index.search import KeyQuery
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_contract import NOW
 from mqmesh.testing.store_files import SEGMENT_BYTES

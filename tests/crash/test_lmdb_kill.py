@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.record_batch import decode_messages, read_header
+from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, MessageStore, PutStatus, StoreConfig
-from mqmesh.storage.stopped_store import open_stopped
-from mqmesh.storage.verify import verify_store
+from mqmesh.storage.tools.stopped_store import open_stopped
+from mqmesh.storage.tools.verify import verify_store
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import CommitLogOffset

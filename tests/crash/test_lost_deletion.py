@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.atomic_file import load_document, save_document
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import MessageStore
-from mqmesh.storage.queue_table import decode_table
-from mqmesh.storage.stopped_store import open_stopped
-from mqmesh.storage.store import CommitLogStore
-from mqmesh.storage.verify import verify_store
+from mqmesh.storage.queues.queue_table import decode_table
+from mqmesh.storage.tools.stopped_store import open_stopped
+from mqmesh.storage.tools.verify import verify_store
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import (
     SEGMENT_BYTES,

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord, StoreClosed
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.mapped_file import MappedFile
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.log.mapped_file import MappedFile
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import (
     SEGMENT_BYTES,

@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import ConfigError, StoreClosed, StoreLocked
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import MessageStore, StoreConfig
-from mqmesh.storage.stopped_store import open_stopped
+from mqmesh.storage.tools.stopped_store import open_stopped
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import SEGMENT_BYTES

@@ -7,10 +7,10 @@ import shutil
 import msgspec
 import pytest
 
-from mqmesh.storage.checkpoint import CheckpointFile
-from mqmesh.storage.consume_queue import ENTRY_SIZE
-from mqmesh.storage.log_marker import MarkerKind, decode_marker
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.commitlog.checkpoint import CheckpointFile
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.log.marker import MarkerKind, decode_marker
+from mqmesh.storage.queues.consume_queue import ENTRY_SIZE
 from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 PAGE = 4096

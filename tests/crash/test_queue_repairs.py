@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mqmesh.errors import DiskFull, StorageError
-from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue
-from mqmesh.storage.queue_repair import MIN_REST_MS, QueueRepairs
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.commitlog.queue_repair import MIN_REST_MS, QueueRepairs
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.testing.store_files import StoreFiles, settle

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull, OffsetOutOfRange
-from mqmesh.storage.disk_space import Space
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.disk_space import Space
 from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log_beginning import read_log_beginning
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.log.beginning import read_log_beginning
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import PATIENCE_SECONDS, SEGMENT_BYTES, StoreFiles
@@ -314,7 +314,7 @@ def check_killed(kept: Kept, image: StoreFiles, another_boot: bool) -> None:
     copy = image.copy()
     with pytest.MonkeyPatch.context() as patch:
         if another_boot:
-            patch.setattr("mqmesh.storage.opening.read_boot_id", lambda: os.urandom(16))
+            patch.setattr("mqmesh.storage.commitlog.opening.read_boot_id", lambda: os.urandom(16))
         store = kept.open(copy)
     stats = store.stats()
     oldest = min(path.name for path in (copy.directory / "commitlog").iterdir())

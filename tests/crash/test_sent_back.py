@@ -1,7 +1,7 @@
 """The broker dies while messages are sent back, offsets are moved, or it is started again.
 
 Each delivery that failed has one retry afterwards, and one dead letter at most: what the broker
-remembers of that (``roles/broker/sent_back_marks.py``) is on the disk with them, or neither is.
+remembers of that (``retries/sent_back_marks.py``) is on the disk with them, or neither is.
 """
 
 from collections import Counter, deque
@@ -12,29 +12,29 @@ from typing import Any
 
 import pytest
 
+from mqmesh.batch.record_batch import Attributes, encode_batch
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
-from mqmesh.record_batch import Attributes, encode_batch
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers
-from mqmesh.roles.broker.handlers.send import finish_sends
-from mqmesh.roles.broker.inner_send import inner_send
-from mqmesh.roles.broker.meta_cache import MetaCache
-from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.pull_hold import PullHold
-from mqmesh.roles.broker.queue_locks import QueueLocks
-from mqmesh.roles.broker.send_admission import SendAdmission
-from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
+from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
+from mqmesh.roles.broker.features.sends.send import finish_sends
+from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.sends.staging import SendStage
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables
 from mqmesh.roles.document_saver import DocumentSaver
-from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.files.atomic_file import load_document
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.kill_points import KillPoints

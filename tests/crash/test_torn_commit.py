@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from mqmesh.half_batch import half_parts
+from mqmesh.batch.half_batch import half_parts
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import check_stored, decode_messages, read_header, read_meta
 from mqmesh.message import TRANS_HALF_TOPIC, Message
-from mqmesh.payload import encode_payload
-from mqmesh.record_batch import check_stored, decode_messages, read_header, read_meta
-from mqmesh.roles.broker.op_records import Op, OpKind, encode_ops
-from mqmesh.roles.broker.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.transaction_recovery import copy_of
+from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, encode_ops
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.storage.interface import BatchToPut, MessageStore
 from mqmesh.testing.store_contract import NOW
 from mqmesh.testing.store_files import StoreFiles, settle

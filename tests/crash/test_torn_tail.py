@@ -103,7 +103,7 @@ def test_stale_records_behind_a_cut_never_come_back(files: StoreFiles) -> None:
 def test_a_system_that_does_not_tell_its_boots_may_have_restarted(
     files: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqmesh.storage.opening.read_boot_id", lambda: bytes(16))
+    monkeypatch.setattr("mqmesh.storage.commitlog.opening.read_boot_id", lambda: bytes(16))
     store = files.open()
     offsets = put_bodies(store, ["a", "b", "c"])
     crashed = files.copy()

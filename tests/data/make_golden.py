@@ -10,8 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from mqmesh.message import Message
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     check_batch,
     check_stored,
     encode_batch,
@@ -19,7 +18,8 @@ from mqmesh.record_batch import (
     read_payload,
     stamp,
 )
-from mqmesh.sparse_batch import cut_batch
+from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.message import Message
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -10,11 +10,11 @@ from array import array
 
 import msgspec
 
+from mqmesh.batch.fast_decode import decode_at_once, is_compiled
+from mqmesh.batch.payload import decode_payload, encode_payload
+from mqmesh.batch.payload_check import check_payload, keys_in
 from mqmesh.errors import MessageIllegal
-from mqmesh.fast_decode import decode_at_once, is_compiled
 from mqmesh.message import BatchInfo, CommitLogOffset, Message, QueueOffset, TimestampMs
-from mqmesh.payload import decode_payload, encode_payload
-from mqmesh.payload_check import check_payload, keys_in
 
 COUNT = 3
 BATCH = BatchInfo(

@@ -11,15 +11,8 @@ import zstandard
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from mqmesh.errors import CorruptBatch, InvalidArgument
-from mqmesh.message import (
-    MAX_MESSAGE_BYTES_DEFAULT,
-    Message,
-    StoredMessage,
-)
-from mqmesh.message_checks import check_messages
-from mqmesh.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
-from mqmesh.record_batch import (
+from mqmesh.batch.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
+from mqmesh.batch.record_batch import (
     HEADER_SIZE,
     BatchMeta,
     check_batch,
@@ -30,6 +23,13 @@ from mqmesh.record_batch import (
     read_meta,
     stamp,
 )
+from mqmesh.errors import CorruptBatch, InvalidArgument
+from mqmesh.message import (
+    MAX_MESSAGE_BYTES_DEFAULT,
+    Message,
+    StoredMessage,
+)
+from mqmesh.message_checks import check_messages
 from mqmesh.testing.batches import join_batch, split_batches
 from mqmesh.units import MAX_TIMESTAMP_MS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqmesh.batch.record_batch import HEADER_SIZE, check_stored, decode_messages
 from mqmesh.errors import CorruptBatch
-from mqmesh.record_batch import HEADER_SIZE, check_stored, decode_messages
 
 GOLDEN = Path(__file__).resolve().parent.parent / "data" / "record-batch-v1-sparse.bin"
 

@@ -19,11 +19,11 @@ from mqmesh.errors import InvalidArgument, MQMeshError, TopicNotFound
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.groups import ResetWhere
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient as BlockingAdminClient
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.patient_client import PatientClient
-from mqmesh.sdk.transactions import LocalTransactionState
+from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
+from mqmesh.sdk.connector.patient_client import PatientClient
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.transactions.transactions import LocalTransactionState
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 20
@@ -273,8 +273,8 @@ def test_every_method_of_an_admin_client_can_be_awaited_or_iterated(kind):
 
 
 def test_every_admin_client_is_there():
-    for info in pkgutil.iter_modules(mqmesh.sdk.__path__):
-        importlib.import_module(f"mqmesh.sdk.{info.name}")
+    for info in pkgutil.walk_packages(mqmesh.sdk.__path__, "mqmesh.sdk."):
+        importlib.import_module(info.name)
     blocking = {BlockingAdminClient}
     for _ in range(3):
         blocking |= {sub for one in blocking for sub in one.__subclasses__()}

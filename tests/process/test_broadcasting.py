@@ -13,8 +13,8 @@ import pytest
 
 from mqmesh.message import Message
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0
@@ -26,7 +26,7 @@ QUEUES = 4
 CONSUMER = """
 import os, sys, threading
 from mqmesh import ConsumeResult, PushConsumer
-from mqmesh.sdk.options import ClientOptions
+from mqmesh.sdk.client.options import ClientOptions
 
 namesrv, topic, folder, name, out = sys.argv[1:]
 file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -12,6 +12,7 @@ import time
 import pytest
 import zmq
 
+from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.clock import SystemClock
 from mqmesh.errors import (
     BrokerNotAvailable,
@@ -68,7 +69,6 @@ from mqmesh.protocol.route import (
     TopicConfig,
     TopicRoute,
 )
-from mqmesh.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.roles.broker import server as broker_server
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.server import BrokerServer

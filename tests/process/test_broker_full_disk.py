@@ -12,7 +12,7 @@ from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles import document_saver
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.server import BrokerServer
-from mqmesh.storage import atomic_file
+from mqmesh.storage.files import atomic_file
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 
+from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
@@ -20,7 +21,6 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import RoleProcess
 from mqmesh.testing.stopwatch import Stopwatch

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from mqmesh.cli import main
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.testing.commands import CommandProcess, run_command
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch

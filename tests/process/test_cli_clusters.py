@@ -13,12 +13,12 @@ import pytest
 
 from mqmesh.cli import main
 from mqmesh.message import Message, dlq_topic
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.dead_letters import DeadLetterClient
-from mqmesh.sdk.group_admin import GroupAdmin
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.dead_letters import DeadLetterClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 40

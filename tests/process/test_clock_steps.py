@@ -8,11 +8,11 @@ import time
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions import LocalTransactionState, TransactionListener
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stepped_clock import PROGRAM, step_clock
 

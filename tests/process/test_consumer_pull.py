@@ -13,12 +13,12 @@ import pytest
 
 from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
 from mqmesh.message import Message
-from mqmesh.sdk import aio_consumer
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consumer_engine import START_COMMIT_MS, ConsumerEngine
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.aio import consumer as aio_consumer
+from mqmesh.sdk.consumer.consumer_engine import START_COMMIT_MS, ConsumerEngine
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch
 

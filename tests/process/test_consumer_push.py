@@ -18,12 +18,12 @@ from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.locking import LockEntry, UnlockBatchRequest
 from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
 from mqmesh.protocol.pulling import QueryConsumerOffsetRequest, QueueOffsetEntry
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.group_admin import GroupAdmin
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
@@ -316,7 +316,7 @@ def test_more_members_than_queues_leave_some_idle(cluster, names):
 
 MEMBER = """
 import sys, threading
-from mqmesh.sdk.push_consumer import ConsumeResult, PushConsumer
+from mqmesh.sdk.consumer.push_consumer import ConsumeResult, PushConsumer
 
 def listen(messages):
     for message in messages:

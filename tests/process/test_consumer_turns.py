@@ -8,11 +8,11 @@ import time
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk import consume_service
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.group_admin import GroupAdmin
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.consumer.listening import consume_service
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch
 

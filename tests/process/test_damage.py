@@ -7,10 +7,10 @@ import time
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0

@@ -14,10 +14,10 @@ import pytest
 
 from mqmesh.errors import BrokerError, CancelRefused, InvalidArgument
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.delays import DelayClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.delays import DelayClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 

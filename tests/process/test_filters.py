@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
+from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.record_batch import check_stored, decode_messages
-from mqmesh.sdk.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.testing.commands import CommandProcess
 from mqmesh.testing.processes import ProcessCluster
 

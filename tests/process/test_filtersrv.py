@@ -24,7 +24,7 @@ from mqmesh import (
     aio,
 )
 from mqmesh.errors import FilterFailed, InvalidArgument, NoPermission
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 from mqmesh.testing.stopwatch import Stopwatch

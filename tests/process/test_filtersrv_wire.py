@@ -8,6 +8,14 @@ import zlib
 import msgspec
 import pytest
 
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    check_batch,
+    check_stored,
+    decode_messages,
+    encode_batch,
+    stamp,
+)
 from mqmesh.errors import (
     BrokerNotAvailable,
     ConfigError,
@@ -29,14 +37,6 @@ from mqmesh.protocol.filters import (
     UploadFilterResponse,
 )
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
-from mqmesh.record_batch import (
-    BROKER_PART_SIZE,
-    check_batch,
-    check_stored,
-    decode_messages,
-    encode_batch,
-    stamp,
-)
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.server import FilterServer
 

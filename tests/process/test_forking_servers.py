@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.testing.commands import free_ports
 from mqmesh.testing.processes import ProcessCluster
 

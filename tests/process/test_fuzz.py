@@ -13,8 +13,8 @@ from mqmesh.errors import BrokerError
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.queries import AdvanceIndexRequest
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing import zmtp
 from mqmesh.testing.fuzz import crowd, fuzz, main, table
 from mqmesh.testing.fuzz_sender import shake_hands

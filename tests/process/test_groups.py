@@ -16,12 +16,12 @@ from mqmesh.errors import BrokerError, GroupNotFound, InvalidArgument, OffsetIll
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.group_admin import GroupAdmin
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.push_consumer import PushConsumer
-from mqmesh.sdk.tracks import TrackClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.tracks import TrackClient
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch

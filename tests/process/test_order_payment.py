@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.sdk.transaction_admin import TransactionAdmin
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 40.0

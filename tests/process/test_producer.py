@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.errors import (
     EndpointUnreachable,
     MQMeshError,
@@ -24,10 +25,9 @@ from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.record_batch import decode_messages, read_header
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets

@@ -28,7 +28,7 @@ from mqmesh.protocol.route import (
     QueueData,
     TopicRoute,
 )
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.batches import split_batches
 from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.group_admin import GroupAdmin
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 40

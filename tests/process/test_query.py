@@ -23,9 +23,9 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.queries import QueryClient, QueryResult
-from mqmesh.sdk.send_result import SendResult
+from mqmesh.sdk.admin.queries import QueryClient, QueryResult
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendResult
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 20.0

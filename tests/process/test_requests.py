@@ -13,11 +13,11 @@ import pytest
 import mqmesh.aio
 from mqmesh.errors import ClientNotOnline, NoRoute, RequestTimeout
 from mqmesh.message import Message, StoredMessage
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.push_consumer import PushConsumer
-from mqmesh.sdk.requests import is_request
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.requests import is_request
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.stopwatch import Stopwatch
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 20.0

@@ -14,6 +14,8 @@ from collections import Counter
 import pytest
 
 from mqmesh import aio
+from mqmesh.batch.payload import Payload, compress_payload
+from mqmesh.batch.record_batch import batch_parts
 from mqmesh.cli import main
 from mqmesh.errors import UndecodableMessages
 from mqmesh.message import (
@@ -22,16 +24,14 @@ from mqmesh.message import (
     PROPERTY_RESENT_FROM_DLQ,
     Message,
 )
-from mqmesh.payload import Payload, compress_payload
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.retries import ResendStatus
-from mqmesh.record_batch import batch_parts
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.dead_letters import DeadLetterClient, DeadLetterFilter
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.push_consumer import PushConsumer
+from mqmesh.sdk.admin.dead_letters import DeadLetterClient, DeadLetterFilter
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport import sockets

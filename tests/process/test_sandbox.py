@@ -12,8 +12,8 @@ import msgspec
 import psutil
 import pytest
 
+from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.record_batch import encode_batch
 from mqmesh.sandbox.frames import Answer, Setup, Status
 from mqmesh.sandbox.worker_process import WorkerProcess
 from mqmesh.testing.stopwatch import Stopwatch

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.record_batch import HEADER_SIZE, encode_batch
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.chaos_scene import wait_until
 from mqmesh.testing.checker import check

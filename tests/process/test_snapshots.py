@@ -7,10 +7,10 @@ import json
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.storage.snapshot_reading import Snapshot, verify_snapshot
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 

@@ -24,11 +24,11 @@ from mqmesh.message import (
     TRANS_OP_HALF_TOPIC,
     Message,
 )
-from mqmesh.sdk.pull_consumer import PullConsumer
-from mqmesh.sdk.queries import QueryClient
-from mqmesh.sdk.transaction_admin import TransactionAdmin
-from mqmesh.sdk.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions import LocalTransactionState, TransactionListener
+from mqmesh.sdk.admin.queries import QueryClient
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0

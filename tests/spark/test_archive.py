@@ -14,9 +14,9 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 
+from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import ConfigError
 from mqmesh.message import Message
-from mqmesh.record_batch import decode_messages
 from mqmesh.spark import export, tables
 from mqmesh.spark.find import find
 from mqmesh.spark.ingest import ingest
@@ -30,8 +30,8 @@ from mqmesh.spark.maintenance import (
     verify,
 )
 from mqmesh.storage.interface import StoreConfig
-from mqmesh.storage.snapshot_making import restore_snapshot
-from mqmesh.storage.snapshot_reading import Batch, Snapshot
+from mqmesh.storage.tools.snapshot_making import restore_snapshot
+from mqmesh.storage.tools.snapshot_reading import Batch, Snapshot
 from mqmesh.testing.indexed_store import make_messages_batch
 from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_files import StoreFiles

@@ -15,8 +15,8 @@ from mqmesh.cli import archive as commands
 from mqmesh.cli import archive_export, main
 from mqmesh.errors import CorruptRecord, InvalidArgument
 from mqmesh.message import Message
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark import session as session_module
 from mqmesh.spark import tables
 from mqmesh.spark.columns import json as json_of
@@ -24,7 +24,7 @@ from mqmesh.spark.columns import text
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import expire, expire_by_settings, query
 from mqmesh.spark.session import read_archive
-from mqmesh.storage.snapshot_reading import Batch, Snapshot
+from mqmesh.storage.tools.snapshot_reading import Batch, Snapshot
 from mqmesh.testing.indexed_store import make_messages_batch
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.testing.snapshots import take_snapshot

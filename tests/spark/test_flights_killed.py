@@ -22,12 +22,12 @@ import pytest
 from deltalake import DeltaTable
 
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark import tables
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import query, verify
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.tools.snapshot_reading import Snapshot
 from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [

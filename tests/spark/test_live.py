@@ -25,10 +25,10 @@ from pyspark.sql.types import (
 
 from mqmesh.errors import ConfigError, InvalidArgument, OffsetIllegal, TopicNotFound
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.numbered_sender import NumberedSender
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.connector.numbered_sender import NumberedSender
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark.data_source import MqmeshDataSource
 from mqmesh.spark.live_source import LiveReader, LiveStreamReader
 from mqmesh.spark.schema import COLUMNS

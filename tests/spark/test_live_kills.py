@@ -20,9 +20,9 @@ import pytest
 from deltalake import DeltaTable
 
 from mqmesh.message import Message
-from mqmesh.sdk.admin import AdminClient
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.pull_consumer import PullConsumer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark.java import find_java
 from mqmesh.testing.processes import ProcessCluster
 

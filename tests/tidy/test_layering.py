@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,18 +12,30 @@ import pytest
 # From the floor up. A room imports only what stands in its row.
 MAY_IMPORT = {
     "base": {"base"},
+    "batch": {"base"},
     "protocol": {"base"},
-    "filtering": {"base"},
-    "sandbox": {"base"},
-    "storage": {"base", "filtering"},
+    "filtering": {"base", "batch"},
+    "sandbox": {"base", "batch"},
+    "storage": {"base", "batch", "filtering"},
     "transport": {"base", "protocol"},
-    "sdk": {"base", "protocol", "filtering", "transport"},
+    "sdk": {"base", "batch", "protocol", "filtering", "transport"},
     "aio": {"base", "protocol", "filtering", "transport", "sdk"},
-    "roles": {"base", "protocol", "filtering", "sandbox", "storage", "transport", "sdk"},
-    "testing": {"base", "protocol", "filtering", "storage", "transport", "sdk", "aio", "roles"},
-    "bench": {"base", "protocol", "filtering", "transport", "sdk", "aio", "roles"},
+    "roles": {"base", "batch", "protocol", "filtering", "sandbox", "storage", "transport", "sdk"},
+    "testing": {
+        "base",
+        "batch",
+        "protocol",
+        "filtering",
+        "storage",
+        "transport",
+        "sdk",
+        "aio",
+        "roles",
+    },
+    "bench": {"base", "batch", "protocol", "filtering", "transport", "sdk", "aio", "roles"},
     "cli": {
         "base",
+        "batch",
         "protocol",
         "filtering",
         "storage",
@@ -33,15 +46,51 @@ MAY_IMPORT = {
         "testing",
         "bench",
     },
-    "spark": {"base", "storage", "sdk"},
+    "spark": {"base", "batch", "storage", "sdk"},
 }
+
+# The same for the folders inside two rooms.
+INNER_ROOMS = {
+    "mqmesh.storage": {
+        "files": set(),
+        "log": {"files"},
+        "queues": {"files"},
+        "commitlog": {"files", "log", "queues"},
+        "lmdb": {"files", "log", "queues", "commitlog"},
+        "index": {"files", "log", "lmdb"},
+        "tools": {"files", "log", "queues", "commitlog", "lmdb", "index"},
+    },
+    "mqmesh.sdk": {
+        "client": set(),
+        "producer": {"client"},
+        "transactions": {"client", "producer"},
+        "consumer.fetching": {"client"},
+        "consumer.listening": {"client", "consumer.fetching"},
+        "consumer": {"client", "consumer.fetching", "consumer.listening"},
+        "admin": {"client", "consumer"},
+        "connector": {"client", "admin", "consumer.fetching"},
+        "aio": {
+            "client",
+            "producer",
+            "transactions",
+            "consumer.fetching",
+            "consumer.listening",
+            "consumer",
+            "admin",
+        },
+    },
+}
+
+FOLDER_FILES_MAX = 20
+FULL_FOLDERS = {"mqmesh.cli", "mqmesh.spark", "mqmesh.testing"}
+"""Those that still hold more."""
 
 # A library and the places (a module, or a package and all in it) that may import it.
 CONFINED = {
     # The benchmark's limit is what bare ZeroMQ reaches, without our transport.
     "zmq": "mqmesh.transport mqmesh.bench.limit",
-    "mmap": "mqmesh.storage.mapped_file",
-    "lmdb": "mqmesh.storage.lmdb_env",
+    "mmap": "mqmesh.storage.log.mapped_file",
+    "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
     "click": "mqmesh.cli",
     "rich": "mqmesh.cli",
@@ -75,7 +124,7 @@ def is_in(module: str, place: str) -> bool:
 
 
 def room(module: str) -> str:
-    """Name the room of a module: `mqmesh.storage.store` -> `storage`, `mqmesh.units` -> `base`."""
+    """Name the room of a module: `mqmesh.sdk.client.run` -> `sdk`, `mqmesh.units` -> `base`."""
     parts = module.split(".")
     if len(parts) > 1 and parts[1] in MAY_IMPORT:
         return parts[1]
@@ -122,6 +171,37 @@ def upward_imports(modules: dict[str, str]) -> list[str]:
         if is_in(name, "mqmesh")
         and room(name) != room(module)
         and room(name) not in MAY_IMPORT[room(module)]
+    ]
+
+
+def inner_room(module: str) -> tuple[str, str] | None:
+    """Name the room and the folder in it: `mqmesh.sdk.client.run` -> `mqmesh.sdk`, `client`."""
+    for parent in INNER_ROOMS:
+        folder = module.removeprefix(f"{parent}.").rpartition(".")[0]
+        if is_in(module, parent) and folder:
+            return parent, folder
+    return None
+
+
+def upward_folders(modules: dict[str, str]) -> list[str]:
+    """Find imports of a folder above or beside, in a room whose folders have an order."""
+    found = []
+    for module, name in edges(modules):
+        here, there = inner_room(module), inner_room(name)
+        if here is None or there is None or here[0] != there[0] or here == there:
+            continue
+        if there[1] not in INNER_ROOMS[here[0]][here[1]]:
+            found.append(f"{module} imports {name}: {here[1]} must not know {there[1]}")
+    return found
+
+
+def full_folders(modules: dict[str, str]) -> list[str]:
+    """Find folders with too many files."""
+    counts = Counter(module.rpartition(".")[0] for module in modules)
+    return [
+        f"{folder}: {count} files"
+        for folder, count in counts.items()
+        if count > FOLDER_FILES_MAX and folder not in FULL_FOLDERS
     ]
 
 
@@ -222,6 +302,8 @@ def cycles(modules: dict[str, str]) -> list[str]:
 
 RULES = [
     upward_imports,
+    upward_folders,
+    full_folders,
     imports_of_the_top,
     role_to_role,
     transport_in_roles,
@@ -239,56 +321,81 @@ def test_the_project_obeys(rule, modules):
 
 
 PROJECT = {
-    "mqmesh.__init__": "from mqmesh.sdk.producer import Producer",
+    "mqmesh.__init__": "from mqmesh.sdk.producer.producer import Producer",
     "mqmesh.units": "import enum",
     "mqmesh.sdk.__init__": '"""Docstring."""',
-    "mqmesh.sdk.producer": "from mqmesh.transport.client import CommandClient",
-    "mqmesh.storage.store": "import mqmesh.units",
-    "mqmesh.storage.mapped_file": "import mmap",
+    "mqmesh.sdk.producer.producer": "from mqmesh.transport.client import CommandClient",
+    "mqmesh.storage.commitlog.store": "import mqmesh.units",
+    "mqmesh.storage.log.mapped_file": "import mmap",
     "mqmesh.transport.client": "import zmq\nfrom mqmesh import units",
-    "mqmesh.bench.limit": "import zmq\nfrom mqmesh.sdk.producer import Producer",
+    "mqmesh.bench.limit": "import zmq\nfrom mqmesh.sdk.producer.producer import Producer",
     "mqmesh.roles.process": "import time",
     "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.client import CommandClient",
-    "mqmesh.roles.broker.handlers.send": "from mqmesh.roles.broker import topics",
-    "mqmesh.roles.broker.topics": "from mqmesh.roles.process import x",
+    "mqmesh.roles.broker.features.sends.send": "import mqmesh.roles.broker.features.topics.topics",
+    "mqmesh.roles.broker.features.topics.topics": "from mqmesh.roles.process import x",
     "mqmesh.roles.namesrv.route_table": "import enum",
     "mqmesh.cli.main": "import click\nfrom . import topic",
-    "mqmesh.cli.topic": "from mqmesh.sdk.producer import Producer",
-    "mqmesh.spark.archive": "import pyspark\nfrom mqmesh.storage.store import x",
+    "mqmesh.cli.topic": "from mqmesh.sdk.producer.producer import Producer",
+    "mqmesh.spark.archive": "import pyspark\nfrom mqmesh.storage.commitlog.store import x",
 }
 
 FAULTS = [
     (upward_imports, "mqmesh.units", "from mqmesh.protocol.codes import x"),
-    (upward_imports, "mqmesh.storage.store", "from mqmesh.protocol.codes import x"),
-    (upward_imports, "mqmesh.storage.store", "def f():\n    import mqmesh.transport.client"),
-    (upward_imports, "mqmesh.sdk.producer", "from mqmesh.storage import store"),
+    (upward_imports, "mqmesh.storage.commitlog.store", "from mqmesh.protocol.codes import x"),
+    (
+        upward_imports,
+        "mqmesh.storage.commitlog.store",
+        "def f():\n    import mqmesh.transport.client",
+    ),
+    (upward_imports, "mqmesh.sdk.producer.producer", "from mqmesh.storage import store"),
     (upward_imports, "mqmesh.filtering.tags", "from mqmesh.protocol import codes"),
     (upward_imports, "mqmesh.spark.archive", "from mqmesh.transport.client import CommandClient"),
     (upward_imports, "mqmesh.testing.cluster", "from mqmesh.cli.main import main"),
-    (imports_of_the_top, "mqmesh.sdk.producer", "from mqmesh import Producer"),
-    (imports_of_the_top, "mqmesh.sdk.producer", "import mqmesh"),
+    (upward_folders, "mqmesh.storage.log.scan", "from mqmesh.storage.index.part import x"),
+    (imports_of_the_top, "mqmesh.sdk.producer.producer", "from mqmesh import Producer"),
+    (imports_of_the_top, "mqmesh.sdk.producer.producer", "import mqmesh"),
     (imports_of_the_top, "mqmesh.testing.cluster", "import cli.main"),
-    (role_to_role, "mqmesh.roles.broker.topics", "from mqmesh.roles.namesrv import route_table"),
-    (role_to_role, "mqmesh.roles.broker.topics", "from mqmesh.roles import namesrv"),
-    (role_to_role, "mqmesh.roles.process", "from mqmesh.roles.broker.topics import x"),
-    (transport_in_roles, "mqmesh.roles.broker.handlers.send", "import mqmesh.transport.client"),
+    (
+        role_to_role,
+        "mqmesh.roles.broker.features.topics.topics",
+        "from mqmesh.roles.namesrv import route_table",
+    ),
+    (
+        role_to_role,
+        "mqmesh.roles.broker.features.topics.topics",
+        "from mqmesh.roles import namesrv",
+    ),
+    (
+        role_to_role,
+        "mqmesh.roles.process",
+        "import mqmesh.roles.broker.features.topics.topics",
+    ),
+    (
+        transport_in_roles,
+        "mqmesh.roles.broker.features.sends.send",
+        "import mqmesh.transport.client",
+    ),
     (transport_in_roles, "mqmesh.roles.process", "from mqmesh.transport import client"),
-    (impure_role_files, "mqmesh.roles.broker.topics", "from time import monotonic"),
-    (impure_role_files, "mqmesh.roles.broker.topics", "import os.path"),
-    (impure_role_files, "mqmesh.roles.broker.handlers.send", "x = open('f')"),
+    (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "from time import monotonic"),
+    (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "import os.path"),
+    (impure_role_files, "mqmesh.roles.broker.features.sends.send", "x = open('f')"),
     (escaped_libraries, "mqmesh.roles.broker.server", "import zmq.utils"),
-    (escaped_libraries, "mqmesh.storage.store", "from mmap import mmap"),
+    (escaped_libraries, "mqmesh.storage.commitlog.store", "from mmap import mmap"),
     (escaped_libraries, "mqmesh.bench.rows", "import zmq"),
-    (escaped_libraries, "mqmesh.storage.store", "import lmdb"),
-    (escaped_libraries, "mqmesh.sdk.producer", "import click"),
-    (escaped_libraries, "mqmesh.storage.store", "import pyspark"),
-    (relative_imports, "mqmesh.sdk.producer", "from .retry import x"),
+    (escaped_libraries, "mqmesh.storage.commitlog.store", "import lmdb"),
+    (escaped_libraries, "mqmesh.sdk.producer.producer", "import click"),
+    (escaped_libraries, "mqmesh.storage.commitlog.store", "import pyspark"),
+    (relative_imports, "mqmesh.sdk.producer.producer", "from .retry import x"),
     (relative_imports, "mqmesh.cli.main", "from ..sdk import producer"),
     (relative_imports, "mqmesh.cli.main", "from mqmesh.cli.topic import x"),
     (busy_package_files, "mqmesh.sdk.__init__", '"""Docstring."""\nimport enum'),
     (busy_package_files, "mqmesh.sdk.__init__", ""),
     (cycles, "mqmesh.cli.topic", "from .main import main"),
-    (cycles, "mqmesh.roles.broker.topics", "from mqmesh.roles.broker.handlers import send"),
+    (
+        cycles,
+        "mqmesh.roles.broker.features.topics.topics",
+        "from mqmesh.roles.broker.features.sends import send",
+    ),
 ]
 
 
@@ -301,3 +408,9 @@ def test_a_rule_accepts_a_tidy_project(rule):
 def test_a_rule_finds_a_planted_fault(rule, module, source):
     known = dict.fromkeys(["mqmesh.roles.namesrv.__init__", "mqmesh.protocol.codes"], '"""Doc."""')
     assert rule({**PROJECT, **known, module: source})
+
+
+def test_a_full_folder_is_found():
+    folder = {f"mqmesh.sdk.client.part{n}": "" for n in range(FOLDER_FILES_MAX)}
+    assert full_folders(folder) == []
+    assert full_folders({**folder, "mqmesh.sdk.client.another": ""})

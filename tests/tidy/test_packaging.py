@@ -54,9 +54,7 @@ def test_a_folder_missing_from_the_list_is_found():
 
 
 def test_a_folder_without_init_file_is_found():
-    assert folders_without_init({"mqmesh.__init__": "", "mqmesh.sdk.producer": ""}) == {
-        "mqmesh.sdk"
-    }
+    assert folders_without_init({"mqmesh.__init__": "", "mqmesh.sdk.admin": ""}) == {"mqmesh.sdk"}
 
 
 FILES = (

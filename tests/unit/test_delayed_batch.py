@@ -7,7 +7,7 @@ import struct
 import msgspec
 import pytest
 
-from mqmesh.delayed_batch import (
+from mqmesh.batch.delayed_batch import (
     DEFAULT_DELAY_LEVELS,
     DelayedMeta,
     check_wish,
@@ -17,10 +17,8 @@ from mqmesh.delayed_batch import (
     read_delayed_meta,
     scheduled_batch,
 )
-from mqmesh.errors import ConfigError, CorruptBatch, LocalProtocolError, MessageIllegal
-from mqmesh.message import SCHEDULE_TOPIC, Message
-from mqmesh.payload import encode_payload
-from mqmesh.record_batch import (
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import (
     Attributes,
     batch_parts,
     check_batch,
@@ -29,6 +27,8 @@ from mqmesh.record_batch import (
     read_header,
     read_meta,
 )
+from mqmesh.errors import ConfigError, CorruptBatch, LocalProtocolError, MessageIllegal
+from mqmesh.message import SCHEDULE_TOPIC, Message
 
 MESSAGES = [Message("t", b"0", "A", ["k"]), Message("t", b"1" * 500), Message("t", b"2")]
 

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh import fast_decode
+from mqmesh.batch import fast_decode
+from mqmesh.batch.fast_decode import decode_at_once, is_compiled
+from mqmesh.batch.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
+from mqmesh.batch.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.errors import CorruptBatch
-from mqmesh.fast_decode import decode_at_once, is_compiled
 from mqmesh.message import (
     MAX_FLAG,
     MAX_KEY_LENGTH,
@@ -32,8 +34,6 @@ from mqmesh.message import (
     TimestampMs,
     format_message_id,
 )
-from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
-from mqmesh.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 FIRST = 1_000

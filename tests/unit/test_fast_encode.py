@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh import fast_encode
+from mqmesh.batch import fast_encode
+from mqmesh.batch.fast_encode import MAX_KNOWN_TAGS, encode_at_once, is_compiled
+from mqmesh.batch.payload import (
+    CODEC_ZSTD,
+    MAX_MESSAGES,
+    MAX_RAW_BYTES,
+    MAX_STRINGS,
+    decode_payload,
+    encode_payload,
+)
 from mqmesh.errors import MQMeshError
-from mqmesh.fast_encode import MAX_KNOWN_TAGS, encode_at_once, is_compiled
 from mqmesh.message import (
     FIELD_LIMITS,
     MAX_FLAG,
@@ -28,14 +36,6 @@ from mqmesh.message import (
     StoredMessage,
 )
 from mqmesh.message_checks import check_messages
-from mqmesh.payload import (
-    CODEC_ZSTD,
-    MAX_MESSAGES,
-    MAX_RAW_BYTES,
-    MAX_STRINGS,
-    decode_payload,
-    encode_payload,
-)
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 MAX_BODY = 4 * 1024 * 1024

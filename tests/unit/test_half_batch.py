@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.half_batch import half_parts, have_immunity, immunity_ms, is_half, read_half_meta
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import (
+    BatchMeta,
+    batch_parts,
+    check_batch,
+    decode_messages,
+    encode_batch,
+)
+from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import CorruptBatch
-from mqmesh.half_batch import half_parts, have_immunity, immunity_ms, is_half, read_half_meta
 from mqmesh.message import TRANS_HALF_TOPIC, Message
-from mqmesh.payload import encode_payload
-from mqmesh.record_batch import BatchMeta, batch_parts, check_batch, decode_messages, encode_batch
-from mqmesh.redelivery import redeliver
 
 MESSAGES = [Message("orders", b"one", tag="a", keys=("k",)), Message("orders", b"two", tag="b")]
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mqmesh.batch.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import (
     MAX_PROPERTIES_BYTES,
@@ -28,7 +29,6 @@ from mqmesh.message_checks import (
     check_messages,
     is_plain,
 )
-from mqmesh.record_batch import check_batch, decode_messages, encode_batch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 LIMIT = 1000

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh import payload_check
+from mqmesh.batch import payload_check
+from mqmesh.batch.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
+from mqmesh.batch.payload_check import check_payload, keys_in
 from mqmesh.errors import CorruptBatch, MessageIllegal
 from mqmesh.message import (
     MAX_FLAG,
@@ -18,8 +20,6 @@ from mqmesh.message import (
     MAX_TAG_LENGTH,
     Message,
 )
-from mqmesh.payload import MAX_MESSAGES, MAX_STRINGS, decode_payload, encode_payload
-from mqmesh.payload_check import check_payload, keys_in
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 LIMIT = 100

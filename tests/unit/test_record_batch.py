@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mqmesh.errors import CorruptBatch, LocalProtocolError
-from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
-from mqmesh.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_STRINGS
-from mqmesh.record_batch import (
+from mqmesh.batch.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_STRINGS
+from mqmesh.batch.record_batch import (
     HEADER_SIZE,
     MAX_BATCH_BYTES,
     Attributes,
@@ -23,7 +21,9 @@ from mqmesh.record_batch import (
     read_meta,
     stamp,
 )
-from mqmesh.store_check import bears_check
+from mqmesh.batch.store_check import bears_check
+from mqmesh.errors import CorruptBatch, LocalProtocolError
+from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
 from mqmesh.testing.batches import join_batch, split_batches
 
 CASES = (

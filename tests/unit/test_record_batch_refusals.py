@@ -8,10 +8,8 @@ import msgspec
 import pytest
 import zstandard
 
-from mqmesh.errors import CorruptBatch
-from mqmesh.message import Message, StoredMessage
-from mqmesh.payload import CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
-from mqmesh.record_batch import (
+from mqmesh.batch.payload import CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
+from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     HEADER_SIZE,
     MAX_BATCH_BYTES,
@@ -25,6 +23,8 @@ from mqmesh.record_batch import (
     read_meta,
     stamp,
 )
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import Message, StoredMessage
 from mqmesh.testing.batches import join_batch
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqmesh.errors import InvalidArgument
-from mqmesh.message import Message
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     Attributes,
     check_batch,
     decode_messages,
@@ -15,7 +13,9 @@ from mqmesh.record_batch import (
     read_header,
     read_meta,
 )
-from mqmesh.redelivery import redeliver
+from mqmesh.batch.redelivery import redeliver
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import Message
 from mqmesh.units import MIB
 
 MESSAGES = [

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.errors import CorruptBatch
-from mqmesh.message import Message
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     HEADER_SIZE,
     Attributes,
     SparseMeta,
@@ -26,7 +24,9 @@ from mqmesh.record_batch import (
     read_sparse_meta,
     stamp,
 )
-from mqmesh.sparse_batch import cut_batch
+from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import Message
 
 
 def whole_batch(count=10, *, compress=None, body=b"body %d", tags="AB"):

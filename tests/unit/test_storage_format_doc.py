@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqmesh import message, payload, record_batch, units
+from mqmesh import message, units
+from mqmesh.batch import payload, record_batch
+from mqmesh.batch.record_batch import Attributes, BatchHeader, BatchMeta, SparseMeta
 from mqmesh.message import BatchInfo, Message, StoredMessage
-from mqmesh.record_batch import Attributes, BatchHeader, BatchMeta, SparseMeta
 
 TYPES = {"s": "bytes", "B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
 

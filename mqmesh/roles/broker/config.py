@@ -4,14 +4,14 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
-from mqmesh.roles.broker.snapshot_desk import SnapshotConfig
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotConfig
+from mqmesh.storage.index.config import IndexConfig
 from mqmesh.storage.interface import StoreConfig
-from mqmesh.storage.message_index_config import IndexConfig
 from mqmesh.units import GIB, KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]

@@ -1,6 +1,6 @@
 """Which handler serves which request. Read this first.
 
-A handler is a function ``(context, request) -> Reply | None`` in ``handlers/``;
+A handler is a function ``(context, request) -> Reply | None`` in a folder of ``features/``;
 None means that it answers later, through ``context.wire``. What it raises is
 turned into a response code in one place, the command server, by the one table in
 ``protocol/codes.py``. PING is served by ``server.py``, also while there is no
@@ -15,24 +15,16 @@ from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.handlers import (
-    admin,
-    dead_letters,
-    filter_server,
-    groups,
-    locks,
-    membership,
-    offsets,
-    pull,
-    query,
-    reply,
-    resets,
-    schedule,
-    send,
-    send_back,
-    snapshots,
-    transactions,
-)
+from mqmesh.roles.broker.features.delays import schedule
+from mqmesh.roles.broker.features.groups import groups, locks, membership, offsets, resets
+from mqmesh.roles.broker.features.pulls import filter_server, pull
+from mqmesh.roles.broker.features.queries import query
+from mqmesh.roles.broker.features.replies import reply
+from mqmesh.roles.broker.features.retries import dead_letters, send_back
+from mqmesh.roles.broker.features.sends import send
+from mqmesh.roles.broker.features.snapshots import snapshots
+from mqmesh.roles.broker.features.topics import admin
+from mqmesh.roles.broker.features.transactions import transactions
 
 Handler = Callable[[Request], Reply | None]
 

@@ -19,26 +19,40 @@ from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.check_timetable import TransactionSettings
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
-from mqmesh.roles.broker.filter_servers import FilterServers
-from mqmesh.roles.broker.handlers.dead_letters import forget_marks
-from mqmesh.roles.broker.handlers.membership import send_notices
-from mqmesh.roles.broker.handlers.offsets import tell_forced_losses
-from mqmesh.roles.broker.handlers.pull import answer_expired_pulls, begin_pull_turn
-from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
-from mqmesh.roles.broker.handlers.schedule import (
+from mqmesh.roles.broker.features.delays.schedule import (
     fail_cancels,
     hold_log,
     tell_schedule_service,
 )
-from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired, finish_sends
-from mqmesh.roles.broker.handlers.snapshots import tick_snapshot
-from mqmesh.roles.broker.handlers.transactions import (
+from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.features.groups.membership import send_notices
+from mqmesh.roles.broker.features.groups.offsets import tell_forced_losses
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls, begin_pull_turn
+from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
+from mqmesh.roles.broker.features.replies.reply import answer_expired_replies, on_requester_lost
+from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
+from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
+from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
+from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired, finish_sends
+from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.sends.staging import SendStage
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
+    OnDone,
+    SnapshotDesk,
+    as_mqmesh_error,
+)
+from mqmesh.roles.broker.features.snapshots.snapshots import tick_snapshot
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.transaction_note import TransactionNote
+from mqmesh.roles.broker.features.transactions.transactions import (
     check_transactions,
     finish_transactions,
     has_queue,
@@ -46,27 +60,17 @@ from mqmesh.roles.broker.handlers.transactions import (
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
-from mqmesh.roles.broker.meta_cache import MetaCache
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
-from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.pull_hold import PullHold
-from mqmesh.roles.broker.pull_turns import PullTurns
-from mqmesh.roles.broker.queue_locks import QueueLocks
-from mqmesh.roles.broker.send_admission import SendAdmission
-from mqmesh.roles.broker.snapshot_desk import OnDone, SnapshotDesk, as_mqmesh_error
-from mqmesh.roles.broker.staging import SendStage
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Read
-from mqmesh.roles.broker.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.transaction_note import TransactionNote
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
-from mqmesh.storage.atomic_file import load_document, save_document
 from mqmesh.storage.backends import open_store
+from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
-from mqmesh.storage.snapshot_making import remove_unfinished
+from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.client import CommandClient

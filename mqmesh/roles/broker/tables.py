@@ -7,10 +7,10 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
-from mqmesh.roles.broker.groups_table import GroupTable
+from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.groups_table import GroupTable
+from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.life import LIFE_FILE
-from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.storage.interface import MessageStore
 

@@ -4,10 +4,10 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.record_batch import BatchHeader, check_stored, read_meta, read_payload
+from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.pulling import PullResponse, PullStatus
-from mqmesh.record_batch import BatchHeader, check_stored, read_meta, read_payload
-from mqmesh.sparse_batch import cut_batch
 
 QUESTION_MESSAGES: Final = 16_384
 """A filter is asked about so many messages at once, or about one batch if that has more."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.storage.message_index_config import IndexConfig
+from mqmesh.storage.index.config import IndexConfig
 from mqmesh.units import MIB
 
 

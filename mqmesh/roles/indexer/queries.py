@@ -15,9 +15,9 @@ from mqmesh.protocol.queries import (
     QueryMessageResponse,
     encode_found,
 )
-from mqmesh.storage.dispatcher import Dispatcher
-from mqmesh.storage.message_index import MessageIndex
-from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
+from mqmesh.storage.index.dispatcher import Dispatcher
+from mqmesh.storage.index.message_index import MessageIndex
+from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 CATCH_UP_MS: Final = 500

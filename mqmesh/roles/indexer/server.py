@@ -14,10 +14,10 @@ from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
-from mqmesh.storage.checkpoint import read_boot_id
-from mqmesh.storage.dispatcher import Dispatcher
-from mqmesh.storage.message_index import MessageIndex
-from mqmesh.storage.store_key import read_store_key
+from mqmesh.storage.commitlog.checkpoint import read_boot_id
+from mqmesh.storage.index.dispatcher import Dispatcher
+from mqmesh.storage.index.message_index import MessageIndex
+from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer
 from mqmesh.transport.sockets import Context

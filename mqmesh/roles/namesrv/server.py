@@ -41,8 +41,8 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
-from mqmesh.storage.atomic_file import load_document, save_document
-from mqmesh.storage.store_lock import StoreLock
+from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.hints import HintPublisher
 from mqmesh.transport.loop import EventLoop, Timer

@@ -24,11 +24,11 @@ from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
-from mqmesh.sdk.client import choose_endpoint
-from mqmesh.sdk.namesrv_link import NamesrvLink
-from mqmesh.storage.checkpoint import read_boot_id
-from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
-from mqmesh.storage.store_lock import StoreLock
+from mqmesh.sdk.client.client import choose_endpoint
+from mqmesh.sdk.client.namesrv_link import NamesrvLink
+from mqmesh.storage.commitlog.checkpoint import read_boot_id
+from mqmesh.storage.files.store_lock import StoreLock
+from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop, Timer
 from mqmesh.transport.server import CommandServer

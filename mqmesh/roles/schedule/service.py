@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from mqmesh.batch.schedule_record import Action, Run, decode_record, encode_runs
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptBatch,
@@ -38,7 +39,6 @@ from mqmesh.protocol.schedule import (
 from mqmesh.roles.schedule.broker_clock import BrokerClock
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.timetable import ChunkId, Found, Taken, Timetable
-from mqmesh.schedule_record import Action, Run, decode_record, encode_runs
 
 IDLE_MS: Final = 1_000
 """How often the broker is asked when it says nothing: it may have been set another time."""

@@ -28,7 +28,8 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from mqmesh.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
+from mqmesh.batch.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
+from mqmesh.batch.schedule_record import Run
 from mqmesh.errors import CorruptRecord
 from mqmesh.protocol.schedule import DueStatus, ScheduledEntry
 from mqmesh.roles.schedule.chunks import (
@@ -39,7 +40,6 @@ from mqmesh.roles.schedule.chunks import (
     runs_of,
     without,
 )
-from mqmesh.schedule_record import Run
 
 VERSION: Final = 1
 MOST_CHUNKS: Final = 2_048

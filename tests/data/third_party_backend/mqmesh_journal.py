@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from mqmesh.batch.record_batch import MAGIC, check_stored, read_meta
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch, StorageError, StoreLocked
-from mqmesh.record_batch import MAGIC, check_stored, read_meta
 from mqmesh.storage.interface import (
     BatchToPut,
     FlushDiskType,

@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.cli import contexts, main
 from mqmesh.errors import ConfigError
-from mqmesh.sdk.options import DEFAULT_NAMESRV
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV
 
 
 @pytest.fixture(autouse=True)

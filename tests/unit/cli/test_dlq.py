@@ -11,7 +11,7 @@ import pytest
 from mqmesh.cli import dlq, main
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.retries import ResendStatus
-from mqmesh.sdk.dead_letters import DeadLetter
+from mqmesh.sdk.admin.dead_letters import DeadLetter
 
 INFO = BatchInfo("%DLQ%billing", 0, "broker-a", 40, 4096, 500, 1, 2, "vm:1", "h:1", 1, 2, 3)
 MESSAGE = StoredMessage(

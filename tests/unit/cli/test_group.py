@@ -16,8 +16,8 @@ from mqmesh.protocol.groups import (
     QueueProgress,
 )
 from mqmesh.protocol.membership import ConsumerData, Subscription
-from mqmesh.sdk.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
-from mqmesh.sdk.tracks import MessageTrack, Track, TrackState
+from mqmesh.sdk.admin.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
+from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackState
 
 SETTINGS = {
     "consume_enable": True,

@@ -8,7 +8,7 @@ import pytest
 from mqmesh.cli import cluster, main, send, topic
 from mqmesh.cli.main import COMMANDS
 from mqmesh.errors import InvalidArgument, NoRoute
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.version import VERSION
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import CorruptBatch, InvalidArgument
 from mqmesh.filtering.predicate import MAX_REMEMBERED, Predicate
 from mqmesh.message import Message
-from mqmesh.payload import encode_payload
 
 
 def select(expression, messages):

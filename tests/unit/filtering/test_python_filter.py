@@ -13,7 +13,7 @@ from mqmesh.filtering.python_filter import (
     filter_id,
 )
 from mqmesh.protocol.pulling import ExpressionType
-from mqmesh.sdk.message_selector import MessageSelector, as_selector
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, as_selector
 
 SOURCE = "def match(m): return True"
 

@@ -11,7 +11,7 @@ import pytest
 
 from mqmesh.errors import DiskFull, StorageError
 from mqmesh.roles.document_saver import ROOM_BYTES, DocumentSaver
-from mqmesh.storage.atomic_file import load_document
+from mqmesh.storage.files.atomic_file import load_document
 
 
 class HandExecutor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.record_batch import decode_messages, encode_batch, read_header
 from mqmesh.message import Message
-from mqmesh.record_batch import decode_messages, encode_batch, read_header
 from mqmesh.sandbox.runtime import FilterError, load_filter, match_all
 
 

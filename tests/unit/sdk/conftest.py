@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.sdk.fast_send import is_compiled
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.producer.fast_send import is_compiled
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.simulated_cluster import SimulatedCluster
 from mqmesh.testing.simulated_network import SimulatedNetwork
 

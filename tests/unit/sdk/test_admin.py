@@ -26,8 +26,8 @@ from mqmesh.protocol.route import (
     TopicList,
     TopicRoute,
 )
-from mqmesh.sdk import admin
-from mqmesh.sdk.admin import AdminClient
+from mqmesh.sdk.admin import admin
+from mqmesh.sdk.admin.admin import AdminClient
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 A, B = "tcp://a:1", "tcp://b:2"

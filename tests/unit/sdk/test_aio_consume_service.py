@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.aio_consume_service import AioConsumeService
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_work import QueueWork
-from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.aio.consume_service import AioConsumeService
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.units import QueueOffset
 
 

@@ -15,7 +15,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.sdk.back_sender import MAX_ENTRIES, TRIES, BackSender, SentBack, join
+from mqmesh.sdk.consumer.listening.back_sender import MAX_ENTRIES, TRIES, BackSender, SentBack, join
 
 NOTHING = memoryview(b"")
 

@@ -20,8 +20,8 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import BrokerAddress, TopicRoute
-from mqmesh.sdk.client import ClientEngine, choose_endpoint
-from mqmesh.sdk.options import ClientOptions
+from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
+from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
@@ -417,7 +417,7 @@ def test_a_connection_that_cannot_even_be_tried_is_told(world, make, monkeypatch
     def fail(*_, **__):
         raise OSError("too many open files")
 
-    monkeypatch.setattr("mqmesh.sdk.client.CommandClient", fail)
+    monkeypatch.setattr("mqmesh.sdk.client.client.CommandClient", fail)
     with pytest.raises(EndpointUnreachable, match="too many"):
         client.engine.broker("a")
     found = client.send()

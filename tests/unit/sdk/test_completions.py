@@ -8,8 +8,8 @@ import pytest
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk.completions import Completions
-from mqmesh.sdk.send_result import PendingBatch, SendFuture
+from mqmesh.sdk.aio.completions import Completions
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
 
 
 def test_futures_that_are_done_together_share_a_wake_up() -> None:

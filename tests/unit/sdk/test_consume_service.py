@@ -9,12 +9,12 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
-from mqmesh.sdk import consume_service
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_service import LEAD_WAIT_MS, ConsumeService
-from mqmesh.sdk.consume_work import QueueWork
-from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
-from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.listening import consume_service
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_service import LEAD_WAIT_MS, ConsumeService
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.units import QueueOffset
 
 PATIENCE_S = 10.0

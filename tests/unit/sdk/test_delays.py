@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from mqmesh.delayed_batch import pack_due_times, read_delayed_meta
+from mqmesh.batch.delayed_batch import pack_due_times, read_delayed_meta
+from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message, MessageQueue
-from mqmesh.record_batch import Attributes, check_batch, decode_messages
-from mqmesh.sdk.send_buffer import SendBuffer
-from mqmesh.sdk.sender import BatchCodec
+from mqmesh.sdk.producer.send_buffer import SendBuffer
+from mqmesh.sdk.producer.sender import BatchCodec
 from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 

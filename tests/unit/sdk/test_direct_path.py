@@ -9,10 +9,10 @@ import pytest
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk import direct_path
-from mqmesh.sdk.direct_path import DirectPath
-from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.sdk.sender import BatchCodec
+from mqmesh.sdk.producer import direct_path
+from mqmesh.sdk.producer.direct_path import DirectPath
+from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.sender import BatchCodec
 from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 

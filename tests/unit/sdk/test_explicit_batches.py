@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed
-from mqmesh.fast_encode import encode_at_once
 from mqmesh.message import Message, MessageQueue
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk import sender as sender_module
-from mqmesh.sdk.explicit_batch import explicit_batch
-from mqmesh.sdk.send_buffer import SendBuffer
-from mqmesh.sdk.sender import BatchCodec
+from mqmesh.sdk.producer import sender as sender_module
+from mqmesh.sdk.producer.explicit_batch import explicit_batch
+from mqmesh.sdk.producer.send_buffer import SendBuffer
+from mqmesh.sdk.producer.sender import BatchCodec
 from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 

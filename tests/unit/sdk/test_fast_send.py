@@ -26,15 +26,15 @@ from mqmesh.message import (
     MessageQueue,
 )
 from mqmesh.message_checks import check_messages
-from mqmesh.sdk import fast_send as fast_send_module
-from mqmesh.sdk.fast_send import fast_send, is_compiled
-from mqmesh.sdk.lanes import TopicLanes
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.producer_options import ProducerOptions
-from mqmesh.sdk.queue_selector import queue_index
-from mqmesh.sdk.send_buffer import SendBuffer, message_size
-from mqmesh.sdk.send_result import SendFuture
-from mqmesh.sdk.sender import GIVE_WAY_MESSAGES
+from mqmesh.sdk.producer import fast_send as fast_send_module
+from mqmesh.sdk.producer.fast_send import fast_send, is_compiled
+from mqmesh.sdk.producer.lanes import TopicLanes
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.producer_options import ProducerOptions
+from mqmesh.sdk.producer.queue_selector import queue_index
+from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
+from mqmesh.sdk.producer.send_result import SendFuture
+from mqmesh.sdk.producer.sender import GIVE_WAY_MESSAGES
 from mqmesh.testing.clock import ManualClock
 
 OPTIONS = ProducerOptions(

@@ -8,9 +8,9 @@ import pytest
 
 from mqmesh.errors import CorruptBatch, UndecodableMessages
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.sdk.fetch_buffer import FetchBuffer, PollOrder
-from mqmesh.sdk.process_queue import FlowLimits
-from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer, PollOrder
+from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.units import QueueOffset
 
 

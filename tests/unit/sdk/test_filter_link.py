@@ -18,7 +18,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.filters import FilterServerInfo, UploadFilterResponse
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.sdk.filter_link import CONNECT_MS, FilterLink
+from mqmesh.sdk.consumer.filter_link import CONNECT_MS, FilterLink
 
 WANTED = PythonFilter("def match(m): return True")
 QUEUE = MessageQueue("t", "broker-a", 0)

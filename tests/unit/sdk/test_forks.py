@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from mqmesh.sdk import forks
+from mqmesh.sdk.client import forks
 
 
 class Listener:

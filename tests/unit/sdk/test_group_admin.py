@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.protocol.groups import OffsetChange, QueueProgress
-from mqmesh.sdk.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
+from mqmesh.sdk.admin.group_admin import GroupProgress, OffsetMove, OffsetMoves, QueueLag
 
 
 def lag(topic="t", low=0, high=10, done=4, pulled=-1, waits_ms=0):

@@ -9,11 +9,16 @@ import pytest
 from mqmesh.errors import CorruptBatch, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_work import Portion, QueueWork
-from mqmesh.sdk.group_retry import SEND_AGAIN_MS, GroupRetry, consecutive, reason_of
-from mqmesh.sdk.orderly_retry import OrderlyRetry, to_dead_letters
-from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
+from mqmesh.sdk.consumer.listening.group_retry import (
+    SEND_AGAIN_MS,
+    GroupRetry,
+    consecutive,
+    reason_of,
+)
+from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 INFO = BatchInfo(

@@ -7,13 +7,13 @@ import typing
 import msgspec
 import pytest
 
-from mqmesh.sdk.consumer_options import (
+from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
     PullConsumerOptions,
     PushConsumerKeywords,
     PushConsumerOptions,
 )
-from mqmesh.sdk.producer_options import (
+from mqmesh.sdk.producer.producer_options import (
     ProducerKeywords,
     ProducerOptions,
     TransactionKeywords,

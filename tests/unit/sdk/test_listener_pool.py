@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqmesh.sdk.listener_pool import ListenerPool
+from mqmesh.sdk.transactions.listener_pool import ListenerPool
 
 PATIENCE_S = 10.0
 

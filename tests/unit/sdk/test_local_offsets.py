@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.local_offsets import LocalOffsets
+from mqmesh.sdk.consumer.local_offsets import LocalOffsets
 
 A0, A1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
 
@@ -100,7 +100,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("step", "after"),
     [
-        ("mqmesh.sdk.local_offsets.open_private", 5),
+        ("mqmesh.sdk.consumer.local_offsets.open_private", 5),
         ("msgspec.json.encode", 5),
         ("os.fdatasync", 5),
         ("pathlib.Path.replace", 5),

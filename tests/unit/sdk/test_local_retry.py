@@ -8,10 +8,10 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_work import Portion, QueueWork
-from mqmesh.sdk.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
-from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
+from mqmesh.sdk.consumer.listening.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 INFO = BatchInfo(

@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.membership import HeartbeatResponse, Membership
-from mqmesh.sdk.memberships import Memberships, Standing
+from mqmesh.sdk.consumer.memberships import Memberships, Standing
 
 
 def answer(instance_id, joined=None, generation=9, group="g"):

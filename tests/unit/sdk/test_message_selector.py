@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh import MessageSelector
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.message_selector import as_selector
+from mqmesh.sdk.consumer.fetching.message_selector import as_selector
 
 
 def test_a_text_is_a_tag_expression():

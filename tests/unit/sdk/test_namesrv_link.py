@@ -15,8 +15,8 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.route import GetRouteRequest
-from mqmesh.sdk import namesrv_link
-from mqmesh.sdk.namesrv_link import NamesrvLink
+from mqmesh.sdk.client import namesrv_link
+from mqmesh.sdk.client.namesrv_link import NamesrvLink
 
 
 class Linked:

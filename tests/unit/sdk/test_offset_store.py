@@ -19,10 +19,10 @@ from mqmesh.protocol.pulling import (
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.sdk import offset_store
-from mqmesh.sdk.memberships import Memberships
-from mqmesh.sdk.offset_store import BrokerOffsets
-from mqmesh.sdk.start_positions import Position, StartPositions
+from mqmesh.sdk.consumer import offset_store
+from mqmesh.sdk.consumer.memberships import Memberships
+from mqmesh.sdk.consumer.offset_store import BrokerOffsets
+from mqmesh.sdk.consumer.start_positions import Position, StartPositions
 
 A0, A1, B0 = (
     MessageQueue("t", "broker-a", 0),

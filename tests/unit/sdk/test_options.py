@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.options import (
+from mqmesh.sdk.client.options import (
     DEFAULT_NAMESRV,
     ClientOptions,
     born_host,

@@ -10,12 +10,12 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, StoredMessage
-from mqmesh.sdk.aio_orderly_service import AioOrderlyService
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.orderly_queue import NO_LIMIT, Always, OrderlyQueue
-from mqmesh.sdk.orderly_service import CALLS_PER_TURN, OrderlyService
-from mqmesh.sdk.process_queue import DONE, Span
-from mqmesh.sdk.pulled_batch import PulledBatch
+from mqmesh.sdk.aio.orderly_service import AioOrderlyService
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
+from mqmesh.sdk.consumer.listening.orderly_service import CALLS_PER_TURN, OrderlyService
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 PATIENCE_S = 10.0

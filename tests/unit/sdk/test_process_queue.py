@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.sdk.process_queue import DONE, OPEN, PARKED, SPAN_TARGET, FlowLimits, ProcessQueue
+from mqmesh.sdk.consumer.fetching.process_queue import (
+    DONE,
+    OPEN,
+    PARKED,
+    SPAN_TARGET,
+    FlowLimits,
+    ProcessQueue,
+)
 
 LIMITS = FlowLimits()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.payload import MAX_MESSAGES
 from mqmesh.errors import (
     EndpointUnreachable,
     InvalidArgument,
     QueueFull,
 )
 from mqmesh.message import Message, MessageQueue
-from mqmesh.payload import MAX_MESSAGES
 from mqmesh.protocol.messaging import SendStatus
 
 TIMEOUT_MS = 3_000

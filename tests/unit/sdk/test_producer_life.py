@@ -19,7 +19,7 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.producer import Producer
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.options import make_options
-from mqmesh.sdk.producer_options import ProducerOptions
+from mqmesh.sdk.client.options import make_options
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.units import MIB
 
 

@@ -13,9 +13,10 @@ import pytest
 from mqmesh.errors import InvalidArgument, MQMeshError, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.sdk import fast_send, namesrv_link, publish_routes
-from mqmesh.sdk.producer import Producer
-from mqmesh.sdk.send_result import SendFuture
+from mqmesh.sdk.client import namesrv_link
+from mqmesh.sdk.producer import fast_send, publish_routes
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.simulated_cluster import Fault, FaultKind, SimulatedCluster
 from mqmesh.testing.simulated_network import SimulatedNetwork
 

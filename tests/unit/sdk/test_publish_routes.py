@@ -7,11 +7,11 @@ import pytest
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
-from mqmesh.sdk.client import ClientEngine
-from mqmesh.sdk.options import ClientOptions
-from mqmesh.sdk.publish_routes import PublishRoutes
-from mqmesh.sdk.queue_selector import queue_index
-from mqmesh.sdk.send_buffer import SendBuffer
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.publish_routes import PublishRoutes
+from mqmesh.sdk.producer.queue_selector import queue_index
+from mqmesh.sdk.producer.send_buffer import SendBuffer
 
 
 class Setup:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy, TopicNotFound
-from mqmesh.message import Message, MessageQueue
-from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     encode_batch,
     read_header,
@@ -17,8 +12,14 @@ from mqmesh.record_batch import (
     read_payload,
     stamp,
 )
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.pull_loop import (
+from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.errors import BrokerError, EndpointUnreachable, SystemBusy, TopicNotFound
+from mqmesh.message import Message, MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.fetching.pull_loop import (
     BACKOFF_MAX_MS,
     BACKOFF_MS,
     BEYOND_END_RETRY_MS,
@@ -28,8 +29,7 @@ from mqmesh.sdk.pull_loop import (
     PullLoop,
     PullSettings,
 )
-from mqmesh.sdk.pulled_batch import PullSource
-from mqmesh.sparse_batch import cut_batch
+from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 ONLY_A = PullSource("broker-a", "127.0.0.1:1", frozenset("A"), filtered=True)

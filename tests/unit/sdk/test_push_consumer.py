@@ -7,18 +7,18 @@ import functools
 import pytest
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.sdk.consume_result import ConsumeResult
-from mqmesh.sdk.consume_work import QueueWork, Waiting, Workers
-from mqmesh.sdk.consumer_options import (
+from mqmesh.sdk.client.options import make_options
+from mqmesh.sdk.consumer.consumer_options import (
     ConsumerOptions,
     PullConsumerOptions,
     PushConsumerOptions,
     check_consumer_group,
 )
-from mqmesh.sdk.options import make_options
-from mqmesh.sdk.process_queue import DONE, FlowLimits
-from mqmesh.sdk.pull_loop import PullSettings
-from mqmesh.sdk.push_consumer import PushConsumer, PushSink
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, FlowLimits
+from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, Workers
+from mqmesh.sdk.consumer.push_consumer import PushConsumer, PushSink
 from mqmesh.units import MIB
 
 

@@ -7,7 +7,7 @@ import pytest
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import BatchInfo, Message, StoredMessage
 from mqmesh.protocol.queries import decode_found, encode_found
-from mqmesh.sdk.queries import QueryClient, parse_offset_message_id
+from mqmesh.sdk.admin.queries import QueryClient, parse_offset_message_id
 
 
 @pytest.fixture

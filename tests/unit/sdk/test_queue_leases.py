@@ -15,7 +15,7 @@ from mqmesh.protocol.locking import (
     LockBatchResponse,
     LockEntry,
 )
-from mqmesh.sdk.queue_leases import ASK_AGAIN_MS, TICK_MS, TRUST_MS, QueueLeases
+from mqmesh.sdk.consumer.queue_leases import ASK_AGAIN_MS, TICK_MS, TRUST_MS, QueueLeases
 from mqmesh.testing.clock import ManualClock
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)

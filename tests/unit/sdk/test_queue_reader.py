@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.record_batch import check_batch, encode_batch, stamp
 from mqmesh.errors import ConfigError, CorruptBatch, RemoteProtocolError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.record_batch import check_batch, encode_batch, stamp
-from mqmesh.sdk import queue_reader
-from mqmesh.sdk.message_selector import MessageSelector
-from mqmesh.sdk.queue_reader import QueueReader, Stretch
+from mqmesh.sdk.connector import queue_reader
+from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 

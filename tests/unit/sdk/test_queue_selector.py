@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.sdk.queue_selector import queue_index
+from mqmesh.sdk.producer.queue_selector import queue_index
 
 
 # What is here was given to users' data: a change would send keys to other queues.

@@ -6,14 +6,14 @@ import pytest
 
 from mqmesh.errors import EndpointUnreachable
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.queue_starts import (
+from mqmesh.sdk.consumer.queue_starts import (
     LOCATE_RETRY_MS,
     LOCK_RETRY_MAX_MS,
     RETRY_MAX_MS,
     QueueStarts,
     Start,
 )
-from mqmesh.sdk.start_positions import Position
+from mqmesh.sdk.consumer.start_positions import Position
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MessageQueue
-from mqmesh.sdk.rebalance import (
+from mqmesh.sdk.consumer.rebalance import (
     Average,
     AverageByCircle,
     ByConfig,

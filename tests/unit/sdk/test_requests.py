@@ -25,7 +25,7 @@ from mqmesh.protocol.replies import (
     SendReplyRequest,
     SendReplyResponse,
 )
-from mqmesh.sdk.requests import (
+from mqmesh.sdk.producer.requests import (
     REMEMBERED_REPLIES,
     ReplySender,
     Requests,

@@ -20,7 +20,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.sdk.retry import SendFailure, judge, leaves_doubt
+from mqmesh.sdk.producer.retry import SendFailure, judge, leaves_doubt
 
 AGAIN, WAIT, GIVE_UP = SendFailure.TRY_AGAIN, SendFailure.WAIT, SendFailure.GIVE_UP
 

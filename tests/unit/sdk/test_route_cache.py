@@ -9,7 +9,7 @@ from mqmesh.protocol.route import (
     RouteHint,
     TopicRoute,
 )
-from mqmesh.sdk.route_cache import RouteCache
+from mqmesh.sdk.client.route_cache import RouteCache
 
 READ, WRITE, BOTH = Perm.READ.value, Perm.WRITE.value, Perm.READ_WRITE.value
 

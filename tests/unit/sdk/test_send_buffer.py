@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
-from mqmesh.payload import encode_payload
-from mqmesh.sdk.lanes import Lane, TopicLanes
-from mqmesh.sdk.send_buffer import (
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.send_buffer import (
     BATCHES_A_FLIGHT,
     DEADLINE_SPREAD_MS,
     MESSAGE_OVERHEAD_BYTES,

@@ -8,7 +8,7 @@ import pytest
 from mqmesh.errors import BrokerError, RequestTimeout, SystemBusy
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.sdk.send_result import GRACE_MS, PendingBatch, SendFuture, make_result
+from mqmesh.sdk.producer.send_result import GRACE_MS, PendingBatch, SendFuture, make_result
 
 QUEUE = MessageQueue("t", "a", 3)
 OUTCOME = BatchOutcome(0, 1, 0, 100, 4_096, 1_600_000_000_000)

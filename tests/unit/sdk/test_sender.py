@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages, read_meta
 from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
-from mqmesh.record_batch import Attributes, check_batch, decode_messages, read_meta
-from mqmesh.sdk import sender as sender_module
-from mqmesh.sdk.send_result import PendingBatch
-from mqmesh.sdk.sender import (
+from mqmesh.sdk.producer import sender as sender_module
+from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.sender import (
     GIVE_WAY_BATCH_BYTES,
     GIVE_WAY_BYTES,
     BatchCodec,

@@ -7,8 +7,8 @@ import pytest
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.groups import ConsumerConnection, ConsumeStats, QueueProgress
 from mqmesh.protocol.membership import ConsumerData, Subscription
-from mqmesh.sdk.queries import QueryResult
-from mqmesh.sdk.tracks import TrackClient, TrackState
+from mqmesh.sdk.admin.queries import QueryResult
+from mqmesh.sdk.admin.tracks import TrackClient, TrackState
 
 
 def copy(topic="t", offset=5, *, tag=None, at=1, **properties):

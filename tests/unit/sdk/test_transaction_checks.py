@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.half_batch import half_parts
+from mqmesh.batch.half_batch import half_parts
+from mqmesh.batch.payload import encode_payload
 from mqmesh.message import Message
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.transactions import CheckTransactionState, Decision
-from mqmesh.sdk.transaction_checks import CheckService
-from mqmesh.sdk.transaction_ends import HalfPlace
-from mqmesh.sdk.transactions import LocalTransactionState
+from mqmesh.sdk.transactions.transaction_checks import CheckService
+from mqmesh.sdk.transactions.transaction_ends import HalfPlace
+from mqmesh.sdk.transactions.transactions import LocalTransactionState
 from mqmesh.testing.clock import ManualClock
 
 STATES = {
@@ -150,7 +150,7 @@ def test_what_makes_no_sense_is_not_answered(service, pool, ends, asked, command
 
 
 def test_a_flood_of_questions_is_bounded(service, pool, asked, monkeypatch):
-    monkeypatch.setattr("mqmesh.sdk.transaction_checks.MAX_CHECKS_WAITING", 1)
+    monkeypatch.setattr("mqmesh.sdk.transactions.transaction_checks.MAX_CHECKS_WAITING", 1)
     for _ in range(5):
         service.on_question("a", question(b"yes"))
     assert pool.waiting == 2

@@ -20,7 +20,7 @@ from mqmesh.protocol.transactions import (
     decode_ends,
     encode_end_outcomes,
 )
-from mqmesh.sdk.transaction_ends import PAUSE_MS, EndSender, HalfPlace
+from mqmesh.sdk.transactions.transaction_ends import PAUSE_MS, EndSender, HalfPlace
 from mqmesh.testing.clock import ManualClock
 
 COMMIT, ROLLBACK = Decision.COMMIT, Decision.ROLLBACK

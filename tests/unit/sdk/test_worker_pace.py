@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqmesh.sdk.worker_pace import BUSY_S, WAITING_FACTOR, WINDOW_S, WorkerPace
+from mqmesh.sdk.consumer.listening.worker_pace import BUSY_S, WAITING_FACTOR, WINDOW_S, WorkerPace
 
 
 def test_a_worker_waits_until_it_has_shown_that_it_is_busy():

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from mqmesh.batch.payload import CODEC_ZSTD, MAX_RAW_BYTES
+from mqmesh.batch.record_batch import BatchMeta, check_batch
 from mqmesh.errors import CorruptRecord
 from mqmesh.message import Message
-from mqmesh.payload import CODEC_ZSTD, MAX_RAW_BYTES
-from mqmesh.record_batch import BatchMeta, check_batch
 from mqmesh.spark.selection import Selection, plan, read_task
 from mqmesh.storage.interface import BatchToPut
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.tools.snapshot_reading import Snapshot
 from mqmesh.testing.batches import join_batch
 from mqmesh.testing.indexed_store import make_messages_batch
 from mqmesh.testing.snapshots import take_snapshot

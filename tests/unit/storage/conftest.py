@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.message_index_part import IndexPart
+from mqmesh.storage.index.part import IndexPart
 from mqmesh.testing.index_parts import empty_part
 
 

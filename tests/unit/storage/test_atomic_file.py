@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
-from mqmesh.storage.atomic_file import load_document, save_document, take_room
+from mqmesh.storage.files.atomic_file import load_document, save_document, take_room
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.storage.backends import open_store
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import MessageStore, StoreConfig
-from mqmesh.storage.lmdb_store import LmdbStore
+from mqmesh.storage.lmdb.store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 
 

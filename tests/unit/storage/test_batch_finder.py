@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.storage import batch_finder
-from mqmesh.storage.batch_finder import MOST_BATCHES, MOST_TAIL_ROWS, Run, find_batches
-from mqmesh.storage.consume_queue import VOID_OFFSET, ConsumeQueue
-from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.commitlog import batch_finder
+from mqmesh.storage.commitlog.batch_finder import MOST_BATCHES, MOST_TAIL_ROWS, Run, find_batches
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.queues.consume_queue import VOID_OFFSET, ConsumeQueue
 
 
 @pytest.fixture(scope="module")

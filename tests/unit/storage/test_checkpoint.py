@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqmesh.storage.checkpoint import (
+from mqmesh.storage.commitlog.checkpoint import (
     MARK_POSITION,
     SLOT_POSITIONS,
     SLOT_SIZE,

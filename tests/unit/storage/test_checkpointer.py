@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.storage import consume_queues
+from mqmesh.storage.queues import consume_queues
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.testing.store_files import StoreFiles, settle
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mqmesh.storage.chores import Chores
+from mqmesh.storage.files.chores import Chores
 
 
 def test_chores_are_done_in_order_on_another_thread() -> None:

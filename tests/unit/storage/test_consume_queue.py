@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqmesh.batch.record_batch import MAX_BATCH_BYTES
 from mqmesh.errors import CorruptRecord, DiskFull
 from mqmesh.message import tag_hash
-from mqmesh.record_batch import MAX_BATCH_BYTES
-from mqmesh.storage.consume_queue import (
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.queues.consume_queue import (
     ENTRY,
     ENTRY_SIZE,
     MOST_LOOKED_AT_ONCE,
@@ -28,7 +29,6 @@ from mqmesh.storage.consume_queue import (
     entries_of,
     hashes_of,
 )
-from mqmesh.storage.open_files import OpenFiles
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_void_entries_are_counted(count: int) -> None:
 def test_lost_messages_are_passed(
     queue: ConsumeQueue, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqmesh.storage.consume_queue.MOST_LOOKED_AT_ONCE", 5)
+    monkeypatch.setattr("mqmesh.storage.queues.consume_queue.MOST_LOOKED_AT_ONCE", 5)
     files = OpenFiles(4)
     kept = {0, 1, 7, 20, 21, 36, 37, 55}
     places = [number if number in kept else VOID_OFFSET for number in range(60)]

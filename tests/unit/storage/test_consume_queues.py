@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage import consume_queues
-from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_OFFSET
-from mqmesh.storage.consume_queues import LARGE_TAIL_ENTRIES, ConsumeQueues
-from mqmesh.storage.open_files import OpenFiles
-from mqmesh.storage.queue_tail import ROW_BYTES
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.queues import consume_queues
+from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_OFFSET
+from mqmesh.storage.queues.consume_queues import LARGE_TAIL_ENTRIES, ConsumeQueues
+from mqmesh.storage.queues.queue_tail import ROW_BYTES
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from mqmesh.storage import cpu_pressure
-from mqmesh.storage.cpu_pressure import CpuPressure, waited_us
+from mqmesh.storage.files import cpu_pressure
+from mqmesh.storage.files.cpu_pressure import CpuPressure, waited_us
 
 
 class Machine:

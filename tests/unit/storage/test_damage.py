@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mqmesh.storage.damage import DamageList
+from mqmesh.storage.commitlog.damage import DamageList
 
 
 def test_ranges_are_kept_and_known_ones_left_alone(tmp_path: Path) -> None:

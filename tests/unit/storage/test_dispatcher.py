@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mqmesh.message import Message
-from mqmesh.storage import dispatcher
-from mqmesh.storage.dispatcher import BUSY_MS, HURRY_MS, PAUSES
+from mqmesh.storage.index import dispatcher
+from mqmesh.storage.index.dispatcher import BUSY_MS, HURRY_MS, PAUSES
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.units import KIB

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange
 from mqmesh.message import Message
-from mqmesh.record_batch import HEADER_SIZE
-from mqmesh.storage import dispatcher_reader
-from mqmesh.storage.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
-from mqmesh.storage.store_key import read_store_key
+from mqmesh.storage.index import dispatcher_reader
+from mqmesh.storage.index.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
+from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_files import SEGMENT_BYTES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.flush import Flusher
+from mqmesh.storage.log.flush import Flusher
 
 PATIENCE = 10
 

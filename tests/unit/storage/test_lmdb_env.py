@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
-from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
+from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 
 SMALL = 64 * 1024
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError, StoreClosed, StoreLocked
-from mqmesh.storage import lmdb_layout as layout
 from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
-from mqmesh.storage.lmdb_env import LmdbEnv, Pair
-from mqmesh.storage.lmdb_opening import load
-from mqmesh.storage.lmdb_store import LmdbStore
-from mqmesh.storage.producer_states import ProducerStates
+from mqmesh.storage.lmdb import layout
+from mqmesh.storage.lmdb.env import LmdbEnv, Pair
+from mqmesh.storage.lmdb.opening import load
+from mqmesh.storage.lmdb.store import LmdbStore
+from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 from mqmesh.units import MIB
@@ -140,7 +140,7 @@ def test_producers_that_are_forgotten_leave_the_environment(tmp_path: Path) -> N
 
 
 def test_the_map_grows_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqmesh.storage.lmdb_opening.FIRST_MAP_BYTES", 128 * 1024)
+    monkeypatch.setattr("mqmesh.storage.lmdb.opening.FIRST_MAP_BYTES", 128 * 1024)
     store = open_store(tmp_path, ASYNC)
     bodies = [str(number) * 50_000 for number in range(10, 40)]
     for number, body in enumerate(bodies):
@@ -163,7 +163,7 @@ def test_without_room_nothing_is_stored_and_a_later_put_succeeds(
 
 
 def test_a_full_map_is_a_full_disk(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqmesh.storage.lmdb_env.MOST_MAP_BYTES", MIB)
+    monkeypatch.setattr("mqmesh.storage.lmdb.env.MOST_MAP_BYTES", MIB)
     monkeypatch.setattr(LmdbStore, "_check_room", lambda self, wanted: None)
     store._env._env.set_mapsize(MIB)
     store.put([make_batch(["a"])], NOW)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mqmesh.storage.log_beginning import read_log_beginning, write_log_beginning
+from mqmesh.storage.log.beginning import read_log_beginning, write_log_beginning
 
 
 def test_what_is_noted_reads_back_and_is_written_in_place(tmp_path):

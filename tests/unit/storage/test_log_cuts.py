@@ -9,8 +9,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from mqmesh.storage.atomic_file import StorageError
-from mqmesh.storage.log_cuts import RETRY_MS, LogCuts
+from mqmesh.storage.commitlog.log_cuts import RETRY_MS, LogCuts
+from mqmesh.storage.files.atomic_file import StorageError
 
 
 class Later:

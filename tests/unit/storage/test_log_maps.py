@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import StorageError
-from mqmesh.storage.log_maps import LogMaps
-from mqmesh.storage.mapped_file import PAGE
-from mqmesh.storage.segments import Segment
+from mqmesh.storage.log.mapped_file import PAGE
+from mqmesh.storage.log.maps import LogMaps
+from mqmesh.storage.log.segments import Segment
 
 SIZE = 4 * PAGE
 

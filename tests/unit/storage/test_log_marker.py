@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.log_marker import (
+from mqmesh.storage.log.marker import (
     MARKER_SIZE,
     MAX_MARKER_DATA,
     Marker,

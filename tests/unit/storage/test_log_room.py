@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import DiskFull
-from mqmesh.storage.chores import Chores
-from mqmesh.storage.disk_space import Space
-from mqmesh.storage.log_room import LogRoom
-from mqmesh.storage.segments import Segment, Segments
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.files.disk_space import Space
+from mqmesh.storage.log.room import LogRoom
+from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.units import MIB
 
 SIZE = 8 * MIB

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord
-from mqmesh.record_batch import HEADER_SIZE
-from mqmesh.storage.chores import Chores
-from mqmesh.storage.log_marker import MARKER_SIZE, MarkerKind, encode_marker
-from mqmesh.storage.log_scan import MOST_EPOCHS_AT_ONCE, WINDOW_BYTES, LogScanner
-from mqmesh.storage.segments import Segments
-from mqmesh.storage.store_key import StoreKey
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log.scan import MOST_EPOCHS_AT_ONCE, WINDOW_BYTES, LogScanner
+from mqmesh.storage.log.segments import Segments
+from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.testing.store_contract import make_batch
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 

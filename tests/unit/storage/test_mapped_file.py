@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage import mapped_file
-from mqmesh.storage.mapped_file import PAGE, MappedFile, ScannedFile
+from mqmesh.storage.log import mapped_file
+from mqmesh.storage.log.mapped_file import PAGE, MappedFile, ScannedFile
 
 SIZE = 64 * PAGE
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.batch.record_batch import Attributes
 from mqmesh.errors import DiskFull, StoreLocked
 from mqmesh.message import Message
-from mqmesh.record_batch import Attributes
-from mqmesh.storage import message_index_merge, message_index_part
-from mqmesh.storage.message_index import MessageIndex
-from mqmesh.storage.message_index_blocks import BLOCK_ENTRIES
-from mqmesh.storage.message_index_merge import runs_to_merge
-from mqmesh.storage.message_index_part import LARGE
-from mqmesh.storage.message_index_search import IdQuery, KeyQuery, Search
+from mqmesh.storage.index import merge as message_index_merge
+from mqmesh.storage.index import part as message_index_part
+from mqmesh.storage.index.blocks import BLOCK_ENTRIES
+from mqmesh.storage.index.merge import runs_to_merge
+from mqmesh.storage.index.message_index import MessageIndex
+from mqmesh.storage.index.part import LARGE
+from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_contract import NOW
 from mqmesh.testing.store_files import SEGMENT_BYTES

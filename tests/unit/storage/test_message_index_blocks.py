@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.lmdb_env import LmdbEnv
-from mqmesh.storage.message_index_blocks import (
+from mqmesh.storage.index.blocks import (
     BEYOND,
     BLOCK_ENTRIES,
     LOWEST,
@@ -22,7 +21,8 @@ from mqmesh.storage.message_index_blocks import (
     block_high,
     encode_run,
 )
-from mqmesh.storage.message_index_entries import id_hash
+from mqmesh.storage.index.entries import id_hash
+from mqmesh.storage.lmdb.env import LmdbEnv
 
 # Few different hashes, so that equal ones fill blocks; the ends of the range included.
 HASHES = st.sampled_from([bytes(16), b"\xff" * 16, *(bytes([n]) * 16 for n in (1, 2, 127, 128))])

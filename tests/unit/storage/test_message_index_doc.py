@@ -9,12 +9,10 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from mqmesh.storage import (
-    message_index_blocks,
-    message_index_entries,
-    message_index_part,
-    message_index_texts,
-)
+from mqmesh.storage.index import blocks as message_index_blocks
+from mqmesh.storage.index import entries as message_index_entries
+from mqmesh.storage.index import part as message_index_part
+from mqmesh.storage.index import texts as message_index_texts
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh import payload_check
+from mqmesh.batch import payload_check
+from mqmesh.batch.payload import CODEC_NONE, Payload
+from mqmesh.batch.record_batch import batch_parts, check_batch, encode_batch
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
-from mqmesh.payload import CODEC_NONE, Payload
-from mqmesh.record_batch import batch_parts, check_batch, encode_batch
-from mqmesh.storage.message_index_entries import (
+from mqmesh.storage.index.entries import (
     ENTRY_SIZE,
     WIDTHS,
     distinct_keys,

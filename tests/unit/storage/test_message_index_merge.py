@@ -7,18 +7,18 @@ import random
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull
-from mqmesh.storage import message_index_merge
-from mqmesh.storage.message_index_blocks import BLOCK_ENTRIES
-from mqmesh.storage.message_index_entries import key_entries
-from mqmesh.storage.message_index_merge import (
+from mqmesh.storage.index import merge as message_index_merge
+from mqmesh.storage.index.blocks import BLOCK_ENTRIES
+from mqmesh.storage.index.entries import key_entries
+from mqmesh.storage.index.merge import (
     MERGED_AT_ONCE,
     merge_runs,
     runs_to_merge,
     stretches,
 )
-from mqmesh.storage.message_index_part import IDS, KEYS, LARGE, IndexPart, Run
-from mqmesh.storage.message_index_seal import seal_part
-from mqmesh.storage.message_index_texts import TextMaker
+from mqmesh.storage.index.part import IDS, KEYS, LARGE, IndexPart, Run
+from mqmesh.storage.index.seal import seal_part
+from mqmesh.storage.index.texts import TextMaker
 from mqmesh.testing.index_parts import next_slice
 
 KEYS_A_RUN = 300

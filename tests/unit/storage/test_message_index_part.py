@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage import message_index_part
-from mqmesh.storage.message_index_entries import id_entries, id_hash, key_entries, key_hash
-from mqmesh.storage.message_index_merge import merge_runs, runs_to_merge
-from mqmesh.storage.message_index_part import (
+from mqmesh.storage.index import part as message_index_part
+from mqmesh.storage.index.entries import id_entries, id_hash, key_entries, key_hash
+from mqmesh.storage.index.merge import merge_runs, runs_to_merge
+from mqmesh.storage.index.part import (
     LARGE,
     MOST_MERGED_ENTRIES,
     SPAN_BYTES,
@@ -23,8 +23,8 @@ from mqmesh.storage.message_index_part import (
     decode_head,
     encode_head,
 )
-from mqmesh.storage.message_index_seal import check_seal, load_seal, seal_part
-from mqmesh.storage.message_index_texts import TextMaker
+from mqmesh.storage.index.seal import check_seal, load_seal, seal_part
+from mqmesh.storage.index.texts import TextMaker
 from mqmesh.testing.index_parts import next_slice
 
 
@@ -197,7 +197,7 @@ def test_places_are_right_whatever_was_added_merged_and_tidied(part, seed):
 
 
 def test_ids_of_all_widths_are_found(part):
-    from mqmesh.record_batch import check_batch
+    from mqmesh.batch.record_batch import check_batch
     from mqmesh.testing.store_contract import make_batch
 
     header = check_batch(make_batch().data)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.message_index_entries import key_entries
-from mqmesh.storage.message_index_texts import KeyText, TextMaker, text_key
+from mqmesh.storage.index.entries import key_entries
+from mqmesh.storage.index.texts import KeyText, TextMaker, text_key
 
 TOPICS = ["t", "u"]
 KEYS = st.one_of(st.text(min_size=1, max_size=3), st.text(min_size=1, max_size=255))

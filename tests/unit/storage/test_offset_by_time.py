@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import StoreConfig
-from mqmesh.storage.store import CommitLogStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
 from mqmesh.units import MIB, TimestampMs

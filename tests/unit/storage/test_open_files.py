@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.open_files import OpenFiles
+from mqmesh.storage.files.open_files import OpenFiles
 
 
 def is_open(fd: int) -> bool:

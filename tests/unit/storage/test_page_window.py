@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mqmesh.storage.page_window import SMALLEST_BYTES, STEP_BYTES, PageWindow
+from mqmesh.storage.log.page_window import SMALLEST_BYTES, STEP_BYTES, PageWindow
 from mqmesh.units import MIB
 
 SIZE = 64 * MIB

@@ -4,9 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.storage import producer_states
 from mqmesh.storage.interface import PutStatus
-from mqmesh.storage.producer_states import WINDOW, ProducerStates, StoredBatch
+from mqmesh.storage.queues import producer_states
+from mqmesh.storage.queues.producer_states import WINDOW, ProducerStates, StoredBatch
 from mqmesh.testing.store_contract import make_batch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 

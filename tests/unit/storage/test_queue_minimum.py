@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.consume_queue import ENTRY_SIZE, VOID_ENTRY, VOID_OFFSET, ConsumeQueue
-from mqmesh.storage.open_files import OpenFiles
-from mqmesh.storage.queue_minimum import MOST_DAMAGED, advance
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_ENTRY, VOID_OFFSET, ConsumeQueue
+from mqmesh.storage.queues.queue_minimum import MOST_DAMAGED, advance
 
 
 @pytest.fixture

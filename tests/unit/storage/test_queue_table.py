@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.consume_queue import ConsumeQueue
-from mqmesh.storage.producer_states import StoredBatch
-from mqmesh.storage.queue_table import ROWS_PER_FRAME, Head, QueueRow, decode_table, encode_table
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.producer_states import StoredBatch
+from mqmesh.storage.queues.queue_table import (
+    ROWS_PER_FRAME,
+    Head,
+    QueueRow,
+    decode_table,
+    encode_table,
+)
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 BATCH = StoredBatch(1, 2, QueueOffset(3), CommitLogOffset(4), CommitLogOffset(5), TimestampMs(6), 7)

@@ -6,9 +6,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull
-from mqmesh.storage.disk_space import Space, system_space
-from mqmesh.storage.interface import StoreConfig
-from mqmesh.storage.retention import (
+from mqmesh.storage.commitlog.retention import (
     HOUR_MS,
     AgeClock,
     SealedFile,
@@ -18,6 +16,8 @@ from mqmesh.storage.retention import (
     files_to_delete,
     hours_of,
 )
+from mqmesh.storage.files.disk_space import Space, system_space
+from mqmesh.storage.interface import StoreConfig
 
 NOW = 1_600_000_000_000
 DAY_MS = 24 * HOUR_MS

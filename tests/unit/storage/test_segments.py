@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.storage.chores import Chores
-from mqmesh.storage.segments import Segments
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.log.segments import Segments
 
 SIZE = 65_536
 

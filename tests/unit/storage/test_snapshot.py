@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.errors import ConfigError, CorruptRecord
 from mqmesh.message import Message
-from mqmesh.storage.snapshot import (
+from mqmesh.storage.tools.snapshot import (
     MANIFEST,
     FileKind,
     Manifest,

@@ -9,17 +9,17 @@ import pytest
 
 from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
 from mqmesh.message import Message
-from mqmesh.storage import snapshot_making
-from mqmesh.storage.disk_space import Space
-from mqmesh.storage.snapshot import MANIFEST, UNFINISHED, FileKind, load_manifest
-from mqmesh.storage.snapshot_making import (
+from mqmesh.storage.files.disk_space import Space
+from mqmesh.storage.tools import snapshot_making
+from mqmesh.storage.tools.snapshot import MANIFEST, UNFINISHED, FileKind, load_manifest
+from mqmesh.storage.tools.snapshot_making import (
     Pace,
     begin_snapshot,
     copy_snapshot,
     remove_unfinished,
     restore_snapshot,
 )
-from mqmesh.storage.snapshot_reading import Snapshot
+from mqmesh.storage.tools.snapshot_reading import Snapshot
 from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import read_queue

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from mqmesh.batch.record_batch import decode_messages
 from mqmesh.message import Message
-from mqmesh.record_batch import decode_messages
-from mqmesh.storage.snapshot_making import restore_snapshot
-from mqmesh.storage.snapshot_reading import (
+from mqmesh.storage.tools.snapshot_making import restore_snapshot
+from mqmesh.storage.tools.snapshot_reading import (
     Batch,
     Damage,
     LogRange,

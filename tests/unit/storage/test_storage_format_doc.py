@@ -7,7 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from mqmesh.storage import checkpoint, consume_queue, log_marker, store_key
+from mqmesh.storage.commitlog import checkpoint
+from mqmesh.storage.log import marker as log_marker
+from mqmesh.storage.log import store_key
+from mqmesh.storage.queues import consume_queue
 
 TYPES = {"s": "bytes", "B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
 

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqmesh.errors import OffsetOutOfRange
 from mqmesh.message import tag_hash
-from mqmesh.storage import consume_queues
-from mqmesh.storage.commitlog import CommitLog
+from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, GetStatus, PutStatus, StoreConfig
-from mqmesh.storage.store import CommitLogStore
+from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.queues import consume_queues
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch, read_queue
 from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, settle

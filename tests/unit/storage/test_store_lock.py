@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import StorageError, StoreLocked
-from mqmesh.storage.store_lock import StoreLock
+from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.testing.read_only import refuse_writing
 
 

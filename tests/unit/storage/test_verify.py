@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.storage import lmdb_layout as layout
 from mqmesh.storage.backends import open_store
-from mqmesh.storage.index_rebuild import rebuild_index
 from mqmesh.storage.interface import MessageStore, PutResult, RecoveryProgress, StoreConfig
-from mqmesh.storage.lmdb_env import DATA_FILE, LmdbEnv
-from mqmesh.storage.log_beginning import write_log_beginning
-from mqmesh.storage.stopped_store import StoppedCommitLog, open_stopped
-from mqmesh.storage.verify import VerifyReport, verify_store
+from mqmesh.storage.lmdb import layout
+from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
+from mqmesh.storage.log.beginning import write_log_beginning
+from mqmesh.storage.tools.index_rebuild import rebuild_index
+from mqmesh.storage.tools.stopped_store import StoppedCommitLog, open_stopped
+from mqmesh.storage.tools.verify import VerifyReport, verify_store
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.read_only import refuse_writing
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
@@ -225,7 +225,7 @@ def test_it_can_be_stopped_and_tells_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill("commitlog", tmp_path)
-    monkeypatch.setattr("mqmesh.storage.verify.PROGRESS_EVERY_BYTES", KIB)
+    monkeypatch.setattr("mqmesh.storage.tools.verify.PROGRESS_EVERY_BYTES", KIB)
     told: list[RecoveryProgress] = []
     with open_stopped(tmp_path) as store:
         assert verify_store(store, told.append, lambda: len(told) == 3) is None

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
 from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
@@ -21,25 +22,24 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
-from mqmesh.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.creation_rates import CreationRates
 from mqmesh.roles.broker.dispatch import bind_handlers
-from mqmesh.roles.broker.groups_table import GroupTable
-from mqmesh.roles.broker.handlers.membership import send_notices
-from mqmesh.roles.broker.handlers.pull import begin_pull_turn
-from mqmesh.roles.broker.handlers.send import finish_sends
-from mqmesh.roles.broker.meta_cache import MetaCache
-from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.pull_hold import PullHold
-from mqmesh.roles.broker.queue_locks import QueueLocks
-from mqmesh.roles.broker.send_admission import SendAdmission
-from mqmesh.roles.broker.staging import SendStage
+from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.groups_table import GroupTable
+from mqmesh.roles.broker.features.groups.membership import send_notices
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
+from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
+from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
+from mqmesh.roles.broker.features.sends.send import finish_sends
+from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.sends.staging import SendStage
+from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.stats import BrokerStats
-from mqmesh.roles.broker.topics import TopicTable
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord, SystemBusy
-from mqmesh.roles.broker.consumer_offsets import ConsumerOffsets
-from mqmesh.roles.broker.sent_back_marks import MAX_MARKS
+from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
 
 
 def test_groups_topics_and_queues_are_kept_apart():

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from mqmesh.batch.record_batch import BROKER_PART_SIZE, Attributes, encode_batch
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
@@ -13,9 +14,8 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.record_batch import BROKER_PART_SIZE, Attributes, encode_batch
-from mqmesh.roles.broker.inner_send import inner_send
-from mqmesh.sdk.dead_letters import (
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.sdk.admin.dead_letters import (
     LETTERS_PER_REQUEST,
     DeadLetter,
     DeadLetterClient,

@@ -5,13 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqmesh.delayed_batch import ANY_TIME_QUEUE, DelayedMeta, pack_due_times, read_delayed_meta
+from mqmesh.batch.delayed_batch import (
+    ANY_TIME_QUEUE,
+    DelayedMeta,
+    pack_due_times,
+    read_delayed_meta,
+)
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.message import SCHEDULE_TOPIC, Message
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
-from mqmesh.roles.broker.delays import delayed_copy
-from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.roles.broker.features.delays.delays import delayed_copy
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.testing.batches import PRODUCER_ID
 
 

@@ -7,7 +7,7 @@ import pytest
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
 from mqmesh.protocol.filters import RegisterFilterServerRequest
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.filter_servers import EXPIRY_MS, MAX_SERVERS, FilterServers
+from mqmesh.roles.broker.features.pulls.filter_servers import EXPIRY_MS, MAX_SERVERS, FilterServers
 
 
 def request(name):

@@ -7,7 +7,7 @@ import pytest
 from mqmesh.errors import CorruptRecord, GroupNotFound, InvalidArgument, NoPermission, SystemBusy
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.route import DataVersion
-from mqmesh.roles.broker.groups_table import GroupTable
+from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 
 
 def clustering(group):

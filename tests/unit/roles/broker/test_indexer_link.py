@@ -329,7 +329,7 @@ def test_lag_counts_from_the_oldest_message_however_many_came_since():
 def test_the_command_line_carries_all_settings(tmp_path):
     from mqmesh.config import load_config
     from mqmesh.roles.indexer.config import IndexerConfig
-    from mqmesh.storage.message_index_config import IndexConfig
+    from mqmesh.storage.index.config import IndexConfig
 
     config = BrokerConfig(index=IndexConfig(live_map_size=1 << 20, niceness=0, max_queries=7))
     arguments = indexer_arguments(config, tmp_path, "ipc:///tmp/a b=c", suspect=True)

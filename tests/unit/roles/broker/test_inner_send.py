@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from mqmesh.batch.record_batch import encode_batch
 from mqmesh.errors import DiskFull
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.record_batch import encode_batch
-from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired
-from mqmesh.roles.broker.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.record_batch import BatchMeta, check_batch, encode_batch, read_meta
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
-from mqmesh.record_batch import BatchMeta, check_batch, encode_batch, read_meta
-from mqmesh.roles.broker import meta_cache
-from mqmesh.roles.broker.meta_cache import MetaCache
+from mqmesh.roles.broker.features.sends import meta_cache
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.testing.batches import join_batch
 
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqmesh.batch.record_batch import Attributes, check_batch, encode_batch, read_meta
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import TRANS_OP_HALF_TOPIC, Message
-from mqmesh.record_batch import Attributes, check_batch, encode_batch, read_meta
-from mqmesh.roles.broker.op_records import Op, OpKind, decode_ops, encode_ops, runs_of
+from mqmesh.roles.broker.features.transactions.op_records import (
+    Op,
+    OpKind,
+    decode_ops,
+    encode_ops,
+    runs_of,
+)
 
 OPS = st.builds(
     Op,

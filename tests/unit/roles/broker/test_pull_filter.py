@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mqmesh.roles.broker.pull_filter as module
-from mqmesh.errors import CorruptBatch, InvalidArgument, UnsupportedCommand
-from mqmesh.filtering.predicate import Predicate
-from mqmesh.message import Message, tag_hash
-from mqmesh.payload import encode_payload
-from mqmesh.record_batch import (
+import mqmesh.roles.broker.features.pulls.pull_filter as module
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import (
     Attributes,
     BatchMeta,
     check_batch,
@@ -20,8 +17,11 @@ from mqmesh.record_batch import (
     decode_messages,
     encode_batch,
 )
-from mqmesh.roles.broker.meta_cache import MetaCache
-from mqmesh.roles.broker.pull_filter import get_filtered, pull_filter
+from mqmesh.errors import CorruptBatch, InvalidArgument, UnsupportedCommand
+from mqmesh.filtering.predicate import Predicate
+from mqmesh.message import Message, tag_hash
+from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
+from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.storage.interface import BatchToPut, GetStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.batches import join_batch

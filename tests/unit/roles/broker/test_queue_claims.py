@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import StaleGeneration
-from mqmesh.roles.broker.queue_claims import NOBODY, Claim, QueueClaims
+from mqmesh.roles.broker.features.groups.queue_claims import NOBODY, Claim, QueueClaims
 
 
 @pytest.fixture

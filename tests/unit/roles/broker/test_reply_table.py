@@ -6,7 +6,7 @@ import pytest
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.command import Request, decode_frame, encode_frame
-from mqmesh.roles.broker.reply_table import ACKNOWLEDGE_TIMEOUT_MS, ReplyTable
+from mqmesh.roles.broker.features.replies.reply_table import ACKNOWLEDGE_TIMEOUT_MS, ReplyTable
 
 MOST = 3
 

@@ -9,7 +9,10 @@ import random
 import msgspec
 import pytest
 
-from mqmesh.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
+from mqmesh.batch.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
+from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import (
     DiskFull,
     EndpointUnreachable,
@@ -19,16 +22,13 @@ from mqmesh.errors import (
     SystemBusy,
 )
 from mqmesh.message import SCHEDULE_TOPIC, Message
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
 from mqmesh.protocol.schedule import CancelDelayedRequest
-from mqmesh.record_batch import Attributes, batch_parts, decode_messages, read_header
-from mqmesh.redelivery import redeliver
-from mqmesh.roles.broker import due_messages
 from mqmesh.roles.broker.dispatch import bind_handlers
-from mqmesh.roles.broker.handlers.schedule import fail_cancels, tell_schedule_service
-from mqmesh.roles.broker.schedule_desk import ScheduleDesk
+from mqmesh.roles.broker.features.delays import due_messages
+from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
+from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, State
 from mqmesh.roles.schedule.timetable import Timetable

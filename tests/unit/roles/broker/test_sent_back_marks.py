@@ -1,7 +1,7 @@
 """What is remembered of messages that were sent back."""
 
-from mqmesh.record_batch import check_batch, decode_messages
-from mqmesh.roles.broker.sent_back_marks import (
+from mqmesh.batch.record_batch import check_batch, decode_messages
+from mqmesh.roles.broker.features.retries.sent_back_marks import (
     DEAD,
     RETRIED,
     UNDER_WAY,

@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import ConfigError, MQMeshError, StorageError, SystemBusy, UnsupportedCommand
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.snapshots import CreateSnapshotRequest
-from mqmesh.roles.broker.snapshot_desk import (
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     SYNC_WAIT_MS,
     SnapshotConfig,
     SnapshotDesk,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from mqmesh.batch.record_batch import encode_batch, read_header
 from mqmesh.message import Message
 from mqmesh.protocol.command import Command, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
-from mqmesh.record_batch import encode_batch, read_header
-from mqmesh.roles.broker.staging import OpenSend, SendStage, fill_in, fill_in_refusal
+from mqmesh.roles.broker.features.sends.staging import OpenSend, SendStage, fill_in, fill_in_refusal
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 

@@ -13,8 +13,8 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
-from mqmesh.roles.broker import topics
-from mqmesh.roles.broker.topics import TopicTable
+from mqmesh.roles.broker.features.topics import topics
+from mqmesh.roles.broker.features.topics.topics import TopicTable
 
 
 @pytest.fixture

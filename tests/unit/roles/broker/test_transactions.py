@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import RemoteProtocolError, SequenceConflict, SystemBusy
 from mqmesh.protocol.transactions import Decision, End, EndOutcome
-from mqmesh.roles.broker import check_timetable
-from mqmesh.roles.broker.check_timetable import Asked, Check, Park, TransactionSettings
-from mqmesh.roles.broker.half_batches import HalfBatch
-from mqmesh.roles.broker.transactions import Transactions
+from mqmesh.roles.broker.features.transactions import check_timetable
+from mqmesh.roles.broker.features.transactions.check_timetable import (
+    Asked,
+    Check,
+    Park,
+    TransactionSettings,
+)
+from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
+from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 
 COMMIT, ROLLBACK = int(Decision.COMMIT), int(Decision.ROLLBACK)
 S = 1_000
@@ -317,7 +322,9 @@ def test_too_many_parked_ones_go_oldest_first():
 
 
 def test_what_is_remembered_of_ended_ones_is_bounded(monkeypatch):
-    monkeypatch.setattr("mqmesh.roles.broker.transactions.ENDED_REMEMBERED", 3)
+    monkeypatch.setattr(
+        "mqmesh.roles.broker.features.transactions.transaction_table.ENDED_REMEMBERED", 3
+    )
     desk = Desk()
     for base in range(10):
         desk.add(base)

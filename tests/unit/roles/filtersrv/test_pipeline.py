@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import CorruptBatch
-from mqmesh.message import Message
-from mqmesh.protocol.command import decode_header
-from mqmesh.protocol.pulling import PullResponse, PullStatus
-from mqmesh.record_batch import (
+from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     check_batch,
     check_stored,
@@ -16,6 +12,10 @@ from mqmesh.record_batch import (
     encode_batch,
     stamp,
 )
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import Message
+from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.pulling import PullResponse, PullStatus
 from mqmesh.roles.filtersrv.pipeline import QUESTION_MESSAGES, Passage
 
 

@@ -7,7 +7,7 @@ import pytest
 from mqmesh.config import load_config
 from mqmesh.errors import ConfigError
 from mqmesh.roles.indexer.config import IndexerConfig
-from mqmesh.storage.message_index_config import IndexConfig
+from mqmesh.storage.index.config import IndexConfig
 
 
 def test_only_the_endpoint_must_be_said():

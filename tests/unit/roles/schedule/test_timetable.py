@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqmesh.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
+from mqmesh.batch.delayed_batch import RECORD_QUEUE, SCHEDULE_QUEUES
 from mqmesh.errors import CorruptRecord
 from mqmesh.protocol.schedule import DueStatus, ScheduledEntry
 from mqmesh.roles.schedule.chunks import CHUNK_RUNS, cut, decode_chunk, runs_of, without

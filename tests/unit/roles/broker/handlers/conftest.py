@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.half_batch import half_parts, have_immunity
+from mqmesh.batch.half_batch import half_parts, have_immunity
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import check_stored, decode_messages, read_header
 from mqmesh.message import (
     Message,
     format_message_id,
 )
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header
 from mqmesh.protocol.membership import HeartbeatRequest
@@ -23,15 +24,14 @@ from mqmesh.protocol.transactions import (
     decode_end_outcomes,
     encode_ends,
 )
-from mqmesh.record_batch import check_stored, decode_messages, read_header
-from mqmesh.roles.broker.check_timetable import TransactionSettings
-from mqmesh.roles.broker.handlers.transactions import (
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
+from mqmesh.roles.broker.features.transactions.transactions import (
     check_transactions,
     finish_transactions,
     has_queue,
 )
-from mqmesh.roles.broker.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.transactions import Transactions
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
 PRODUCER = PRODUCER_ID

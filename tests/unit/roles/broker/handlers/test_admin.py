@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.delayed_batch import DelayedMeta
+from mqmesh.batch.delayed_batch import DelayedMeta
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts, check_stored, decode_messages
 from mqmesh.errors import InvalidArgument, NoPermission, OffsetOutOfRange, TopicNotFound
 from mqmesh.message import Message
-from mqmesh.payload import encode_payload
 from mqmesh.protocol.admin import (
     BrokerRuntimeInfoRequest,
     GetTopicConfigRequest,
@@ -21,7 +22,6 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
-from mqmesh.record_batch import Attributes, batch_parts, check_stored, decode_messages
 from mqmesh.testing.batches import PRODUCER_ID
 
 

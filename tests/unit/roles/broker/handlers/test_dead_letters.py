@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.record_batch import Attributes, check_stored, decode_messages, encode_batch
 from mqmesh.errors import DiskFull, InvalidArgument, TopicNotFound
 from mqmesh.message import (
     DEAD_LETTER_MARKS_TOPIC,
@@ -23,15 +24,14 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
 )
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.record_batch import Attributes, check_stored, decode_messages, encode_batch
-from mqmesh.roles.broker import dead_letter_marks
-from mqmesh.roles.broker.dead_letter_marks import (
+from mqmesh.roles.broker.features.retries import dead_letter_marks
+from mqmesh.roles.broker.features.retries.dead_letter_marks import (
     FORGOTTEN_AT_ONCE,
     DeadLetterMarks,
     ResentMark,
 )
-from mqmesh.roles.broker.handlers.dead_letters import forget_marks
-from mqmesh.roles.broker.inner_send import inner_send
+from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.batches import PRODUCER_ID
 

@@ -19,7 +19,7 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.dispatch import bind_handlers
-from mqmesh.roles.broker.handlers.offsets import tell_forced_losses
+from mqmesh.roles.broker.features.groups.offsets import tell_forced_losses
 from mqmesh.storage.interface import QueueMove
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import (
     InvalidArgument,
     MessageIllegal,
@@ -17,9 +18,8 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.record_batch import read_header
-from mqmesh.roles.broker.handlers.pull import answer_expired_pulls
-from mqmesh.roles.broker.handlers.send import answer_durable
+from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls
+from mqmesh.roles.broker.features.sends.send import answer_durable
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.store_contract import batches_in
 

@@ -6,8 +6,8 @@ import pytest
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullStatus
-from mqmesh.roles.broker.handlers.pull import JUDGED_AS_BYTES, begin_pull_turn
-from mqmesh.roles.broker.pull_turns import TURN_BYTES
+from mqmesh.roles.broker.features.pulls.pull import JUDGED_AS_BYTES, begin_pull_turn
+from mqmesh.roles.broker.features.pulls.pull_turns import TURN_BYTES
 from mqmesh.units import MIB
 
 

@@ -14,8 +14,8 @@ from mqmesh.protocol.replies import (
     SendReplyRequest,
     SendReplyResponse,
 )
-from mqmesh.roles.broker.handlers.reply import answer_expired_replies, on_requester_lost
-from mqmesh.roles.broker.reply_table import ACKNOWLEDGE_TIMEOUT_MS
+from mqmesh.roles.broker.features.replies.reply import answer_expired_replies, on_requester_lost
+from mqmesh.roles.broker.features.replies.reply_table import ACKNOWLEDGE_TIMEOUT_MS
 
 
 @pytest.fixture

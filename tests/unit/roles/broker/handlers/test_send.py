@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from mqmesh.batch.payload import CODEC_NONE, Payload, compress_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts, encode_batch
 from mqmesh.errors import CorruptBatch, DiskFull, RemoteProtocolError, StoreClosed, SystemBusy
 from mqmesh.message import Message
-from mqmesh.payload import CODEC_NONE, Payload, compress_payload
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.record_batch import Attributes, batch_parts, encode_batch
-from mqmesh.roles.broker.handlers.send import answer_durable, answer_expired
+from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 

@@ -7,7 +7,14 @@ import zlib
 import msgspec
 import pytest
 
-from mqmesh.delayed_batch import read_delayed_meta
+from mqmesh.batch.delayed_batch import read_delayed_meta
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    Attributes,
+    check_stored,
+    decode_messages,
+    encode_batch,
+)
 from mqmesh.errors import DiskFull, InvalidArgument
 from mqmesh.message import (
     PROPERTY_LAST_FAILURE,
@@ -24,15 +31,8 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResponse,
 )
-from mqmesh.record_batch import (
-    BROKER_PART_SIZE,
-    Attributes,
-    check_stored,
-    decode_messages,
-    encode_batch,
-)
-from mqmesh.roles.broker.inner_send import inner_send
-from mqmesh.roles.broker.sent_back_marks import SentBackMarks
+from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.batches import PRODUCER_ID
 

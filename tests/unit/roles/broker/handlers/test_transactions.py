@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqmesh.batch.record_batch import Attributes, decode_messages, read_header
 from mqmesh.errors import (
     BrokerError,
     CorruptRecord,
@@ -34,8 +35,7 @@ from mqmesh.protocol.transactions import (
     ViewHalfMessageRequest,
     encode_ends,
 )
-from mqmesh.record_batch import Attributes, decode_messages, read_header
-from mqmesh.roles.broker.producer_keys import EndProofs
+from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
@@ -338,7 +338,7 @@ def test_a_decision_about_what_cannot_be_read_is_not_acknowledged(scene):
 
 
 def test_very_many_decisions_at_once_are_several_writes(scene, monkeypatch):
-    monkeypatch.setattr("mqmesh.roles.broker.handlers.transactions.MAX_STAGED_RUNS", 2)
+    monkeypatch.setattr("mqmesh.roles.broker.features.transactions.transactions.MAX_STAGED_RUNS", 2)
     base = scene.half(*[b"%d" % number for number in range(10)])
     ends = [(base, 0, number, 1, Decision(1 + number % 2)) for number in range(10)]
     assert scene.end(*ends) == [EndOutcome.ENDED] * 10

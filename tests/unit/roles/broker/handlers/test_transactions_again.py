@@ -16,11 +16,13 @@ from mqmesh.protocol.transactions import (
     Decision,
     EndOutcome,
 )
-from mqmesh.roles.broker.handlers.send import answer_durable, finish_sends
-from mqmesh.roles.broker.handlers.transactions import (
+from mqmesh.roles.broker.features.sends.send import answer_durable, finish_sends
+from mqmesh.roles.broker.features.transactions.transaction_table import (
+    Transactions as TransactionTable,
+)
+from mqmesh.roles.broker.features.transactions.transactions import (
     finish_transactions,
 )
-from mqmesh.roles.broker.transactions import Transactions as TransactionTable
 from mqmesh.storage.interface import FlushDiskType
 
 # ---- Started again -----------------------------------------------------------------------------
@@ -71,7 +73,9 @@ def test_a_note_makes_a_start_read_little(scene):
 
 
 def test_with_too_much_to_note_the_topics_are_read_from_the_oldest_on(scene, monkeypatch):
-    monkeypatch.setattr("mqmesh.roles.broker.transaction_snapshot.MAX_NOTED", 1)
+    monkeypatch.setattr(
+        "mqmesh.roles.broker.features.transactions.transaction_snapshot.MAX_NOTED", 1
+    )
     scene.end((scene.half(b"gone"), 0, 0, 1, Decision.COMMIT))
     scene.half(b"a")
     scene.half(b"b")

@@ -1,0 +1,1 @@
+"""The record batch: header, meta and payload, its kinds, and their codecs."""

@@ -1,0 +1,170 @@
+"""Record batches of delayed messages: when they are due, and where they go then.
+
+A batch with ``Attributes.HAS_DELAY`` has more in its meta than others (readers that do not
+know of it pass over the rest of the array). A producer says how long the messages shall
+wait: a delay level, or points in time. The broker adds where they really go and stores
+the batch in ``SCHEDULE_TOPIC_XXXX``; the payload is not touched.
+
+A queue of that topic for each level, one for arbitrary times, and one for the records of
+what was done (``schedule_record.py``).
+"""
+
+import re
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer, Payload
+from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, BatchMeta, batch_parts
+from mqmesh.errors import ConfigError, CorruptBatch, MessageIllegal
+from mqmesh.message import MAX_DELAY_MS, SCHEDULE_TOPIC
+from mqmesh.units import MAX_TIMESTAMP_MS
+
+DEFAULT_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+MAX_DELAY_LEVELS: Final = 64
+ANY_TIME_QUEUE: Final = MAX_DELAY_LEVELS
+"""Queue of messages with a point in time; a level's is the level minus one. On disk."""
+RECORD_QUEUE: Final = MAX_DELAY_LEVELS + 1
+"""Queue of the records of what was done. On disk."""
+SCHEDULE_QUEUES: Final = MAX_DELAY_LEVELS + 2
+
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL = re.compile(r"([0-9]{1,9})([smhd])\Z")
+
+
+class DelayedMeta(BatchMeta, array_like=True, frozen=True, gc=False):
+    """The meta of a batch of delayed messages. Array positions are on disk and never change.
+
+    Attributes:
+        level: Delay level, 0 for points in time.
+        due_times: Little-endian i64 of wall-clock ms: none (then it is the store time plus
+            ``delay_ms``), one for all messages, or one a message.
+        real_topic: Physical topic that the messages are written to when they are due; empty
+            on the way from a producer, where ``topic`` is that.
+        real_queue_id: Its queue.
+        delay_ms: What the level meant when the batch was stored.
+    """
+
+    level: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    due_times: bytes = b""
+    real_topic: str = ""
+    real_queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_DELAY_MS)] = 0
+
+
+_decoder = msgspec.msgpack.Decoder(DelayedMeta)
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """What the levels of a setting like ``1s 5s 2m`` mean, in ms; level 1 first.
+
+    Raises:
+        ConfigError: It is none: says what to write.
+    """
+    words = text.split()
+    if not 1 <= len(words) <= MAX_DELAY_LEVELS:
+        raise ConfigError(
+            f"message_delay_level has {len(words)} levels; 1 to {MAX_DELAY_LEVELS} are allowed"
+        )
+    found = []
+    for word in words:
+        match = _LEVEL.match(word)
+        delay_ms = int(match[1]) * _UNIT_MS[match[2]] if match else 0
+        if not 0 < delay_ms <= MAX_DELAY_MS:
+            raise ConfigError(
+                f"message_delay_level: {word!r} is no delay; write a number from 1 and s, m, h "
+                "or d, like 30s"
+            )
+        found.append(delay_ms)
+    return tuple(found)
+
+
+def read_delayed_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> DelayedMeta:
+    """Decodes the meta of a batch with ``HAS_DELAY`` whose header was read.
+
+    Raises:
+        CorruptBatch: It is not what the format says.
+    """
+    start = position + HEADER_SIZE
+    try:
+        meta = _decoder.decode(memoryview(buffer)[start : start + header.meta_size])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"meta of delayed messages cannot be decoded: {error}") from error
+    count = header.message_count
+    for name, size in (
+        ("tag hashes", len(meta.tag_hashes)),
+        ("due times", len(meta.due_times)),
+    ):
+        if size not in (0, 8, 8 * count):
+            raise CorruptBatch(f"{size} bytes of {name} for {count} messages")
+    return meta
+
+
+def due_times(meta: DelayedMeta, header: BatchHeader) -> tuple[int, ...]:
+    """When the messages of a stored batch are due, wall-clock ms: one for all, or one each."""
+    if not meta.due_times:
+        return (header.store_timestamp + meta.delay_ms,)
+    return struct.unpack(f"<{len(meta.due_times) // 8}q", meta.due_times)
+
+
+def pack_due_times(times: tuple[int, ...] | list[int]) -> bytes:
+    """The form of due times in a meta: one when all are the same."""
+    if len(set(times)) == 1:
+        times = times[:1]
+    return struct.pack(f"<{len(times)}q", *times)
+
+
+def check_wish(meta: DelayedMeta) -> None:
+    """Checks what a producer wants.
+
+    Raises:
+        MessageIllegal: Neither a level nor points in time, both, or impossible times.
+    """
+    if bool(meta.level) == bool(meta.due_times):
+        raise MessageIllegal("delayed messages need a level, or points in time, and not both")
+    times = struct.unpack(f"<{len(meta.due_times) // 8}q", meta.due_times)
+    if times and not (min(times) > 0 and max(times) <= MAX_TIMESTAMP_MS):
+        raise MessageIllegal(f"a delivery time is not between 1 and {MAX_TIMESTAMP_MS}")
+
+
+def scheduled_batch(
+    buffer: Buffer, header: BatchHeader, meta: DelayedMeta, *, queue_id: int, position: int = 0
+) -> bytes:
+    """Puts a batch under a meta that says when it is due; the payload stays as it is.
+
+    Args:
+        buffer: Holds the batch.
+        header: Its header.
+        meta: The new one, whose topic is ``SCHEDULE_TOPIC_XXXX``.
+        queue_id: Queue of that topic.
+        position: Where the batch begins.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+
+    Raises:
+        LocalProtocolError: It would be larger than a batch may be.
+    """
+    assert meta.topic == SCHEDULE_TOPIC
+    start = position + HEADER_SIZE + header.meta_size
+    payload = Payload(
+        bytes(memoryview(buffer)[start : start + header.payload_size]),
+        header.codec,
+        header.raw_size,
+        header.message_count,
+        bool(header.attributes & Attributes.HAS_KEYS),
+        meta.tag_hashes,
+    )
+    parts = batch_parts(
+        payload,
+        topic=SCHEDULE_TOPIC,
+        queue_id=queue_id,
+        producer_id=header.producer_id,
+        first_sequence=header.first_sequence,
+        born_timestamp=header.born_timestamp,
+        born_host=meta.born_host,
+        attributes=header.attributes | Attributes.HAS_DELAY,
+        meta=meta,
+    )
+    return b"".join(parts)

@@ -1,0 +1,133 @@
+"""Stored messages on their way to another topic or queue, under the ids they have.
+
+Retries, dead letters, delayed messages that are due and committed half messages
+are the same thing: messages that the broker has, written once more elsewhere.
+The new batch keeps the producer id, the sequences, and the time and host of
+birth; ``Attributes.REDELIVERED`` says that it takes no part in the detection of
+duplicates.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import (
+    CODEC_NONE,
+    Buffer,
+    Payload,
+    encode_payload,
+    join_payload,
+    split_payload,
+)
+from mqmesh.batch.record_batch import (
+    HEADER_SIZE,
+    Attributes,
+    BatchHeader,
+    CommitMeta,
+    batch_parts,
+    decode_messages,
+    read_meta,
+    read_payload,
+)
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import Message, as_plain
+
+COMPRESS_OVER_BYTES: Final = 4 * 1024
+"""Messages that were changed are compressed as a producer's are by default."""
+
+Change = Callable[[Message], Message]
+"""Makes the message to be written from the one that was stored; must not change its argument."""
+
+
+def redeliver(
+    buffer: Buffer,
+    header: BatchHeader,
+    *,
+    position: int = 0,
+    first: int = 0,
+    count: int | None = None,
+    topic: str,
+    queue_id: int,
+    attributes: int = 0,
+    prepared_offset: int | None = None,
+    change: Change | None = None,
+    raws: Sequence[msgspec.Raw] | None = None,
+) -> bytes:
+    """Makes a batch for another topic or queue out of messages of a stored one.
+
+    The whole of a batch, unchanged, is not decoded, and of a part only that.
+
+    Args:
+        buffer: Holds the stored batch, which passed ``check_batch``.
+        header: Its header.
+        position: Where it begins.
+        first: Ordinal of the first message wanted.
+        count: Consecutive messages wanted; None for all from ``first``.
+        topic: Physical topic of the new batch; the messages keep their own.
+        queue_id: Queue it is for.
+        attributes: Bits beside REDELIVERED and those for keys and tags.
+        prepared_offset: Of committed messages: where their half messages begin in the log.
+        change: Applied to each message.
+        raws: What ``payload.split_payload`` made of the batch, where that is known already.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+
+    Raises:
+        InvalidArgument: The batch has no such messages.
+        CorruptBatch: It cannot be decoded.
+        LocalProtocolError: The new batch is over a limit, see ``encode_batch``.
+    """
+    count = header.message_count - first if count is None else count
+    if first < 0 or count < 1 or first + count > header.message_count:
+        raise InvalidArgument(
+            f"messages {first} to {first + count - 1} of a batch of {header.message_count}"
+        )
+    meta = read_meta(buffer, header, position)
+    if change is None and count == header.message_count:
+        payload = _whole_payload(buffer, header, position, meta.tag_hashes)
+    elif change is None:
+        if raws is None:
+            raws = split_payload(read_payload(buffer, header, position))
+        payload = _part_payload(header, raws[first : first + count])
+    else:
+        stored = decode_messages(buffer, header, position=position)[first : first + count]
+        messages = [change(as_plain(message)) for message in stored]
+        payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
+    new_meta = None
+    if prepared_offset is not None:
+        new_meta = CommitMeta(topic, payload.tag_hashes, meta.born_host, prepared_offset)
+    parts = batch_parts(
+        payload,
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=header.producer_id,
+        first_sequence=header.first_sequence + first,
+        born_timestamp=header.born_timestamp,
+        born_host=meta.born_host,
+        attributes=attributes | Attributes.REDELIVERED,
+        meta=new_meta,
+    )
+    return b"".join(parts)
+
+
+def _part_payload(header: BatchHeader, raws: Sequence[msgspec.Raw]) -> Payload:
+    # What was compressed may fit into no batch as it is.
+    over_bytes = COMPRESS_OVER_BYTES if header.codec == CODEC_NONE else 0
+    return join_payload(raws, compress_over_bytes=over_bytes)
+
+
+def _whole_payload(
+    buffer: Buffer, header: BatchHeader, position: int, tag_hashes: bytes
+) -> Payload:
+    """The payload of a batch as it is stored."""
+    start = position + HEADER_SIZE + header.meta_size
+    return Payload(
+        bytes(memoryview(buffer)[start : start + header.payload_size]),
+        header.codec,
+        header.raw_size,
+        header.message_count,
+        bool(header.attributes & Attributes.HAS_KEYS),
+        tag_hashes,
+    )

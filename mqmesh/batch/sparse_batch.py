@@ -1,0 +1,70 @@
+"""Cuts a stored batch down to the messages that somebody wants.
+
+What remains keeps its queue offsets and ids: the cut batch has the header of the
+whole one, and its meta says which positions its messages had (``SparseMeta``). The
+checksums are made anew, by the broker that cut it; the stored ones travel in meta.
+"""
+
+import struct
+from itertools import compress
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer, Payload, compress_payload, join_messages, split_payload
+from mqmesh.batch.record_batch import (
+    Attributes,
+    BatchHeader,
+    BatchMeta,
+    SparseMeta,
+    batch_parts,
+    stamp,
+)
+
+_SPARSE: Final = int(Attributes.SPARSE)
+_DROPPED: Final = ~int(Attributes.HAS_DELAY)  # whose meta has something else in its place
+
+
+def cut_batch(
+    header: BatchHeader, meta: BatchMeta, payload: Buffer, selected: bytes
+) -> tuple[bytes, ...]:
+    """Makes a batch of some messages of a stored one.
+
+    Args:
+        header: Of the whole batch.
+        meta: Of the whole batch.
+        payload: Its opened payload.
+        selected: A byte for each message, 1 for those wanted, at least one of them. It may
+            end before the batch does: the cut batch then ends there, too.
+
+    Returns:
+        The cut batch in pieces. Layout: record batch, sparse.
+
+    Raises:
+        CorruptBatch: The payload is no array of messages.
+    """
+    kept = list(compress(split_payload(payload), selected))
+    ordinals = struct.pack(f"<{len(kept)}H", *compress(range(len(selected)), selected))
+    data = join_messages(kept)
+    stored, codec = compress_payload(data) if header.codec else (data, header.codec)
+    parts = batch_parts(
+        Payload(stored, codec, len(data), len(selected), False, b""),
+        topic=meta.topic,
+        queue_id=header.queue_id,
+        producer_id=header.producer_id,
+        first_sequence=header.first_sequence,
+        born_timestamp=header.born_timestamp,
+        attributes=header.attributes & _DROPPED | _SPARSE,
+        meta=SparseMeta(
+            meta.topic, b"", meta.born_host, ordinals, header.total_size, header.producer_crc
+        ),
+    )
+    front = stamp(
+        msgspec.structs.replace(header, producer_crc=int.from_bytes(parts[1], "little")),
+        commitlog_offset=header.commitlog_offset,
+        base_queue_offset=header.base_queue_offset,
+        store_timestamp=header.store_timestamp,
+        epoch=header.epoch,
+        store_id=header.store_id,
+    )
+    return (front, *parts[1:])

@@ -1,0 +1,37 @@
+"""The check in a stored batch by which a store knows that it wrote the batch, at this place.
+
+What makes it is given by the store (``mqmesh.storage.log.store_key``); here stands what it covers.
+All of that is within the first 56 bytes of a batch, which are the same in every version.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.batch.payload import Buffer
+
+CHECK_SIZE: Final = 8
+"""Bytes of a check."""
+
+NO_CHECK: Final = bytes(CHECK_SIZE)
+"""Of batches whose store keeps no key."""
+
+StoreCheck = Callable[[bytes], bytes]
+"""Makes the ``CHECK_SIZE`` bytes of the check from the fields that it covers."""
+
+_BEFORE: Final = slice(8, 40)  # what the broker wrote
+_CHECK: Final = slice(40, 48)
+_BEHIND: Final = slice(48, 56)  # producer_crc and total_size
+
+
+def bears_check(buffer: Buffer, store_check: StoreCheck, position: int = 0) -> bool:
+    """True when a stored batch bears the check of a store, so that this store wrote it there.
+
+    Looks at no checksum: whether the rest is as it was written is told by ``check_stored``.
+
+    Args:
+        buffer: Bytes that hold at least a header.
+        store_check: The store's.
+        position: Where the batch begins.
+    """
+    part = bytes(memoryview(buffer)[position : position + _BEHIND.stop])
+    return store_check(part[_BEFORE] + part[_BEHIND]) == part[_CHECK]

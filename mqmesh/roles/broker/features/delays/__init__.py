@@ -1,0 +1,1 @@
+"""Delayed messages: admission, and what the schedule service asks."""

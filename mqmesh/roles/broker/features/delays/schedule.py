@@ -1,0 +1,203 @@
+"""The schedule service's requests, and the cancelling of delayed messages.
+
+The service alone decides what is due; the broker checks that it is, by its own clock,
+reads the bodies and writes them, with a record of it, in one step.
+"""
+
+from mqmesh.batch.delayed_batch import SCHEDULE_QUEUES
+from mqmesh.batch.schedule_record import Action, decode_runs
+from mqmesh.errors import BrokerError, BrokerNotAvailable, CancelRefused
+from mqmesh.message import SCHEDULE_TOPIC, format_message_id
+from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.schedule import (
+    MAX_RUNS,
+    CancelDelayedRequest,
+    CancelVerdict,
+    DeliverDueRequest,
+    DeliverDueResponse,
+    OpenScheduleRequest,
+    OpenScheduleResponse,
+    PullScheduleRequest,
+    PullScheduleResponse,
+    RefuseCancelRequest,
+    ScheduleNews,
+)
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.features.delays.due_messages import Prepared, prepare
+from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
+from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.storage.interface import FlushDiskType
+from mqmesh.units import CommitLogOffset
+
+_OK = int(ResponseCode.SUCCESS)
+_NEWS = encode_header(ScheduleNews())
+_WHY = {
+    CancelVerdict.OVER: "it was delivered or cancelled before",
+    CancelVerdict.LEAVING: "it is being delivered just now",
+}
+
+
+def open_schedule(context: BrokerContext, request: Request) -> Reply:
+    """A schedule service begins."""
+    decode_header(OpenScheduleRequest, request.command.header)
+    stats = context.store.stats()
+    session = context.schedule.open(request.peer)
+    return reply_with(
+        OpenScheduleResponse(session, stats.store_id, stats.epoch, context.clock.wall_ms())
+    )
+
+
+def pull_schedule(context: BrokerContext, request: Request) -> Reply:
+    """What came into the schedule topic."""
+    asked = decode_header(PullScheduleRequest, request.command.header)
+    desk = context.schedule
+    desk.check(asked.session)
+    desk.pending = asked.pending
+    if asked.caught_up:
+        lowest = asked.lowest_offset
+        desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
+        context.store.keep_from(CommitLogOffset(desk.keep_from))
+    found = read_schedule(context.store, asked.cursors)
+    stats = context.store.stats()
+    if not found.more:
+        # With SYNC_FLUSH what is not on disk was not read either.
+        desk.known_end = stats.durable_offset if _syncs(context) else stats.max_commitlog_offset
+    return reply_with(
+        PullScheduleResponse(
+            context.clock.wall_ms(),
+            found.cursors,
+            found.entries,
+            found.records,
+            found.more,
+            stats.min_commitlog_offset,
+            context.store.retention_wish(),
+        )
+    )
+
+
+def deliver_due(context: BrokerContext, request: Request) -> Reply | None:
+    """Delivers, cancels or rolls forward; answered once that is stored."""
+    asked = decode_header(DeliverDueRequest, request.command.header)
+    context.schedule.check(asked.session)
+    runs = decode_runs(request.command.body)
+    if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(Action):
+        raise BrokerError(
+            f"{len(runs)} runs for action {asked.action}; 1 to {MAX_RUNS} are allowed",
+            code=ResponseCode.MESSAGE_ILLEGAL,
+        )
+    action = Action(asked.action)
+    prepared = prepare(context, action, runs)
+    context.schedule.gone += prepared.gone
+    if not prepared.batches:
+        return _delivered(context, prepared, -1)
+    request = without_frame(request)
+
+    def on_stored(outcomes: list[BatchOutcome]) -> None:
+        refused = next((one for one in outcomes if one.code != _OK), None)
+        if refused is not None:
+            error = error_of(refused.code, refused.remark, refused.retry_after_ms)
+            context.wire.fail(request, error)
+            canceller = context.schedule.take_cancel(asked.ticket)
+            if canceller is not None:
+                context.wire.fail(canceller, error)
+            return
+        _count(context, action, prepared.message_count)
+        context.wire.reply(request, _delivered(context, prepared, outcomes[-1].base_queue_offset))
+        canceller = context.schedule.take_cancel(asked.ticket)
+        if canceller is not None:
+            context.wire.reply(canceller, EMPTY_REPLY)
+
+    inner_send(context, prepared.batches, on_stored)
+    context.schedule.stirred |= action is Action.ROLL
+    return None
+
+
+def cancel_delayed(context: BrokerContext, request: Request) -> Reply | None:
+    """Asks the service whether a message still waits; answered once it is cancelled."""
+    asked = decode_header(CancelDelayedRequest, request.command.header)
+    desk = context.schedule
+    ticket = desk.add_cancel(request, context.clock.monotonic_ms())
+    assert desk.service is not None
+    news = ScheduleNews(ticket, asked.producer_id, asked.sequence)
+    context.wire.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, encode_header(news))
+    return None
+
+
+def refuse_cancel(context: BrokerContext, request: Request) -> Reply:
+    """The service says why a message cannot be cancelled."""
+    asked = decode_header(RefuseCancelRequest, request.command.header)
+    context.schedule.check(asked.session)
+    canceller = context.schedule.take_cancel(asked.ticket)
+    if canceller is not None:
+        wanted = decode_header(CancelDelayedRequest, canceller.command.header)
+        message_id = format_message_id(wanted.producer_id, wanted.sequence)
+        why = _WHY.get(asked.verdict)
+        if why is None:
+            error: BrokerError = BrokerError(
+                f"message {message_id} does not wait here: it is unknown, or not delayed",
+                code=ResponseCode.QUERY_NOT_FOUND,
+            )
+        else:
+            error = CancelRefused(f"message {message_id} cannot be cancelled: {why}")
+        context.wire.fail(canceller, error)
+    return EMPTY_REPLY
+
+
+def tell_schedule_service(context: BrokerContext) -> None:
+    """The end of a tick: if something came into the schedule topic, its service is told."""
+    desk = context.schedule
+    if desk.stirred and desk.service is not None:
+        desk.stirred = False
+        context.wire.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, _NEWS)
+
+
+def hold_log(context: BrokerContext) -> None:
+    """Has the log kept whole while it is not known what still waits in it; now and then."""
+    desk = context.schedule
+    if desk.keep_from is None and any(
+        low < high
+        for low, high in (
+            context.store.queue_bounds(SCHEDULE_TOPIC, queue_id)
+            for queue_id in range(SCHEDULE_QUEUES)
+        )
+    ):
+        context.store.keep_from(CommitLogOffset(0))
+
+
+def fail_cancels(context: BrokerContext, requests: list[Request]) -> None:
+    """Nobody answers these any more."""
+    for request in requests:
+        context.wire.fail(
+            request,
+            BrokerNotAvailable(
+                "the schedule service does not answer; whether the message is cancelled is unknown"
+            ),
+        )
+
+
+def _delivered(context: BrokerContext, prepared: Prepared, record_offset: int) -> Reply:
+    statuses = bytes(prepared.statuses)
+    return reply_with(DeliverDueResponse(context.clock.wall_ms(), statuses, record_offset))
+
+
+def _syncs(context: BrokerContext) -> bool:
+    return context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+
+def _count(context: BrokerContext, action: Action, messages: int) -> None:
+    desk = context.schedule
+    if action is Action.DELIVER:
+        desk.delivered += messages
+    elif action is Action.CANCEL:
+        desk.cancelled += messages
+    else:
+        desk.rolled += messages

@@ -1,0 +1,135 @@
+"""What a broker knows of its schedule service: who it is, and who waits for it.
+
+Pure: handlers tell it what happens, and carry out what it says.
+"""
+
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.command import Request
+from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
+
+CANCEL_TIMEOUT_MS: Final = 3_000
+MAX_CANCELS: Final = 10_000
+"""Cancellations that wait for the service at a time."""
+
+
+class OpenCancel(msgspec.Struct, frozen=True, eq=False):
+    """A CANCEL_DELAYED that was not answered yet."""
+
+    request: Request
+    deadline_ms: int
+
+
+class ScheduleDesk:
+    """The schedule service's session, and the cancellations on their way.
+
+    Attributes:
+        session: Of the service, 0 before the first.
+        service: Its connection, None while there is none.
+        stirred: Something was stored in the schedule topic since the service was told.
+        pending: Messages that wait, as the service says; -1 for unknown.
+        keep_from: Commit-log offset from which the log must be kept; None for unknown.
+        known_end: Commit-log offset before which the service knows everything.
+        opened: Batches that more may be wanted of.
+        delivered, cancelled, rolled, gone: Messages, since the broker was started.
+        sessions: Services that came, since the broker was started.
+    """
+
+    def __init__(self, new_session: Callable[[], int] | None = None) -> None:
+        self._new_session = new_session or (lambda: secrets.randbits(63) or 1)
+        self._tickets = itertools.count(1)
+        self._cancels: dict[int, OpenCancel] = {}
+        self.session = 0
+        self.service: bytes | None = None
+        self.stirred = False
+        self.pending = -1
+        self.keep_from: int | None = None
+        self.known_end = 0
+        self.opened = OpenedBatches()
+        self.delivered = self.cancelled = self.rolled = self.gone = 0
+        self.sessions = 0
+
+    def open(self, peer: bytes) -> int:
+        """A service begins; what an earlier one has on its way counts no more.
+
+        Returns:
+            Its session.
+        """
+        self.session = self._new_session()
+        self.service = peer
+        self.stirred = False
+        self.sessions += 1
+        # What the one before said about the log holds until this one has caught up.
+        return self.session
+
+    def check(self, session: int) -> None:
+        """Tells whether a request is of the present session.
+
+        Raises:
+            BrokerNotAvailable: It is not.
+        """
+        if session != self.session:
+            raise BrokerNotAvailable("this session is over: another schedule service has begun")
+
+    def on_disconnect(self, peer: bytes) -> list[Request]:
+        """A connection broke.
+
+        Returns:
+            The cancellations that nobody will answer, if it was the service's.
+        """
+        if peer != self.service:
+            return []
+        self.service = None
+        return self._take(list(self._cancels))
+
+    def add_cancel(self, request: Request, now_ms: int) -> int:
+        """A client wants a message cancelled.
+
+        Returns:
+            The ticket that the service will answer under.
+
+        Raises:
+            BrokerNotAvailable: There is no service, or too many wait for it.
+        """
+        if self.service is None:
+            raise BrokerNotAvailable("this broker has no schedule service now")
+        if len(self._cancels) >= MAX_CANCELS:
+            raise BrokerNotAvailable(f"{MAX_CANCELS} cancellations wait already")
+        ticket = next(self._tickets)
+        self._cancels[ticket] = OpenCancel(request, now_ms + CANCEL_TIMEOUT_MS)
+        return ticket
+
+    def take_cancel(self, ticket: int) -> Request | None:
+        """The request of a ticket, once."""
+        cancel = self._cancels.pop(ticket, None)
+        return None if cancel is None else cancel.request
+
+    def tick(self, now_ms: int) -> list[Request]:
+        """Cancellations that the service did not answer in time."""
+        late = []
+        for ticket, cancel in self._cancels.items():
+            if cancel.deadline_ms > now_ms:
+                break  # they stand in the order in which they came
+            late.append(ticket)
+        return self._take(late)
+
+    def _take(self, tickets: list[int]) -> list[Request]:
+        return [self._cancels.pop(ticket).request for ticket in tickets]
+
+    def figures(self) -> dict[str, str]:
+        """For the broker's runtime info."""
+        return {
+            "schedule_service": "off" if self.service is None else "on",
+            "schedule_sessions": str(self.sessions),
+            "schedule_pending": str(self.pending),
+            "schedule_delivered_total": str(self.delivered),
+            "schedule_cancelled_total": str(self.cancelled),
+            "schedule_rolled_total": str(self.rolled),
+            "schedule_gone_total": str(self.gone),
+        }

@@ -1,0 +1,1 @@
+"""Consumer groups: members, claims, locks, offsets, resets."""

@@ -1,0 +1,263 @@
+"""Consumer groups for administrators: settings, members, how far they have come."""
+
+import heapq
+from collections.abc import Iterator
+
+from mqmesh.batch.record_batch import read_header
+from mqmesh.errors import InvalidArgument, StorageError
+from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.groups import (
+    MAX_GROUPS_PER_ANSWER,
+    MAX_QUEUES_PER_STATS,
+    ConsumerConnection,
+    ConsumerConnections,
+    ConsumerConnectionsRequest,
+    ConsumeStats,
+    ConsumeStatsRequest,
+    DeleteGroupRequest,
+    GetGroupsRequest,
+    GroupConfig,
+    GroupNames,
+    GroupSummaries,
+    GroupSummary,
+    ProducerConnection,
+    ProducerConnections,
+    ProducerConnectionsRequest,
+    QueueProgress,
+    TopicConsumersRequest,
+    UpdateGroupRequest,
+)
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.groups.consumer_groups import Client, check_client_group
+from mqmesh.roles.broker.features.groups.saving import reply_when_saved
+from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
+from mqmesh.roles.broker.features.topics.admin import forget_topic
+from mqmesh.storage.interface import GetStatus
+
+QUEUES_PER_LIST = 4_096
+"""A list of groups ends its page when so many queues were looked at."""
+
+
+def update_and_create_group(context: BrokerContext, request: Request) -> Reply | None:
+    """Makes or changes the settings of a group; answered once that is on disk."""
+    wanted = decode_header(UpdateGroupRequest, request.command.header)
+    changed = context.group_table.update(
+        wanted.config,
+        context.clock.wall_ms(),
+        must_exist=wanted.must_exist,
+        must_be_new=wanted.must_be_new,
+    )
+    reply = reply_with(wanted.config)
+    if not changed:
+        return reply
+    reply_when_saved(context, request, reply, context.keeper.save_groups)
+    return None
+
+
+def get_groups(context: BrokerContext, request: Request) -> Reply:
+    """One group, or all, in pages."""
+    query = decode_header(GetGroupsRequest, request.command.header)
+    if query.group:
+        check_client_group(query.group)
+        known = query.group in _all_names(context)
+        return reply_with(GroupSummaries([_summary(context, query.group)] if known else []))
+    names = (name for name in _all_names(context) if name > query.after)
+    page = heapq.nsmallest(MAX_GROUPS_PER_ANSWER + 1, names)
+    found: list[GroupSummary] = []
+    queues = 0
+    for name in page[:MAX_GROUPS_PER_ANSWER]:
+        found.append(_summary(context, name))
+        queues += sum(map(len, context.offsets.topics(name).values()))
+        if queues >= QUEUES_PER_LIST:
+            break
+    return reply_with(GroupSummaries(found, len(found) < len(page)))
+
+
+def delete_group(context: BrokerContext, request: Request) -> Reply | None:
+    """Forgets a group; answered once that is on disk.
+
+    Raises:
+        InvalidArgument: It has members, with whose next word it would be there again.
+    """
+    wanted = decode_header(DeleteGroupRequest, request.command.header)
+    name = check_client_group(wanted.group)
+    group = context.groups.find(name)
+    if group is not None:
+        raise InvalidArgument(
+            f"consumer group {name!r} has {len(group.members)} members, for example "
+            f"{min(group.members)}; stop them first"
+        )
+    keeper = context.keeper
+    saves = [keeper.save_groups]
+    if forget_sent_back(context, name):
+        saves.append(keeper.save_offsets)
+    context.group_table.delete(name, context.clock.wall_ms())
+    context.groups.claims.forget_group(name)
+    if context.offsets.remove_group(name):
+        saves.append(keeper.save_offsets)
+    context.pulls.forget(name)
+    context.resets.forget(name)
+    topics = [retry_topic(name), dlq_topic(name)] if wanted.remove_topics else []
+    for topic in topics:
+        if context.topics.get(topic) is not None:
+            forget_topic(context, topic)
+            saves.append(keeper.save_topics)
+    reply_when_saved(context, request, EMPTY_REPLY, *dict.fromkeys(saves))
+    return None
+
+
+def get_consumer_connections(context: BrokerContext, request: Request) -> Reply:
+    """The members of a group, and how each differs from it."""
+    query = decode_header(ConsumerConnectionsRequest, request.command.header)
+    group = context.groups.group(check_client_group(query.group))
+    now_ms = context.clock.monotonic_ms()
+    members = []
+    for client_id in sorted(group.members):
+        client = context.groups.client(client_id)
+        assert client is not None
+        members.append(
+            ConsumerConnection(
+                *_connection(client, now_ms),
+                group.members[client_id],
+                group.check.difference(client_id),
+            )
+        )
+    return reply_with(ConsumerConnections(members, group.generation))
+
+
+def get_producer_connections(context: BrokerContext, request: Request) -> Reply:
+    """The members of a producer group."""
+    query = decode_header(ProducerConnectionsRequest, request.command.header)
+    check_client_group(query.group)
+    now_ms = context.clock.monotonic_ms()
+    clients = context.groups.producer_clients(query.group)
+    return reply_with(
+        ProducerConnections([ProducerConnection(*_connection(one, now_ms)) for one in clients])
+    )
+
+
+def get_consume_stats(context: BrokerContext, request: Request) -> Reply:
+    """How far a group has come in each of its queues, in pages."""
+    query = decode_header(ConsumeStatsRequest, request.command.header)
+    name = check_client_group(query.group)
+    if query.topic:
+        check_topic(query.topic)
+        context.topics.require(query.topic)
+    found: list[QueueProgress] = []
+    more = False
+    for topic, queue_id in _queues_of(context, name, query):
+        if len(found) == MAX_QUEUES_PER_STATS:
+            more = True
+            break
+        found.append(_progress(context, name, topic, queue_id))
+    rate = context.pulls.rate(name, context.clock.monotonic_ms())
+    return reply_with(ConsumeStats(found, more, rate, context.clock.wall_ms()))
+
+
+def query_topic_consumers(context: BrokerContext, request: Request) -> Reply:
+    """The groups that read a topic: those with offsets in it, and those who subscribe to it."""
+    topic = check_topic(decode_header(TopicConsumersRequest, request.command.header).topic)
+    found = set(context.offsets.groups_of_topic(topic))
+    for name in context.groups.names():
+        if topic in _subscribed_topics(context, name):
+            found.add(name)
+    return reply_with(GroupNames(sorted(found)))
+
+
+def topics_of(context: BrokerContext, name: str) -> list[str]:
+    """Topics that a group has to do with, sorted; without dead letters and hidden topics.
+
+    What waits in a delay or as half a transaction is in a topic of the system's, and is no
+    lag of anybody.
+    """
+    found = set(context.offsets.topics(name)) | _subscribed_topics(context, name)
+    found.add(retry_topic(name))
+    hidden = RESERVED_TOPICS | {dlq_topic(name)}
+    return sorted(one for one in found - hidden if context.topics.get(one) is not None)
+
+
+def _all_names(context: BrokerContext) -> set[str]:
+    names = {*context.group_table.names(), *context.offsets.groups()}
+    return names.union(context.groups.names())
+
+
+def _subscribed_topics(context: BrokerContext, name: str) -> set[str]:
+    group = context.groups.find(name)
+    members = () if group is None else group.members.values()
+    return {one.topic for data in members for one in data.subscriptions}
+
+
+def _queues_of(
+    context: BrokerContext, name: str, query: ConsumeStatsRequest
+) -> Iterator[tuple[str, int]]:
+    topics = [query.topic] if query.topic else topics_of(context, name)
+    after = (query.after_topic, query.after_queue_id)
+    for topic in topics:
+        if topic < query.after_topic:
+            continue
+        for queue_id in range(context.topics.require(topic).queue_count):
+            if not query.after_topic or (topic, queue_id) > after:
+                yield topic, queue_id
+
+
+def _progress(context: BrokerContext, name: str, topic: str, queue_id: int) -> QueueProgress:
+    low, high = context.store.queue_bounds(topic, queue_id)
+    done = context.offsets.query(name, topic, queue_id)
+    # What was handed out to consumers that are gone is with nobody.
+    running = context.groups.find(name) is not None or context.pulls.is_active(
+        name, context.clock.monotonic_ms()
+    )
+    pulled = context.pulls.pull_offset(name, topic, queue_id) if running else -1
+    oldest_ms = _store_time(context, topic, queue_id, max(done, low)) if done < high else 0
+    claim = context.groups.claims.find(name, topic, queue_id)
+    members = group.members if (group := context.groups.find(name)) is not None else {}
+    owner = claim.client_id if claim is not None and claim.client_id in members else ""
+    return QueueProgress(topic, queue_id, low, high, done, pulled, oldest_ms, owner)
+
+
+def _store_time(context: BrokerContext, topic: str, queue_id: int, queue_offset: int) -> int:
+    try:
+        found = context.store.get(topic, queue_id, queue_offset, max_bytes=1)
+    except StorageError:
+        return 0  # damaged; the rest of the answer is of use all the same
+    if found.status is not GetStatus.FOUND:
+        return 0
+    return read_header(found.data[0]).store_timestamp
+
+
+def _summary(context: BrokerContext, name: str) -> GroupSummary:
+    group = context.groups.find(name)
+    config = context.group_table.get(name)
+    own = retry_topic(name)
+    topics = [one for one in topics_of(context, name) if one != own]
+    return GroupSummary(
+        config=config or GroupConfig(name),
+        is_configured=config is not None,
+        members=0 if group is None else len(group.members),
+        message_model=context.groups.model_of(name),
+        topics=topics,
+        lag=sum(_lag(context, name, topic) for topic in topics),
+        consume_tps=context.pulls.rate(name, context.clock.monotonic_ms()),
+        retrying=_lag(context, name, own),
+        dead=_lag(context, "", dlq_topic(name)),
+        differing=0 if group is None else group.check.differing,
+    )
+
+
+def _lag(context: BrokerContext, name: str, topic: str) -> int:
+    """Messages of a topic that a group has not done; all of them for no group."""
+    known = context.topics.get(topic)
+    if known is None:
+        return 0
+    lag = 0
+    for queue_id in range(known.queue_count):
+        low, high = context.store.queue_bounds(topic, queue_id)
+        lag += max(high - max(context.offsets.query(name, topic, queue_id), low), 0)
+    return lag
+
+
+def _connection(client: Client, now_ms: int) -> tuple[str, str, str, bool, int]:
+    beat = client.heartbeat
+    silent_ms = max(now_ms - client.last_seen_ms, 0)
+    return beat.client_id, beat.language, beat.version, client.lost_at_ms is None, silent_ms

@@ -1,0 +1,70 @@
+"""Heartbeats, leaving, and who the members of a group are."""
+
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.membership import (
+    ConsumerIdsChanged,
+    ConsumerList,
+    ConsumerListRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    UnregisterClientRequest,
+)
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group, check_heartbeat
+
+
+def heart_beat(context: BrokerContext, request: Request) -> Reply:
+    """A client says that it is there, and what it belongs to."""
+    heartbeat = decode_header(HeartbeatRequest, request.command.header)
+    check_heartbeat(heartbeat)
+    made = [
+        context.group_table.note_used(data.group, context.clock.wall_ms())
+        for data in heartbeat.consumers
+    ]
+    if any(made):
+        context.keeper.save_groups(None)
+    context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
+    groups, client_id = context.groups, heartbeat.client_id
+    return reply_with(
+        HeartbeatResponse(
+            context.instance_id, groups.memberships(client_id), groups.warnings(client_id)
+        )
+    )
+
+
+def unregister_client(context: BrokerContext, request: Request) -> Reply:
+    """A client leaves all its groups; leaving twice does no harm."""
+    leaving = decode_header(UnregisterClientRequest, request.command.header)
+    context.locks.on_leave(leaving.client_id, request.peer)
+    context.groups.on_unregister(leaving.client_id)
+    return EMPTY_REPLY
+
+
+def get_consumer_list(context: BrokerContext, request: Request) -> Reply:
+    """The members of a group, as this broker sees them.
+
+    Raises:
+        GroupNotFound: None is registered here; not the same as "you are alone".
+    """
+    query = decode_header(ConsumerListRequest, request.command.header)
+    check_client_group(query.group)
+    group = context.groups.group(query.group)
+    return reply_with(ConsumerList(sorted(group.members), group.generation))
+
+
+def send_notices(context: BrokerContext) -> None:
+    """Tells members of changed groups; the end of each tick."""
+    for notice in context.groups.take_notices():
+        config = context.group_table.get(notice.group)
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            continue
+        header = encode_header(ConsumerIdsChanged(notice.group, notice.generation))
+        context.wire.notify(notice.peer, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)

@@ -1,0 +1,1 @@
+"""Pulls: filters, waiting, turns."""

@@ -1,0 +1,47 @@
+"""Messages by key and by id: passed on to the index process, answered when it answers.
+
+The index does not know of permissions, so messages of topics that do not permit reading are
+left out of its answers here.
+"""
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
+from mqmesh.message import parse_message_id
+from mqmesh.protocol.command import Command, Reply, Request, decode_header
+from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.features.queries.readable_answers import only_readable
+
+
+def query_message(context: BrokerContext, request: Request) -> None:
+    """Messages with a key."""
+    query = decode_header(QueryMessageRequest, request.command.header)
+    context.topics.require(query.topic)
+    context.topics.check_readable(query.topic)
+    _pass_on(context, request)
+
+
+def query_message_by_id(context: BrokerContext, request: Request) -> None:
+    """Messages with an id."""
+    parse_message_id(decode_header(QueryMessageByIdRequest, request.command.header).message_id)
+    _pass_on(context, request)
+
+
+def _pass_on(context: BrokerContext, request: Request) -> None:
+    if context.index is None:
+        raise UnsupportedCommand(
+            "this broker has no index of keys and message ids (index.enable, storage.backend)"
+        )
+    asked = without_frame(request)
+
+    def answer(outcome: Command | MQMeshError) -> None:
+        if isinstance(outcome, MQMeshError):
+            context.wire.fail(asked, outcome)
+        else:
+            try:
+                header, body = only_readable(outcome.header, outcome.body, context.topics.may_read)
+            except RemoteProtocolError as error:
+                context.wire.fail(asked, error)
+            else:
+                context.wire.reply(asked, Reply(bytes(header), (body,)))
+
+    context.index.query(request.command.code, bytes(request.command.header), answer)

@@ -1,0 +1,1 @@
+"""Messages sent back: retries and dead letters."""

@@ -1,0 +1,166 @@
+"""RESEND_DEAD_LETTERS: dead letters get another chance, each once unless it is forced.
+
+The message and the mark that it was resent are one write, and nothing is answered before
+the store has both.
+"""
+
+from typing import Final
+
+from mqmesh.errors import (
+    InvalidArgument,
+    MQMeshError,
+    OffsetIllegal,
+    TopicNotFound,
+)
+from mqmesh.message import (
+    DEAD_LETTER_MARKS_TOPIC,
+    PROPERTY_RESENT_FROM_DLQ,
+    StoredMessage,
+    check_group,
+    dlq_topic,
+    retry_topic,
+)
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.retries import (
+    ResendRequest,
+    ResendResponse,
+    ResendResult,
+    ResendStatus,
+    ResendTarget,
+)
+from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.features.retries.dead_letter_marks import ResentMark
+from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
+from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
+from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
+from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
+from mqmesh.sdk.producer.queue_selector import queue_index
+
+_OK: Final = int(ResponseCode.SUCCESS)
+
+
+def resend(context: BrokerContext, request: Request) -> Reply | None:
+    """Sends dead letters to the retry topic, or to where they were sent at first."""
+    wanted = decode_header(ResendRequest, request.command.header)
+    check_group(wanted.group)
+    if wanted.target not in set(ResendTarget):
+        raise InvalidArgument(f"target {wanted.target!r} is neither RETRY nor TOPIC")
+    context.topics.require(dlq_topic(wanted.group))
+    context.retries.marks.load(context.store)
+    results: list[ResendResult] = []
+    batches: list[bytes] = []
+    marks: list[ResentMark] = []
+    stored = StoredBatches(context.store)
+    for queue_offset in wanted.queue_offsets:
+        try:
+            result = _look(context, wanted, queue_offset, stored, batches, marks)
+        except OffsetIllegal as error:
+            result = ResendResult(int(ResendStatus.GONE), 0, _remark(error))
+        except MQMeshError as error:
+            result = ResendResult(int(ResendStatus.REFUSED), 0, _remark(error))
+        results.append(result)
+    if not batches:
+        return reply_with(ResendResponse(results))
+    _store(context, request, results, batches, marks)
+    return None
+
+
+def forget_marks(context: BrokerContext) -> None:
+    """Forgets marks whose dead letters retention has removed; now and then."""
+
+    def first_offset_of(group: str) -> int | None:
+        topic = dlq_topic(group)
+        if context.topics.get(topic) is None:
+            return None
+        return context.store.queue_bounds(topic, RETRY_QUEUE)[0]
+
+    context.retries.marks.forget(first_offset_of)
+
+
+def _look(
+    context: BrokerContext,
+    wanted: ResendRequest,
+    queue_offset: int,
+    stored: StoredBatches,
+    batches: list[bytes],
+    marks: list[ResentMark],
+) -> ResendResult:
+    """Decides about one dead letter; what is to be written is added to batches and marks."""
+    found = stored.find(dlq_topic(wanted.group), RETRY_QUEUE, queue_offset)
+    if found.messages is None:
+        raise InvalidArgument(f"it cannot be decoded, export it instead: {found.error}")
+    message = found.messages[queue_offset - found.header.base_queue_offset]
+    before_ms = context.retries.marks.resent_ms(wanted.group, queue_offset, message.message_id)
+    if before_ms and not wanted.force:
+        return ResendResult(int(ResendStatus.ALREADY_RESENT), before_ms)
+    name, queue_id = _target(context, wanted, message)
+    if wanted.dry_run:
+        return ResendResult(int(ResendStatus.RESENT), before_ms)
+    mark = {PROPERTY_RESENT_FROM_DLQ: f"{message.commitlog_offset:X}#{message.ordinal:X}"}
+    batches.append(moved(message, [without_retries(message, mark)], name, queue_id))
+    resent = ResentMark(
+        wanted.group, queue_offset, message.message_id, context.clock.wall_ms(), wanted.target
+    )
+    if not before_ms:
+        context.retries.marks.add([resent])  # at once: it may be named twice
+    marks.append(resent)
+    return ResendResult(int(ResendStatus.RESENT), before_ms)
+
+
+def _target(
+    context: BrokerContext, wanted: ResendRequest, message: StoredMessage
+) -> tuple[str, int]:
+    if wanted.target == ResendTarget.RETRY:
+        return retry_topic(wanted.group), RETRY_QUEUE
+    topic = context.topics.get(message.topic)
+    if topic is None:
+        raise TopicNotFound(f"topic {message.topic!r} does not exist on this broker any more")
+    if not topic.writable_queues:
+        context.topics.require_writable(message.topic, 0)
+    # The number of its queues may have changed; messages of a key stay together all the same.
+    return message.topic, queue_index(
+        message.sharding_key or message.message_id, topic.writable_queues
+    )
+
+
+def _store(
+    context: BrokerContext,
+    request: Request,
+    results: list[ResendResult],
+    batches: list[bytes],
+    marks: list[ResentMark],
+) -> None:
+    asked = without_frame(request)
+
+    def forget() -> None:
+        # Those that were forced had been resent before.
+        fresh = [not one.resent_ms for one in results if one.status == ResendStatus.RESENT]
+        marks_of = context.retries.marks
+        marks_of.remove(mark for mark, is_new in zip(marks, fresh, strict=True) if is_new)
+
+    def stored(outcomes: list[BatchOutcome]) -> None:
+        refused = next((one for one in outcomes if one.code != _OK), None)
+        if refused is None:
+            context.stats.total.resent_dead_letters += len(batches)
+            context.retries.marks.add(marks)
+            context.wire.reply(asked, reply_with(ResendResponse(results)))
+            return
+        # One write: the store took all of it or nothing.
+        forget()
+        failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
+        now = [failed if one.status == ResendStatus.RESENT else one for one in results]
+        context.wire.reply(asked, reply_with(ResendResponse(now)))
+
+    try:
+        ensure_topic(context, DEAD_LETTER_MARKS_TOPIC)
+        mark = context.retries.marks.encode(marks, context.clock.wall_ms())
+        inner_send(context, [*batches, mark], stored)
+    except MQMeshError:
+        forget()
+        raise
+
+
+def _remark(error: MQMeshError) -> str:
+    return str(error)[:MAX_REMARK_CHARACTERS]

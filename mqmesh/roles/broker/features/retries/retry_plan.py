@@ -1,0 +1,139 @@
+"""What becomes of messages that were sent back: which retry, or dead letter. Pure."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts
+from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
+from mqmesh.message import (
+    PROPERTY_LAST_FAILURE,
+    PROPERTY_RECONSUME_TIMES,
+    RETRY_PREFIX,
+    Message,
+    StoredMessage,
+    as_plain,
+)
+from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
+
+
+class RetryStep(msgspec.Struct, frozen=True):
+    """What becomes of consecutive messages of one batch.
+
+    Attributes:
+        messages: As they are stored.
+        level: Delay level of their retry; ``TO_DEAD_LETTERS`` when there is none.
+        properties: What is added to each.
+    """
+
+    messages: Sequence[StoredMessage]
+    level: int
+    properties: dict[str, str]
+
+    @property
+    def is_dead(self) -> bool:
+        """True when the messages become dead letters."""
+        return self.level == TO_DEAD_LETTERS
+
+    def halves(self) -> tuple["RetryStep", "RetryStep"]:
+        """A step for several messages as two steps."""
+        half = len(self.messages) // 2
+        return (
+            msgspec.structs.replace(self, messages=self.messages[:half]),
+            msgspec.structs.replace(self, messages=self.messages[half:]),
+        )
+
+    def batch(self, topic: str, queue_id: int) -> bytes:
+        """The messages as they are written.
+
+        Raises:
+            LocalProtocolError: They are too many for one batch, with what is added.
+        """
+        changed = [with_properties(message, self.properties) for message in self.messages]
+        return moved(self.messages[0], changed, topic, queue_id)
+
+
+def plan_retry(
+    messages: Sequence[StoredMessage],
+    *,
+    topic: str,
+    max_reconsume_times: int,
+    delay_level: int = 0,
+    reconsume_times: int = 0,
+    reason: str = "",
+) -> list[RetryStep]:
+    """Decides about messages of a stored batch.
+
+    Args:
+        messages: Those sent back, in order.
+        topic: Physical topic they are stored in.
+        max_reconsume_times: What was sent back as often becomes a dead letter.
+        delay_level: 0 for 3 + reconsume times; else this one, or ``TO_DEAD_LETTERS``.
+        reconsume_times: Tries that the consumer made by itself.
+        reason: What went wrong.
+
+    Returns:
+        Steps in order, each for messages that are dealt with alike.
+    """
+    # Only there is it the broker that wrote the number.
+    is_retried = topic.startswith(RETRY_PREFIX)
+    steps: list[RetryStep] = []
+    times_of = [message.reconsume_times if is_retried else 0 for message in messages]
+    start = 0
+    for at in range(1, len(messages) + 1):
+        if at == len(messages) or times_of[at] != times_of[start]:
+            times = times_of[start]
+            level = delay_level or FIRST_RETRY_LEVEL + times
+            if times >= max_reconsume_times:
+                level = TO_DEAD_LETTERS
+            added = {PROPERTY_RECONSUME_TIMES: str(max(times, reconsume_times) + 1)}
+            if reason:
+                added[PROPERTY_LAST_FAILURE] = reason
+            steps.append(RetryStep(messages[start:at], level, added))
+            start = at
+    return steps
+
+
+def moved(first: StoredMessage, messages: Sequence[Message], topic: str, queue_id: int) -> bytes:
+    """A batch for another topic or queue, under the ids that its messages have.
+
+    Args:
+        first: The first message as it is stored.
+        messages: What is written of it and those behind it.
+        topic: Physical topic of the new batch.
+        queue_id: Queue it is for.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+
+    Raises:
+        LocalProtocolError: They are too many for one batch.
+    """
+    info = first.info
+    parts = batch_parts(
+        encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES),
+        topic=topic,
+        queue_id=queue_id,
+        producer_id=info.producer_id,
+        first_sequence=info.first_sequence + first.ordinal,
+        born_timestamp=info.born_timestamp,
+        born_host=info.born_host,
+        attributes=Attributes.REDELIVERED,
+    )
+    return b"".join(parts)
+
+
+def with_properties(message: StoredMessage, added: dict[str, str]) -> Message:
+    """A stored message as a plain one, with further properties."""
+    return msgspec.structs.replace(
+        as_plain(message), properties={**(message.properties or {}), **added}
+    )
+
+
+def without_retries(message: StoredMessage, mark: dict[str, str]) -> Message:
+    """A dead letter as it was before its first failure, with further properties."""
+    plain = with_properties(message, mark)
+    assert plain.properties is not None
+    plain.properties.pop(PROPERTY_RECONSUME_TIMES, None)
+    return plain

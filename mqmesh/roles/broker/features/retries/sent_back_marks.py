@@ -1,0 +1,273 @@
+"""What groups have sent back, so that each delivery has at most one retry or dead letter.
+
+A message may be delivered a second time at the same place: its consumer died, or the broker
+did, before the group's offset went on. When it fails there again, its retry is on its way
+already, and a second one would fork the chain of retries down to the dead letters.
+
+A mark is a message of ``SENT_BACK_TOPIC``, written in one write with the retry or dead letter
+that it tells of, and in front of it. A crash in the middle of that write may leave marks whose
+retries are not there, so of the last marks of each life of the broker only those count whose
+retries are found behind them. Marks name batches by their places in the log, which never stand
+for other ones: what a power cut takes from the log, it takes with all marks about it.
+
+Where a group's offsets were moved, what it gets once more may be sent back once more: the marks
+from before do not count. That is noted with the offsets (``consumer_offsets``), in one document,
+so that neither is ever on the disk without the other.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import (
+    Attributes,
+    BatchHeader,
+    check_stored,
+    decode_messages,
+    encode_batch,
+    read_header,
+)
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.message import SENT_BACK_TOPIC, Message
+from mqmesh.storage.interface import GetStatus, MessageStore
+from mqmesh.units import MIB
+
+READ_BYTES: Final = 1 * MIB
+MAX_MARKS: Final = 200_000
+"""Messages whose marks are remembered, the newest; some 250 bytes of memory each."""
+MARKS_QUEUE: Final = 0
+
+RETRIED: Final = 0
+"""A message that was sent back: it is to come again."""
+DEAD: Final = 1
+"""It is a dead letter."""
+UNDER_WAY: Final = 2
+"""It is being written."""
+
+_log = logging.getLogger(__name__)
+
+
+class SentBackMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Messages that were sent back. On disk: fields are added at the end only.
+
+    Attributes:
+        group: Consumer group.
+        commitlog_offset: Where their batch begins in the log.
+        first: Ordinal of the first one in the batch.
+        count: How many.
+        is_dead: They became dead letters.
+        topic: Physical topic that their retry, or dead letter, stands in.
+        queue_id: Its queue.
+        producer_crc: Of its batch.
+    """
+
+    group: str
+    commitlog_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    first: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
+    is_dead: bool = False
+    topic: str = ""
+    queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+    producer_crc: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SentBackMark)
+_Key = tuple[str, int, int]
+
+
+class SentBackMarks:
+    """The marks of one broker, in memory once somebody asked for one.
+
+    Args:
+        most: Messages to remember; the oldest are forgotten first.
+
+    Attributes:
+        unreadable: Messages of the topic that hold no mark.
+    """
+
+    def __init__(self, most: int = MAX_MARKS) -> None:
+        self.unreadable = 0
+        self._most = most
+        self._states: OrderedDict[_Key, int] = OrderedDict()
+        self._loaded = False
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def load(self, store: MessageStore, counts_from: Callable[[str], int]) -> None:
+        """Reads the newest marks from the store, unless that was done.
+
+        Args:
+            store: Where they and the retries are.
+            counts_from: Of a group, the queue offset from which on its marks count.
+
+        Raises:
+            CorruptRecord: The queue leads to a place where its batch is not.
+        """
+        if self._loaded:
+            return
+        before: tuple[BatchHeader, list[SentBackMark]] | None = None
+        for header, found in self._stored(store):
+            marks = [mark for place, mark in found if place >= counts_from(mark.group)]
+            if before is not None:
+                self._take(store, *before, is_last=before[0].producer_id != header.producer_id)
+            before = header, marks
+        if before is not None:
+            self._take(store, *before, is_last=True)
+        self._loaded = True
+
+    def runs(
+        self, group: str, commitlog_offset: int, first: int, stop: int
+    ) -> Iterator[tuple[int, int, int | None]]:
+        """Divides messages of a batch by what became of them.
+
+        Yields:
+            Ordinal of the first, ordinal behind the last, and ``RETRIED``, ``DEAD``,
+            ``UNDER_WAY``, or None for those that were not sent back.
+        """
+        states = self._states
+        start = first
+        before = states.get((group, commitlog_offset, first))
+        for ordinal in range(first + 1, stop):
+            state = states.get((group, commitlog_offset, ordinal))
+            if state != before:
+                yield start, ordinal, before
+                start, before = ordinal, state
+        if first < stop:
+            yield start, stop, before
+
+    def begin(self, mark: SentBackMark) -> None:
+        """Messages are being sent back; ``settle`` or ``withdraw`` follows."""
+        self._set(mark, UNDER_WAY)
+
+    def settle(self, mark: SentBackMark) -> None:
+        """They were sent back."""
+        self._set(mark, DEAD if mark.is_dead else RETRIED)
+
+    def withdraw(self, mark: SentBackMark) -> None:
+        """They could not be."""
+        for key in _keys(mark):
+            self._states.pop(key, None)
+
+    def forget_group(self, group: str) -> bool:
+        """A group's offsets were moved: what comes again, comes for the first time.
+
+        Returns:
+            True if there was anything to forget.
+        """
+        keys = [key for key in self._states if key[0] == group]
+        for key in keys:
+            del self._states[key]
+        return bool(keys)
+
+    def _set(self, mark: SentBackMark, state: int) -> None:
+        states = self._states
+        for key in _keys(mark):
+            states[key] = state
+        while len(states) > self._most:
+            states.popitem(last=False)
+
+    def _take(
+        self, store: MessageStore, header: BatchHeader, marks: list[SentBackMark], *, is_last: bool
+    ) -> None:
+        """Takes over the marks of one batch; of the last one of a life those that are true."""
+        for mark in _written(store, marks, header.commitlog_offset) if is_last else marks:
+            self.settle(mark)
+
+    def _stored(
+        self, store: MessageStore
+    ) -> Iterator[tuple[BatchHeader, list[tuple[int, SentBackMark]]]]:
+        """Headers of the newest batches, and their marks with their queue offsets."""
+        first, end = store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
+        place: int = max(first, end - self._most)
+        while True:
+            found = store.get(SENT_BACK_TOPIC, MARKS_QUEUE, place, max_bytes=READ_BYTES)
+            if found.status is not GetStatus.FOUND:
+                return
+            for data in found.data:
+                yield from self._decoded(data)
+            place = found.next_queue_offset
+
+    def _decoded(
+        self, data: Buffer
+    ) -> Iterator[tuple[BatchHeader, list[tuple[int, SentBackMark]]]]:
+        position = 0
+        while position < len(data):
+            header = check_stored(data, position)
+            marks: list[tuple[int, SentBackMark]] = []
+            try:
+                for message in decode_messages(data, header, position=position):
+                    marks.append((message.queue_offset, _decoder.decode(message.body)))
+            except (CorruptBatch, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                self.unreadable += 1
+            yield header, marks
+            position += header.total_size
+
+
+def encode_marks(marks: Sequence[SentBackMark], *, producer_id: int, now_ms: int) -> bytes:
+    """The batch that makes marks durable.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+    """
+    return encode_batch(
+        [Message(SENT_BACK_TOPIC, _encoder.encode(mark)) for mark in marks],
+        topic=SENT_BACK_TOPIC,
+        queue_id=MARKS_QUEUE,
+        producer_id=producer_id,
+        first_sequence=0,
+        born_timestamp=now_ms,
+        attributes=Attributes.REDELIVERED,
+    )
+
+
+def _written(
+    store: MessageStore, marks: list[SentBackMark], commitlog_offset: int
+) -> Iterator[SentBackMark]:
+    """Those of the marks in one batch whose retries are in the log."""
+    places: dict[tuple[str, int], int] = {}
+    for mark in marks:
+        topic, queue_id = queue = mark.topic, mark.queue_id
+        if queue not in places:
+            places[queue] = _first_behind(store, topic, queue_id, commitlog_offset)
+        header = _batch_at(store, topic, queue_id, places[queue])
+        if header is not None and header.producer_crc == mark.producer_crc:
+            places[queue] = header.next_queue_offset
+            yield mark
+
+
+def _first_behind(store: MessageStore, topic: str, queue_id: int, commitlog_offset: int) -> int:
+    """Queue offset of a queue's first message behind a place in the log."""
+    low: int
+    high: int
+    low, high = store.queue_bounds(topic, queue_id)
+    while low < high:
+        middle = (low + high) // 2
+        header = _batch_at(store, topic, queue_id, middle)
+        if header is not None and header.commitlog_offset < commitlog_offset:
+            low = header.next_queue_offset
+        else:
+            high = middle
+    return low
+
+
+def _batch_at(
+    store: MessageStore, topic: str, queue_id: int, queue_offset: int
+) -> BatchHeader | None:
+    try:
+        found = store.get(topic, queue_id, queue_offset, max_bytes=1)
+    except CorruptRecord as error:
+        # Then it counts as not there: better a second retry than none.
+        _log.warning("whether a retry is there cannot be told: %s", error)
+        return None
+    return read_header(found.data[0]) if found.status is GetStatus.FOUND else None
+
+
+def _keys(mark: SentBackMark) -> Iterable[_Key]:
+    for ordinal in range(mark.first, mark.first + mark.count):
+        yield mark.group, mark.commitlog_offset, ordinal

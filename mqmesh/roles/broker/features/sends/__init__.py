@@ -1,0 +1,1 @@
+"""Sends: admission, staging, the answer."""

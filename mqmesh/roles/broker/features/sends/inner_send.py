@@ -1,0 +1,62 @@
+"""What the broker itself writes: retries, dead letters, due and committed messages.
+
+It goes the way of every send: gathered during the tick, written at once with the
+others, answered when it is stored, or with ``SYNC_FLUSH`` when the disk has it.
+"""
+
+from collections.abc import Sequence
+
+from mqmesh.batch.record_batch import read_header, read_meta
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.sends.staging import OpenSend, Outcomes
+from mqmesh.roles.broker.features.topics.topics import Topic
+from mqmesh.storage.interface import BatchToPut
+
+
+def ensure_topic(context: BrokerContext, name: str, queues: int = 1) -> Topic:
+    """A topic of the broker's own, created if it is missing, beyond ``max_topics``, too.
+
+    What was acknowledged may need it. Whoever asks sees to it that not anybody can have any
+    number of them made.
+
+    Args:
+        context: The broker.
+        name: System topics are allowed.
+        queues: To write and to read, when it is new.
+
+    Raises:
+        SystemBusy: There are more topics than a broker may have at all.
+    """
+    topic = context.topics.get(name)
+    if topic is None:
+        topic = context.topics.set(TopicConfig(name, queues, queues), context.clock.wall_ms())
+        context.keeper.save_topics(None)
+    return topic
+
+
+def inner_send(context: BrokerContext, batches: Sequence[bytes], on_stored: Outcomes) -> None:
+    """Has batches of the broker's own stored with the sends of this tick.
+
+    They are not refused for a topic's permission. The store may refuse them (full, too slow),
+    and a stopping broker never calls back for them: who must have them written tries again.
+
+    Args:
+        context: The broker.
+        batches: Whole, right batches, at least one; a missing topic is created.
+        on_stored: Called on the event loop, later, with an outcome for each batch.
+
+    Raises:
+        SystemBusy: A topic is missing, and there are more than a broker may have at all.
+    """
+    staged = []
+    for data in batches:
+        header = read_header(data)
+        meta = read_meta(data, header)
+        ensure_topic(context, meta.topic, header.queue_id + 1)
+        staged.append(BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes))
+    outcomes: list[BatchOutcome | None] = [None] * len(staged)
+    context.stage.batches += staged
+    context.stage.sends.append(OpenSend(None, outcomes, on_stored=on_stored))
+    context.stage.staged_bytes += sum(map(len, batches))

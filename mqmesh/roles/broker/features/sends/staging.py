@@ -1,0 +1,178 @@
+"""Sends on their way: gathered during a tick for one write, then answered or held.
+
+With ``SYNC_FLUSH`` an answer waits for the disk; many producers share one sync.
+Pure: the store's results and the time are given to it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.record_batch import Attributes
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.command import Request
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+Outcomes = Callable[[list[BatchOutcome]], None]
+"""Told what became of batches, one outcome each."""
+
+_OK: Final = int(ResponseCode.SUCCESS)
+_NO_WAIT_STORE: Final = int(Attributes.NO_WAIT_STORE)
+_ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
+_CONFLICT: Final = int(ResponseCode.SEQUENCE_CONFLICT)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+NEW_PRODUCER_RETRY_MS: Final = 1_000
+"""When a producer that there was no room for may try again."""
+
+
+class OpenSend(msgspec.Struct, eq=False):
+    """A SEND_MESSAGE that was not answered yet.
+
+    Attributes:
+        request: What to answer; None for what the broker itself sends.
+        outcomes: One a batch, in the request's order; None where the store decides.
+        end_offset: Everything of it is on disk when the log is synced to here.
+        deadline_ms: Monotonic time after which the answer does not wait for the disk.
+        on_stored: Called instead of an answer, when there is no request.
+    """
+
+    request: Request | None
+    outcomes: list[BatchOutcome | None]
+    end_offset: int = 0
+    deadline_ms: int = 0
+    on_stored: Outcomes | None = None
+
+
+class SendStage:
+    """Batches to be written at the end of this tick, and sends that wait for the disk.
+
+    Attributes:
+        batches: What to put, in order.
+        sends: To which sends they belong, in the same order.
+        staged_bytes: Size of the batches.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[BatchToPut] = []
+        self.sends: list[OpenSend] = []
+        self.staged_bytes = 0
+        self._waiting: deque[OpenSend] = deque()
+        self._arrivals: dict[QueueKey, int] = {}
+
+    @property
+    def waiting_count(self) -> int:
+        """Sends that wait for the disk."""
+        return len(self._waiting)
+
+    def take(self) -> tuple[list[BatchToPut], list[OpenSend]]:
+        """Everything staged; the stage is empty afterwards."""
+        taken = self.batches, self.sends
+        self.batches, self.sends, self.staged_bytes = [], [], 0
+        return taken
+
+    def wait(self, send: OpenSend) -> None:
+        """Lets a send wait for the disk; sends come in the order of their deadlines."""
+        self._waiting.append(send)
+
+    def durable(self, durable_offset: int) -> list[OpenSend]:
+        """Sends whose bytes are on disk.
+
+        A duplicate of something already synced may stand behind others for a moment: the
+        sends are looked at in the order in which they came.
+        """
+        found = []
+        waiting = self._waiting
+        while waiting and waiting[0].end_offset <= durable_offset:
+            found.append(waiting.popleft())
+        return found
+
+    def note_arrival(self, key: QueueKey, end_offset: int) -> None:
+        """A queue got a batch that consumers see once the log is synced to its end."""
+        self._arrivals[key] = end_offset
+
+    def arrivals(self, durable_offset: int) -> list[QueueKey]:
+        """Queues in which more may be seen now than when this was called last."""
+        found = list(self._arrivals)
+        for key in found:
+            if self._arrivals[key] <= durable_offset:
+                del self._arrivals[key]
+        return found
+
+    def expire(self, now_ms: int) -> list[OpenSend]:
+        """Sends that waited for too long; their outcomes say FLUSH_DISK_TIMEOUT now."""
+        found = []
+        waiting = self._waiting
+        while waiting and waiting[0].deadline_ms <= now_ms:
+            send = waiting.popleft()
+            send.outcomes = [_timed_out(outcome) for outcome in send.outcomes]
+            found.append(send)
+        return found
+
+
+def fill_in(
+    sends: Sequence[OpenSend], batches: Sequence[BatchToPut], results: Sequence[PutResult]
+) -> None:
+    """Gives sends the outcomes that the store decided.
+
+    Args:
+        sends: As staged.
+        batches: One for each None in their outcomes, in order.
+        results: What became of each batch.
+    """
+    position = 0
+    for send in sends:
+        outcomes = send.outcomes
+        for index, outcome in enumerate(outcomes):
+            if outcome is None:
+                result = results[position]
+                waits = not batches[position].header.attributes & _NO_WAIT_STORE
+                outcomes[index] = _outcome(batches[position], result)
+                position += 1
+                if waits and result.end_offset > send.end_offset:
+                    send.end_offset = result.end_offset
+
+
+def fill_in_refusal(sends: Sequence[OpenSend], refusal: BatchOutcome) -> None:
+    """Gives sends the outcome that nothing was stored."""
+    for send in sends:
+        send.outcomes = [refusal if outcome is None else outcome for outcome in send.outcomes]
+
+
+def _outcome(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+    if result.base_queue_offset < 0:
+        return _refusal(batch, result)
+    return BatchOutcome(
+        _OK, 0, 0, result.base_queue_offset, result.commitlog_offset, result.store_timestamp
+    )
+
+
+def _refusal(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+    if result.status is PutStatus.SEQUENCE_CONFLICT:
+        header = batch.header
+        return BatchOutcome(
+            _CONFLICT,
+            remark=f"producer {header.producer_id:016X} sent sequences {header.first_sequence} to "
+            f"{header.first_sequence + header.message_count - 1} to queue {batch.queue_id} of "
+            f"{batch.topic!r} before, with other content; does it run twice, on a cloned machine?",
+        )
+    if result.status is PutStatus.TOO_MANY_PRODUCERS:
+        return BatchOutcome(
+            _BUSY,
+            retry_after_ms=NEW_PRODUCER_RETRY_MS,
+            remark="too many producers and queues are remembered for repetitions "
+            "(storage.max_producer_states, storage.producer_state_min_age_ms)",
+        )
+    assert result.status is PutStatus.MESSAGE_ILLEGAL
+    return BatchOutcome(_ILLEGAL, remark="the batch is larger than a segment of the log")
+
+
+def _timed_out(outcome: BatchOutcome | None) -> BatchOutcome:
+    assert outcome is not None
+    if outcome.code != _OK:
+        return outcome
+    return msgspec.structs.replace(outcome, status=int(SendStatus.FLUSH_DISK_TIMEOUT))

@@ -1,0 +1,154 @@
+"""Topics, statistics, and single messages, for administrators."""
+
+from mqmesh.batch.delayed_batch import read_delayed_meta
+from mqmesh.batch.half_batch import is_half, read_half_meta
+from mqmesh.batch.record_batch import Attributes, read_header, read_meta
+from mqmesh.protocol.admin import (
+    GetTopicConfigRequest,
+    QueueStats,
+    RuntimeInfo,
+    TopicConfigs,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.pulling import ViewMessageRequest
+from mqmesh.protocol.route import DeleteTopicRequest
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.groups.saving import reply_when_saved
+from mqmesh.roles.broker.features.pulls.pull import fail_pulls_of
+from mqmesh.roles.broker.features.sends.send import finish_sends
+from mqmesh.roles.broker.features.topics.topics import Topic
+from mqmesh.storage.interface import GetStatus
+from mqmesh.units import CommitLogOffset, TimestampMs
+
+
+def update_and_create_topic(context: BrokerContext, request: Request) -> Reply | None:
+    """Creates or changes a topic; answered once that is on disk."""
+    wanted = decode_header(UpdateTopicRequest, request.command.header)
+    before = context.topics.version
+    topic = context.topics.update(
+        wanted.config,
+        context.clock.wall_ms(),
+        must_exist=wanted.must_exist,
+        must_be_new=wanted.must_be_new,
+    )
+    reply = reply_with(topic.config)
+    if context.topics.version == before:
+        return reply
+    reply_when_saved(context, request, reply, context.keeper.save_topics)
+    return None
+
+
+def get_topic_config(context: BrokerContext, request: Request) -> Reply:
+    """One topic, or all."""
+    query = decode_header(GetTopicConfigRequest, request.command.header)
+    if query.topic:
+        return reply_with(TopicConfigs([context.topics.require(query.topic).config]))
+    return reply_with(TopicConfigs(context.topics.configs()))
+
+
+def delete_topic(context: BrokerContext, request: Request) -> Reply | None:
+    """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
+    name = decode_header(DeleteTopicRequest, request.command.header).topic
+    context.topics.check_deletable(name)
+    forget_topic(context, name)
+    reply_when_saved(context, request, EMPTY_REPLY, context.keeper.save_topics)
+    return None
+
+
+def forget_topic(context: BrokerContext, name: str) -> None:
+    """Forgets a topic that is there, its messages and all offsets in it, but does not save it."""
+    # What was sent before goes first, or it would be stored into a topic that is not there.
+    finish_sends(context)
+    context.store.delete_topic(name)
+    context.topics.delete(name, context.clock.wall_ms())
+    context.locks.remove_topic(name)
+    context.groups.claims.remove_topic(name)
+    if context.offsets.remove_topic(name):
+        context.keeper.save_offsets(None)
+    context.pulls.forget_topic(name)
+    context.resets.forget_topic(name)
+    fail_pulls_of(context, name)
+
+
+def get_topic_stats(context: BrokerContext, request: Request) -> Reply:
+    """Where each queue of a topic begins and ends, and when it got its last message."""
+    name = decode_header(TopicStatsRequest, request.command.header).topic
+    topic = context.topics.require(name)
+    queues = []
+    for queue_id in range(topic.queue_count):
+        low, high = context.store.queue_bounds(name, queue_id)
+        updated = _last_update(context, topic, queue_id, high) if high > low else 0
+        queues.append(QueueStats(queue_id, low, high, updated))
+    return reply_with(TopicStats(name, queues))
+
+
+def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
+    """Figures about the broker, by name."""
+    version = context.topics.version
+    figures = {
+        "cluster_name": context.config.cluster_name,
+        "broker_name": context.config.broker_name,
+        "broker_id": str(context.config.broker_id),
+        "instance_id": str(context.instance_id),
+        "topics": str(len(context.topics)),
+        "topic_data_version": f"{version.timestamp_ms}.{version.counter}",
+        "clients": str(context.groups.client_count),
+        "consumer_groups": str(context.groups.group_count),
+        "subscription_groups": str(len(context.group_table)),
+        "offset_resets_pending": str(len(context.resets)),
+        "consumer_offsets": str(len(context.offsets)),
+        "held_pulls": str(len(context.holds)),
+        "sync_flush_waits": str(context.stage.waiting_count),
+    }
+    if context.config.filter_server_enable:
+        figures |= context.filter_servers.figures()
+    total = context.stats.total
+    for name in total.__struct_fields__:
+        figures[f"{name}_total"] = str(getattr(total, name))
+    for name in ("put_messages", "put_bytes", "get_messages", "get_bytes", "send_requests"):
+        figures[f"{name}_per_s"] = f"{context.stats.rate(name):.1f}"
+    store = context.store.stats()
+    for name in store.__struct_fields__:
+        value = getattr(store, name)
+        figures[f"store_{name}"] = str(len(value)) if name == "damaged" else str(value)
+    figures.update(context.transactions.figures())
+    figures.update(context.schedule.figures())
+    figures.update(context.snapshots.figures())
+    figures.update(context.process_figures())
+    return reply_with(RuntimeInfo(figures))
+
+
+def view_message(context: BrokerContext, request: Request) -> Reply:
+    """The stored batch at a log offset.
+
+    Raises:
+        NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
+    """
+    query = decode_header(ViewMessageRequest, request.command.header)
+    batch = context.store.read_at(CommitLogOffset(query.commitlog_offset))
+    context.topics.check_readable(*_topics_of(batch))
+    return Reply(body=(batch,))
+
+
+def _topics_of(batch: bytes) -> list[str]:
+    header = read_header(batch)
+    topics = [read_meta(batch, header).topic]
+    if header.attributes & Attributes.HAS_DELAY:
+        topics.append(read_delayed_meta(batch, header).real_topic)
+    if is_half(header):
+        topics.append(read_half_meta(batch, header).real_topic)
+    return topics
+
+
+def _last_update(context: BrokerContext, topic: Topic, queue_id: int, end: int) -> TimestampMs:
+    known = topic.last_update.get(queue_id)
+    if known is None:
+        # Nothing came since the broker was started: the last batch knows.
+        last = context.store.get(topic.config.topic, queue_id, end - 1, max_bytes=1)
+        if last.status is not GetStatus.FOUND:
+            return TimestampMs(0)
+        known = topic.last_update[queue_id] = read_header(last.data[-1]).store_timestamp
+    return known

@@ -1,0 +1,365 @@
+"""Which topics this broker carries, with how many queues, and who may use them.
+
+The table is kept as a JSON document, so that an administrator can read it.
+Loading and saving is the server's part.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.half_batch import HIDDEN_TOPICS
+from mqmesh.errors import (
+    CorruptRecord,
+    InvalidArgument,
+    MessageIllegal,
+    NoPermission,
+    SystemBusy,
+    TopicNotFound,
+)
+from mqmesh.message import DLQ_PREFIX, check_topic, is_system_topic
+from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
+from mqmesh.units import TimestampMs
+
+DOCUMENT_VERSION: Final = 1
+
+_READ: Final = Perm.READ.value
+_WRITE: Final = Perm.WRITE.value
+
+
+class Topic(msgspec.Struct):
+    """One topic, prepared for the checks of each request.
+
+    Attributes:
+        config: What administrators and name servers know.
+        is_auto: A message to an unknown topic made it, and no administrator has touched it.
+        writable_queues: Ids below this may be sent to; 0 without permission.
+        readable_queues: Ids below this may be pulled from; 0 without permission.
+        last_update: Store time of the last message of a queue, where known.
+        put_messages: Stored since the broker was started.
+        put_bytes: Their batches' bytes.
+        get_messages: Handed out since the broker was started.
+        get_bytes: Their batches' bytes.
+    """
+
+    config: TopicConfig
+    is_auto: bool = False
+    writable_queues: int = 0
+    readable_queues: int = 0
+    last_update: dict[int, TimestampMs] = {}
+    put_messages: int = 0
+    put_bytes: int = 0
+    get_messages: int = 0
+    get_bytes: int = 0
+
+    @property
+    def queue_count(self) -> int:
+        """Queues that are written or read."""
+        return max(self.config.read_queue_nums, self.config.write_queue_nums)
+
+
+class _SavedTopic(msgspec.Struct, frozen=True, omit_defaults=True):
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    order: bool = False
+    auto: bool = False
+
+
+class _Document(msgspec.Struct, frozen=True):
+    version: int
+    data_version: DataVersion
+    topics: dict[str, _SavedTopic]
+
+
+class TopicTable:
+    """The topics of one broker. Every change gives the table a new version.
+
+    Args:
+        most: Topics allowed.
+        most_auto: Of them, topics that messages made.
+        busy_retry_after_ms: What clients are told to wait when there are too many.
+    """
+
+    def __init__(
+        self, most: int, busy_retry_after_ms: int = 100, *, most_auto: int | None = None
+    ) -> None:
+        self._most = most
+        self._most_auto = most if most_auto is None else most_auto
+        self._auto_count = 0
+        self._busy_retry_after_ms = busy_retry_after_ms
+        self._topics: dict[str, Topic] = {}
+        self.version = DataVersion()
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def get(self, name: str) -> Topic | None:
+        """One topic, or None."""
+        return self._topics.get(name)
+
+    def require(self, name: str) -> Topic:
+        """One topic.
+
+        Raises:
+            TopicNotFound: There is none of that name.
+        """
+        topic = self._topics.get(name)
+        if topic is None:
+            raise TopicNotFound(f"topic {name[:300]!r} does not exist on this broker")
+        return topic
+
+    def configs(self) -> list[TopicConfig]:
+        """All topics, by name."""
+        return [self._topics[name].config for name in sorted(self._topics)]
+
+    def require_writable(self, name: str, queue_id: int) -> Topic:
+        """A topic, if a client may send to one of its queues.
+
+        Raises:
+            TopicNotFound, NoPermission, MessageIllegal: Why it may not.
+        """
+        topic = self.require(name)
+        if queue_id < topic.writable_queues:
+            return topic
+        if is_system_topic(name):
+            raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
+        if not topic.config.perm & _WRITE:
+            raise NoPermission(f"topic {name!r} does not permit writing")
+        raise MessageIllegal(
+            f"queue {queue_id} of topic {name!r} does not exist: "
+            f"write_queue_nums = {topic.config.write_queue_nums}"
+        )
+
+    def require_readable(self, name: str, queue_id: int) -> Topic:
+        """A topic, if a client may read one of its queues.
+
+        Raises:
+            TopicNotFound, NoPermission, MessageIllegal: Why it may not.
+        """
+        topic = self.require(name)
+        if queue_id < topic.readable_queues:
+            return topic
+        if name in HIDDEN_TOPICS:
+            raise NoPermission(f"topic {name!r} is the broker's own; nobody may read it")
+        if not topic.config.perm & _READ:
+            raise NoPermission(f"topic {name!r} does not permit reading")
+        raise MessageIllegal(
+            f"queue {queue_id} of topic {name!r} does not exist: "
+            f"read_queue_nums = {topic.config.read_queue_nums}"
+        )
+
+    def may_read(self, name: str) -> bool:
+        """False for a topic that does not permit reading; what was deleted forbids nothing."""
+        topic = self._topics.get(name)
+        return topic is None or bool(topic.config.perm & _READ)
+
+    def check_readable(self, *names: str) -> None:
+        """Refuses to show messages of topics, of which one does not permit reading.
+
+        Raises:
+            NoPermission: The first of them.
+        """
+        for name in names:
+            if not self.may_read(name):
+                raise NoPermission(f"topic {name!r} does not permit reading")
+
+    def create(self, name: str, queue_nums: int, now_ms: TimestampMs) -> Topic:
+        """Creates a topic because a message for it came.
+
+        Args:
+            name: New, and no system topic.
+            queue_nums: Queues to write and to read.
+            now_ms: Wall clock.
+
+        Raises:
+            InvalidArgument: The name is not legal.
+            NoPermission: It is reserved.
+            SystemBusy: There are too many topics, or too many that were made so.
+        """
+        check_topic(name)
+        if is_system_topic(name):
+            raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
+        self._check_room(name, self._most)
+        if self._auto_count >= self._most_auto:
+            raise SystemBusy(
+                f"messages to unknown topics made {self._auto_count} topics on this broker, and no "
+                f"more than {self._most_auto} may be made so (max_auto_topics); create "
+                f"{name[:300]!r} by hand, or raise the setting",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+        return self._put(TopicConfig(name, queue_nums, queue_nums), now_ms, is_auto=True)
+
+    def update(
+        self,
+        config: TopicConfig,
+        now_ms: TimestampMs,
+        *,
+        must_exist: bool = False,
+        must_be_new: bool = False,
+    ) -> Topic:
+        """Creates or changes a topic because an administrator wants it.
+
+        Args:
+            config: Wanted.
+            now_ms: Wall clock.
+            must_exist: Refuse to create.
+            must_be_new: Refuse to change.
+
+        Raises:
+            InvalidArgument: A name, permission or number of queues that makes no sense, or
+                a topic that exists already.
+            NoPermission: The name is reserved.
+            TopicNotFound: ``must_exist``, and it does not.
+            SystemBusy: There are too many topics.
+        """
+        name = check_topic(config.topic)
+        if is_system_topic(name):
+            raise NoPermission(f"topic {name!r} is reserved; it looks after itself")
+        if config.perm & ~Perm.READ_WRITE.value:
+            raise InvalidArgument(
+                f"perm {config.perm} of topic {name!r} is none of 0, 2 (write), 4 (read), 6 (both)"
+            )
+        if config.read_queue_nums < 1:
+            raise InvalidArgument(f"topic {name!r} needs at least 1 read queue")
+        if config.write_queue_nums > config.read_queue_nums:
+            raise InvalidArgument(
+                f"topic {name!r}: write_queue_nums {config.write_queue_nums} is over "
+                f"read_queue_nums {config.read_queue_nums}; nobody would get the messages of the "
+                "queues between"
+            )
+        old = self._topics.get(name)
+        if must_exist and old is None:
+            raise TopicNotFound(f"topic {name!r} does not exist on this broker")
+        if must_be_new and old is not None:
+            raise InvalidArgument(f"topic {name!r} exists already")
+        if old is not None and old.config == config:
+            return old
+        self._check_room(name, self._most)
+        return self._put(config, now_ms)
+
+    def set(self, config: TopicConfig, now_ms: TimestampMs) -> Topic:
+        """Creates or changes a topic as the broker itself likes, system topics included.
+
+        A message that was acknowledged may need it, so it is made beyond ``max_topics``, too; a
+        name server takes no more than ``MAX_TOPICS_PER_BROKER`` of a broker.
+
+        Raises:
+            SystemBusy: There are so many topics.
+        """
+        self._check_room(config.topic, MAX_TOPICS_PER_BROKER)
+        return self._put(config, now_ms)
+
+    def check_room(self, name: str) -> None:
+        """Tells whether a topic is there, or may be made within ``max_topics``.
+
+        Raises:
+            SystemBusy: There are too many topics.
+        """
+        self._check_room(name, self._most)
+
+    def check_deletable(self, name: str) -> None:
+        """Tells whether an administrator may delete a topic.
+
+        Raises:
+            TopicNotFound: There is none of that name.
+            NoPermission: It is a system topic, other than one of dead letters.
+        """
+        self.require(name)
+        if is_system_topic(name) and not name.startswith(DLQ_PREFIX):
+            raise NoPermission(f"topic {name!r} is reserved; it cannot be deleted")
+
+    def delete(self, name: str, now_ms: TimestampMs) -> None:
+        """Forgets a topic, which is there."""
+        self._auto_count -= self._topics.pop(name).is_auto
+        self._changed(now_ms)
+
+    def adopt(self, queues: Iterable[tuple[str, int]], queue_nums: int, now_ms: TimestampMs) -> int:
+        """Takes in topics that the store has messages of, and the table lost in a crash.
+
+        Args:
+            queues: Each topic of the store and its highest queue id.
+            queue_nums: Queues that an adopted topic has at least.
+            now_ms: Wall clock.
+
+        Returns:
+            How many were taken in.
+        """
+        adopted = 0
+        for name, highest_queue_id in queues:
+            if name not in self._topics:
+                count = max(queue_nums, highest_queue_id + 1)
+                is_auto = not is_system_topic(name)
+                self._put(TopicConfig(name, count, count), now_ms, is_auto=is_auto)
+                adopted += 1
+        return adopted
+
+    def dump(self) -> bytes:
+        """The table as a JSON document."""
+        topics = {
+            config.topic: _SavedTopic(
+                config.read_queue_nums,
+                config.write_queue_nums,
+                config.perm,
+                config.order,
+                self._topics[config.topic].is_auto,
+            )
+            for config in self.configs()
+        }
+        document = _Document(DOCUMENT_VERSION, self.version, topics)
+        return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+    def load(self, document: bytes) -> None:
+        """Takes over what ``dump`` wrote.
+
+        Raises:
+            CorruptRecord: It is not that.
+        """
+        try:
+            saved = msgspec.json.decode(document, type=_Document)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise CorruptRecord(f"the topic table cannot be read: {error}") from error
+        if saved.version != DOCUMENT_VERSION:
+            raise CorruptRecord(
+                f"the topic table has version {saved.version}; this broker reads version "
+                f"{DOCUMENT_VERSION}"
+            )
+        self._topics.clear()
+        for name, one in saved.topics.items():
+            config = TopicConfig(
+                name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order
+            )
+            topic = self._topics[name] = Topic(config, one.auto)
+            _prepare(topic, config)
+        self._auto_count = sum(topic.is_auto for topic in self._topics.values())
+        self.version = saved.data_version
+
+    def _check_room(self, name: str, most: int) -> None:
+        if name not in self._topics and len(self._topics) >= most:
+            raise SystemBusy(
+                f"this broker carries {len(self._topics)} topics, and may make no more than {most} "
+                "(max_topics)",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+
+    def _put(self, config: TopicConfig, now_ms: TimestampMs, *, is_auto: bool = False) -> Topic:
+        topic = self._topics.get(config.topic)
+        if topic is None:
+            topic = self._topics[config.topic] = Topic(config)
+        self._auto_count += is_auto - topic.is_auto
+        topic.is_auto = is_auto
+        _prepare(topic, config)
+        self._changed(now_ms)
+        return topic
+
+    def _changed(self, now_ms: TimestampMs) -> None:
+        self.version = DataVersion(now_ms, self.version.counter + 1)
+
+
+def _prepare(topic: Topic, config: TopicConfig) -> None:
+    topic.config = config
+    may_write = config.perm & _WRITE and not is_system_topic(config.topic)
+    topic.writable_queues = config.write_queue_nums if may_write else 0
+    may_read = config.perm & _READ and config.topic not in HIDDEN_TOPICS
+    topic.readable_queues = config.read_queue_nums if may_read else 0

@@ -1,0 +1,1 @@
+"""Transactions: half messages, decisions, check-backs."""

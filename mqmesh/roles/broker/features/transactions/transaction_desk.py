@@ -1,0 +1,188 @@
+"""Everything about half messages that a running broker has beside the table itself."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord, MQMeshError
+from mqmesh.protocol.command import Request
+from mqmesh.protocol.transactions import EndOutcome
+from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
+from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
+from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
+from mqmesh.roles.broker.features.transactions.op_records import Op
+from mqmesh.roles.broker.features.transactions.transaction_recovery import Recovery
+from mqmesh.roles.broker.features.transactions.transaction_snapshot import (
+    dump_snapshot,
+    load_snapshot,
+)
+from mqmesh.roles.broker.features.transactions.transaction_table import Run, Transactions
+from mqmesh.storage.interface import MessageStore
+
+MAX_STAGED_BYTES: Final = 32 * 1024 * 1024
+"""Decisions are written at once when their commits are about so large together."""
+MAX_STAGED_RUNS: Final = 100_000
+"""Or when there are so many."""
+
+_log = logging.getLogger(__name__)
+
+
+class OpenEnd(msgspec.Struct, eq=False):
+    """A request with decisions that is not answered yet.
+
+    Attributes:
+        request: What to answer, without its frame.
+        outcomes: One an entry, as far as they are decided.
+        bases: The half batch of each entry.
+        flights: Writes that hold decisions of it.
+        complete: All of its entries were looked at.
+        error: Why some could not be written.
+        status: ``SendStatus`` of the worst write.
+    """
+
+    request: Request
+    outcomes: list[EndOutcome]
+    bases: list[int]
+    flights: int = 0
+    complete: bool = False
+    error: MQMeshError | None = None
+    status: int = 0
+
+    def lose(self, base: int) -> None:
+        """A half batch turned out to be gone."""
+        for number, one in enumerate(self.bases):
+            if one == base:
+                self.outcomes[number] = EndOutcome.NOT_PENDING
+
+
+class Flight(msgspec.Struct, eq=False):
+    """What is written at once: one batch of op records, and what it commits and parks.
+
+    Attributes:
+        runs: Decisions.
+        parks: What is parked.
+        op_count: Messages in the batch of op records.
+        opens: Requests that wait for it.
+    """
+
+    runs: list[Run]
+    parks: list[Park]
+    op_count: int
+    opens: list[OpenEnd]
+
+
+class TransactionDesk:
+    """The table of half messages, and what waits to be written about them.
+
+    Args:
+        settings: Timings and limits.
+
+    Attributes:
+        table: The half messages.
+        opens: Requests that decisions of this tick belong to.
+        parks: What is to be parked.
+        ops: Further op records to be written.
+        proofs: Of who may decide.
+        torn: Batches that a crash cut off and that are not written again yet.
+        is_mending: They are being written just now.
+        next_sequence: Of the next op record.
+        checks_sent: How often somebody was asked.
+        ended: Messages committed and rolled back in this life of the broker.
+        lost: Half messages that were lost with the log or could not be read.
+        refused: Ends that could not be carried out.
+    """
+
+    def __init__(self, settings: TransactionSettings | None = None) -> None:
+        self.table = Transactions(settings or TransactionSettings())
+        self.opens: list[OpenEnd] = []
+        self.parks: list[Park] = []
+        self.ops: list[Op] = []
+        self.proofs = EndProofs()
+        self.torn: list[bytes] = []
+        self.is_mending = False
+        self.store_id = 0
+        self.next_sequence = 0
+        self.saved_changes = -1
+        self.checks_sent = 0
+        self.ended = 0
+        self.lost = 0
+        self.refused = 0
+
+    def recover(
+        self,
+        store: MessageStore,
+        document: bytes | None,
+        has_queue: Callable[[str, int], bool],
+        *,
+        wall_ms: int,
+        now_ms: int,
+        segment_bytes: int,
+    ) -> None:
+        """Fills the table from the store.
+
+        Args:
+            store: Open.
+            document: The last note, None if there is none.
+            has_queue: Tells whether a queue of a topic still exists.
+            wall_ms: Now, wall clock.
+            now_ms: Now, monotonic.
+            segment_bytes: Of the store's log.
+        """
+        self.store_id = store.stats().store_id
+        note = None
+        if document is not None:
+            try:
+                note = load_snapshot(document)
+            except CorruptRecord as error:
+                # Nothing is lost: the half topic and the op topic say the same, in more words.
+                _log.error("%s", error)
+        recovery = Recovery(
+            store,
+            self.table,
+            has_queue,
+            wall_ms=wall_ms,
+            now_ms=now_ms,
+            segment_bytes=segment_bytes,
+        )
+        self.torn = recovery.run(note)
+
+    @property
+    def has_work(self) -> bool:
+        """Something is to be written."""
+        return bool(self.table.staged_count or self.ops or self.parks)
+
+    @property
+    def is_changed(self) -> bool:
+        """The note is older than the table."""
+        return self.table.changes != self.saved_changes
+
+    def dump(self) -> bytes:
+        """The note, see ``transaction_snapshot``."""
+        self.saved_changes = self.table.changes
+        return dump_snapshot(self.table, self.store_id)
+
+    def lose(self, batch: HalfBatch, why: str) -> None:
+        """Gives up a half batch that is not in the log any more."""
+        _log.error(
+            "%d half messages of producer group %s for topic %s, from %d on, are lost: %s",
+            batch.left,
+            batch.group,
+            batch.topic,
+            batch.base,
+            why,
+        )
+        self.lost += batch.left
+        self.table.forget(batch)
+
+    def figures(self) -> dict[str, str]:
+        """Figures for administrators."""
+        return {
+            "half_messages_pending": str(self.table.pending_count),
+            "half_messages_parked": str(self.table.parked_count),
+            "half_messages_ended_total": str(self.ended),
+            "half_messages_lost_total": str(self.lost),
+            "transaction_checks_total": str(self.checks_sent),
+            "transaction_ends_refused_total": str(self.refused),
+        }

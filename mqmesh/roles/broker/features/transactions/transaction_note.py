@@ -1,0 +1,50 @@
+"""Keeps the note about half messages on disk; see ``transaction_snapshot``."""
+
+import logging
+from typing import Final
+
+from mqmesh.errors import StorageError
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.tables import MakeSaver, Read
+
+TRANSACTIONS_FILE: Final = "transactions.json"
+
+_log = logging.getLogger(__name__)
+
+
+class TransactionNote:
+    """The note of one broker.
+
+    Args:
+        desk: Its half messages.
+        read: Reads a document by its name, None if there is none.
+        make_saver: Makes what saves a document: of its name, and what makes its text.
+    """
+
+    def __init__(self, desk: TransactionDesk, read: Read, make_saver: MakeSaver) -> None:
+        self._desk = desk
+        self._read = read
+        self._saver = make_saver(TRANSACTIONS_FILE, desk.dump)
+
+    def load(self) -> bytes | None:
+        """The note; None if there is none, or none that can be read."""
+        try:
+            return self._read(TRANSACTIONS_FILE)
+        except StorageError as error:
+            # The half topic and the op topic say the same, in more words.
+            _log.error("%s", error)
+            return None
+
+    def save(self) -> None:
+        """Saves the note if it has changed."""
+        self._saver.save_if_failed()
+        if self._desk.is_changed:
+            self._saver.save()
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        try:
+            self._saver.close()
+        except StorageError as error:
+            # As above: the next start reads more of the log, and that is all.
+            _log.error("%s", error)

@@ -1,0 +1,97 @@
+"""What a broker notes about half messages from time to time, so that a start reads little.
+
+The truth is in the half topic and the op topic. The note says up to where both were read, and
+what waited then; a start reads only what came later. With too much to note it says from where
+to read again instead. A note that is lost, or says more than the log holds after a power cut,
+means that both topics are read from their beginnings.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
+from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
+
+DOCUMENT_VERSION: Final = 1
+MAX_NOTED: Final = 5_000
+"""Half batches that are noted one by one."""
+
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class NotedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A half batch of which something waits.
+
+    Attributes:
+        base: Its queue offset.
+        checks: How often its messages were asked about.
+        states: A hex digit a message: 0 waits, 1 committed, 2 rolled back, 3 parked. Empty
+            when all wait.
+    """
+
+    base: _Offset
+    checks: int = 0
+    states: str = ""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The note; a JSON document.
+
+    Attributes:
+        version: Of the document.
+        store_id: The store that it is about.
+        half_queue_offset: The half topic is read from here.
+        op_queue_offset: The op topic is read from here.
+        batches: What waits before that.
+    """
+
+    version: int
+    store_id: int
+    half_queue_offset: _Offset
+    op_queue_offset: _Offset
+    batches: list[NotedBatch] = []
+
+
+def dump_snapshot(table: Transactions, store_id: int) -> bytes:
+    """The table as it is now, as a document."""
+    if len(table.batches) > MAX_NOTED:
+        oldest = next(iter(table.batches.values()))
+        note = Snapshot(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
+    else:
+        checks: dict[int, int] = {}
+        for watch in table.timetable.watches():
+            base = watch.batch.base
+            checks[base] = min(watch.checks, checks.get(base, watch.checks))
+        noted = [
+            NotedBatch(one.base, checks.get(one.base, 0), _states(one))
+            for one in table.batches.values()
+        ]
+        note = Snapshot(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
+    return msgspec.json.encode(note)
+
+
+def load_snapshot(document: bytes) -> Snapshot:
+    """Reads what ``dump_snapshot`` wrote.
+
+    Raises:
+        CorruptRecord: It is not that.
+    """
+    try:
+        note = msgspec.json.decode(document, type=Snapshot)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptRecord(f"the note about half messages cannot be read: {error}") from error
+    if note.version != DOCUMENT_VERSION:
+        raise CorruptRecord(
+            f"the note about half messages has version {note.version}; this broker reads version "
+            f"{DOCUMENT_VERSION}"
+        )
+    return note
+
+
+def _states(batch: HalfBatch) -> str:
+    if not any(batch.states):
+        return ""
+    # What is being decided waits as long as its op record is not known to be in the log.
+    return "".join(str(state) if state <= PARKED else "0" for state in batch.states)

@@ -1,0 +1,443 @@
+"""Asks name servers and brokers about the cluster, and changes its topics."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    TopicNotFound,
+    TransportError,
+)
+from mqmesh.message import check_topic
+from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
+    GetTopicConfigRequest,
+    RoleInfo,
+    RuntimeInfo,
+    TopicConfigs,
+    TopicStats,
+    TopicStatsRequest,
+    UpdateTopicRequest,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.route import (
+    MAX_QUEUES_PER_TOPIC,
+    BrokerAddress,
+    BrokerData,
+    ClusterInfo,
+    DeleteTopicRequest,
+    GetClusterRequest,
+    GetRouteRequest,
+    Perm,
+    TopicConfig,
+    TopicList,
+    TopicListRequest,
+    TopicRoute,
+)
+from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
+from mqmesh.transport import sockets
+from mqmesh.transport.channel import BlockingChannel
+
+NAMESRV_TIMEOUT_MS: Final = 1_000
+"""For one name server, when there is another one to ask."""
+MASTER_ID: Final = 0
+ANNOUNCE_TIMEOUT_S: Final = 2.0
+SNAPSHOT_TIMEOUT_MS: Final = 600_000
+ANNOUNCE_PAUSE_S: Final = 0.01
+
+_T = TypeVar("_T")
+
+
+class TopicDeletion(msgspec.Struct, frozen=True):
+    """What a deletion reached.
+
+    Attributes:
+        brokers: Broker groups that forgot the topic.
+        silent_namesrvs: Name servers that did not answer; they learn it from the brokers.
+    """
+
+    brokers: list[str]
+    silent_namesrvs: list[str]
+
+
+class AdminClient:
+    """Administration, one request at a time, in the caller's thread.
+
+    Args:
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons.
+        timeout_ms: For each answer, 1 to 3,600,000 ms.
+
+    Raises:
+        InvalidArgument: An address that is none.
+    """
+
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+    ) -> None:
+        self._namesrvs = namesrv_addresses(namesrv_addr)
+        self._timeout_ms = timeout_ms
+        self._context = sockets.new_context()
+        self._channels: dict[str, BlockingChannel] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes all connections; idempotent."""
+        if not self._closed:
+            self._closed = True
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+            self._context.destroy(linger=sockets.LINGER_MS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- Looking ---------------------------------------------------------------------
+
+    def ping(self, endpoint: str) -> RoleInfo:
+        """What a process says of itself.
+
+        Args:
+            endpoint: ``host:port`` or any ZeroMQ endpoint.
+
+        Raises:
+            TransportError: No answer.
+            BrokerError, ProtocolError: A bad one.
+        """
+        answer = self._request(sockets.zmq_endpoint(endpoint), RequestCode.PING, b"")
+        return decode_header(RoleInfo, answer.header)
+
+    def cluster(self) -> ClusterInfo:
+        """All broker groups that a name server knows.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        return self._ask_namesrv(
+            RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo
+        )
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        return sorted(self._ask_namesrv(code, TopicListRequest(), TopicList).topics)
+
+    def route(self, topic: str) -> TopicRoute:
+        """Which brokers carry a topic.
+
+        Raises:
+            TopicNotFound: No name server knows it.
+            TransportError: No name server answers.
+        """
+        request = GetRouteRequest(check_topic(topic))
+        return self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, request, TopicRoute)
+
+    def topic_configs(self, topic: str = "") -> dict[str, list[TopicConfig]]:
+        """Configuration of a topic, or of all topics, by broker group.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A name server or broker does not answer.
+            BrokerError: A broker refuses.
+        """
+        header = encode_header(GetTopicConfigRequest(check_topic(topic) if topic else ""))
+
+        def ask(endpoint: str) -> list[TopicConfig]:
+            try:
+                answer = self._request(endpoint, RequestCode.GET_TOPIC_CONFIG, header)
+            except TopicNotFound:
+                return []
+            return decode_header(TopicConfigs, answer.header).topics
+
+        found = self._each(self._masters(), ask)
+        if topic and not any(found.values()):
+            raise TopicNotFound(f"no broker has a topic {topic!r}")
+        return {name: configs for name, configs in found.items() if configs or not topic}
+
+    def topic_stats(self, topic: str) -> dict[str, TopicStats]:
+        """Where each queue of a topic begins and ends, by broker group.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: A name server or broker does not answer.
+        """
+        carriers = {queue.broker_name for queue in self.route(topic).queues}
+        return self._ask_masters(
+            {name: where for name, where in self._masters().items() if name in carriers},
+            RequestCode.GET_TOPIC_STATS_INFO,
+            TopicStatsRequest(topic),
+            lambda answer: decode_header(TopicStats, answer.header),
+        )
+
+    def runtime_info(self, broker_name: str = "") -> dict[str, dict[str, str]]:
+        """Figures of every master, by broker group; ``docs/operations.md`` lists them.
+
+        Args:
+            broker_name: Only of this group.
+
+        Raises:
+            NoRoute: No master is known, or none of that group.
+            TransportError: A name server or broker does not answer.
+        """
+        masters = self._masters()
+        if broker_name and broker_name not in masters:
+            raise NoRoute(f"no master is known of broker group {broker_name!r}")
+        return self._ask_masters(
+            {name: one for name, one in masters.items() if broker_name in ("", name)},
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            BrokerRuntimeInfoRequest(),
+            lambda answer: decode_header(RuntimeInfo, answer.header).figures,
+        )
+
+    # ---- Changing --------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str | TopicConfig,
+        *,
+        queues: int = 4,
+        perm: Perm = Perm.READ_WRITE,
+        order: bool = False,
+        exist_ok: bool = False,
+    ) -> dict[str, TopicConfig]:
+        """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
+
+        Args:
+            topic: Its name; or a ``TopicConfig``, which says the next three as well.
+            queues: Read and write queues on each broker, 1 to 65,536.
+            perm: Who may what.
+            order: The route keeps the queues of a broker that is down.
+            exist_ok: A topic that exists is left as it is, and is no error.
+
+        Returns:
+            What is in force, by broker group.
+
+        Raises:
+            InvalidArgument: The name is illegal, or ``queues``.
+            BrokerError: It exists, among other reasons.
+            NoRoute, TransportError: As for ``put_topic``.
+        """
+        if isinstance(topic, str):
+            if type(queues) is not int or not 1 <= queues <= MAX_QUEUES_PER_TOPIC:
+                raise InvalidArgument(
+                    f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
+                )
+            topic = TopicConfig(topic, queues, queues, int(perm), order)
+        if exist_ok and topic.topic in self.topics():
+            return {name: found[0] for name, found in self.topic_configs(topic.topic).items()}
+        return self._put_topic(UpdateTopicRequest(topic, must_be_new=True))
+
+    def put_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
+        """Creates or changes a topic on every master.
+
+        It returns when the name servers tell clients of it: a message that is sent next
+        finds the topic. If they take too long it returns all the same.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            NoRoute: No master is known.
+            BrokerError, TransportError: A broker refused or did not answer; the sentence
+                says which ones had done it before. Repeating the call is safe.
+        """
+        return self._put_topic(UpdateTopicRequest(config))
+
+    def delete_topic(self, topic: str) -> TopicDeletion:
+        """Deletes a topic and its messages from every master, then from the name servers.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            TopicNotFound: Nobody knows it.
+            BrokerError, TransportError: As for ``put_topic``.
+        """
+        request = encode_header(DeleteTopicRequest(check_topic(topic)))
+        carriers = {queue.broker_name for queue in self.route(topic).queues}
+        masters = {name: where for name, where in self._masters().items() if name in carriers}
+
+        def delete(endpoint: str) -> None:
+            try:
+                self._request(endpoint, RequestCode.DELETE_TOPIC_IN_BROKER, request)
+            except TopicNotFound:
+                return  # a former try got so far
+
+        deleted = self._each(masters, delete)
+        silent = []
+        for address in self._namesrvs:
+            try:
+                self._request(
+                    sockets.zmq_endpoint(address),
+                    RequestCode.DELETE_TOPIC_IN_NAMESRV,
+                    request,
+                    NAMESRV_TIMEOUT_MS,
+                )
+            except TopicNotFound:
+                continue
+            except TransportError:
+                silent.append(address)
+        return TopicDeletion(list(deleted), silent)
+
+    def create_snapshot(
+        self, broker_name: str, *, timeout_ms: int = SNAPSHOT_TIMEOUT_MS
+    ) -> SnapshotInfo:
+        """Has a broker make a snapshot of its store, on its own machine.
+
+        Args:
+            broker_name: Broker group; its master makes it.
+            timeout_ms: Until it is whole, 1 to 3,600,000 ms.
+
+        Raises:
+            NoRoute: No master of that group is known.
+            SystemBusy: It is making one already.
+            BrokerError, TransportError: It could not, or did not answer.
+        """
+        masters = self._masters()
+        if broker_name not in masters:
+            raise NoRoute(f"there is no broker {broker_name!r}; there are {', '.join(masters)}")
+        answer = self._request(
+            masters[broker_name],
+            RequestCode.CREATE_SNAPSHOT,
+            encode_header(CreateSnapshotRequest()),
+            timeout_ms,
+        )
+        return decode_header(SnapshotInfo, answer.header)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _put_topic(self, request: UpdateTopicRequest) -> dict[str, TopicConfig]:
+        check_topic(request.config.topic)
+        done = self._ask_masters(
+            self._masters(),
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            request,
+            lambda answer: decode_header(TopicConfig, answer.header),
+        )
+        self._wait_announced(done)
+        return done
+
+    def _wait_announced(self, configs: dict[str, TopicConfig]) -> None:
+        """Waits until every name server that answers has the brokers' new configuration."""
+        deadline = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        for address in self._namesrvs:
+            while time.monotonic() < deadline:
+                try:
+                    if self._announces(sockets.zmq_endpoint(address), configs):
+                        break
+                except TopicNotFound:
+                    pass
+                except MQMeshError:
+                    break
+                time.sleep(ANNOUNCE_PAUSE_S)
+
+    def _announces(self, endpoint: str, configs: dict[str, TopicConfig]) -> bool:
+        topic = next(iter(configs.values())).topic
+        header = encode_header(GetRouteRequest(topic))
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        answer = self._request(endpoint, code, header, NAMESRV_TIMEOUT_MS)
+        queues = {one.broker_name: one for one in decode_header(TopicRoute, answer.header).queues}
+        return all(
+            name in queues
+            and queues[name].read_queue_nums == config.read_queue_nums
+            and queues[name].write_queue_nums == config.write_queue_nums
+            for name, config in configs.items()
+        )
+
+    def _masters(self) -> dict[str, str]:
+        """Endpoint of each group's master."""
+        found = {
+            name: sockets.zmq_endpoint(address.tcp)
+            for name, address in masters_of(self.cluster().brokers).items()
+        }
+        if not found:
+            raise NoRoute(f"name server {self._namesrvs[0]} knows no running broker")
+        return dict(sorted(found.items()))
+
+    def _ask_namesrv(self, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
+        header = encode_header(request)
+        alone = len(self._namesrvs) == 1
+        timeout_ms = self._timeout_ms if alone else min(NAMESRV_TIMEOUT_MS, self._timeout_ms)
+        for address in list(self._namesrvs):
+            try:
+                answer = self._request(sockets.zmq_endpoint(address), code, header, timeout_ms)
+            except TransportError as error:
+                if address == self._namesrvs[-1]:
+                    raise type(error)(
+                        f"no name server answers ({'; '.join(self._namesrvs)}); is the cluster "
+                        "running? `mqmesh up` starts one"
+                    ) from error
+                continue
+            # The one that answers is asked first from now on.
+            self._namesrvs.sort(key=lambda one: one != address)
+            return decode_header(kind, answer.header)
+        raise AssertionError("there is at least one name server")
+
+    def _ask_masters(
+        self,
+        masters: dict[str, str],
+        code: int,
+        request: msgspec.Struct,
+        decode: Callable[[Command], _T],
+    ) -> dict[str, _T]:
+        header = encode_header(request)
+        return self._each(masters, lambda endpoint: decode(self._request(endpoint, code, header)))
+
+    def _each(self, masters: dict[str, str], work: Callable[[str], _T]) -> dict[str, _T]:
+        """Does something at each master; a failure says where it is and who was before."""
+        done: dict[str, _T] = {}
+        for name, endpoint in masters.items():
+            try:
+                done[name] = work(endpoint)
+            except MQMeshError as error:
+                before = f" (done already at {', '.join(done)})" if done else ""
+                error.args = (f"broker {name}: {error}{before}", *error.args[1:])
+                raise
+        return done
+
+    def _request(
+        self,
+        endpoint: str,
+        code: int,
+        header: bytes,
+        timeout_ms: int | None = None,
+        parts: Sequence[bytes | memoryview] = (),
+    ) -> Command:
+        if self._closed:
+            raise ClientClosed("the admin client is closed")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = BlockingChannel(self._context, endpoint)
+        return channel.request(
+            code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
+        )
+
+
+def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
+    """Address of each broker group's master, where there is one, by name."""
+    return {
+        broker.broker_name: broker.addresses[MASTER_ID]
+        for broker in brokers
+        if MASTER_ID in broker.addresses
+    }

@@ -1,0 +1,348 @@
+"""Dead letters: what a group could not consume, whatever was tried."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
+from mqmesh.errors import CorruptBatch, NoRoute, RemoteProtocolError, TopicNotFound
+from mqmesh.message import (
+    DLQ_PREFIX,
+    PROPERTY_LAST_FAILURE,
+    StoredMessage,
+    check_group,
+    check_topic,
+    dlq_topic,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.retries import (
+    ResendRequest,
+    ResendResponse,
+    ResendResult,
+    ResendStatus,
+    ResendTarget,
+)
+from mqmesh.sdk.admin.queries import GROUP, QueryClient
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
+from mqmesh.transport import sockets
+from mqmesh.units import MAX_TIMESTAMP_MS, MIB
+
+QUEUE_ID: Final = 0
+READ_BYTES: Final = 1 * MIB
+TIMEOUT_MS: Final = 10_000
+"""A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
+LETTERS_PER_REQUEST: Final = 64
+"""Each costs the broker the decoding of a batch."""
+
+OnProgress = Callable[[int, int], None]
+"""Told how many dead letters were looked at, and how many there are."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A dead letter.
+
+    Attributes:
+        broker_name: Broker group that has it.
+        queue_offset: Its place in ``%DLQ%<group>`` there.
+        message: The message; None when it cannot be decoded.
+        resent_ms: When it was resent last, wall clock; 0 if it was not.
+        undecodable: In place of a message, the whole batch as it is stored.
+        count: Messages: more than one only for a batch that cannot be decoded.
+        error: Why it cannot.
+    """
+
+    broker_name: str
+    queue_offset: int
+    message: StoredMessage | None
+    resent_ms: int = 0
+    undecodable: bytes = b""
+    count: int = 1
+    error: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What its last failure was."""
+        if self.message is None:
+            return f"it cannot be decoded: {self.error}" if self.error else "it cannot be decoded"
+        return self.message.property(PROPERTY_LAST_FAILURE) or ""
+
+
+class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which dead letters are meant; all by default.
+
+    Attributes:
+        topic: Sent to this topic at first.
+        tag: With this tag.
+        key: With this key.
+        message_ids: With one of these ids, upper case.
+        reason: With this text in the reason, whatever its case.
+        from_ms: Given up at this time or later, ms since 1970.
+        to_ms: Given up at this time or before.
+        resent: Those that were resent, or those that were not.
+    """
+
+    topic: str | None = None
+    tag: str | None = None
+    key: str | None = None
+    message_ids: frozenset[str] | None = None
+    reason: str | None = None
+    from_ms: int = 0
+    to_ms: int = MAX_TIMESTAMP_MS
+    resent: bool | None = None
+
+    def fits(self, letter: DeadLetter) -> bool:
+        """True for a dead letter that is meant."""
+        if self.resent is not None and self.resent != bool(letter.resent_ms):
+            return False
+        if self.reason is not None and self.reason.lower() not in letter.reason.lower():
+            return False
+        message = letter.message
+        if message is None:
+            return (self.topic, self.tag, self.key, self.message_ids) == (None,) * 4
+        return (
+            (self.topic is None or message.topic == self.topic)
+            and (self.tag is None or message.tag == self.tag)
+            and (self.key is None or self.key in message.keys)
+            and (self.message_ids is None or message.message_id in self.message_ids)
+            and self.from_ms <= message.store_timestamp <= self.to_ms
+        )
+
+
+class DeadLetterClient(QueryClient):
+    """Reads and resends dead letters, one request at a time, in the caller's thread.
+
+    Args:
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons.
+        timeout_ms: For each answer, 1 to 3,600,000 ms.
+
+    Raises:
+        InvalidArgument: An address that is none.
+    """
+
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        super().__init__(namesrv_addr, timeout_ms=timeout_ms)
+        self._hosts: dict[str, str] = {}
+
+    def groups(self) -> dict[str, int]:
+        """Consumer groups with dead letters, and how many each has, by name.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer.
+        """
+        found = {}
+        for topic in self.topics():
+            if not topic.startswith(DLQ_PREFIX):
+                continue
+            try:
+                stats = self.topic_stats(topic)
+            except TopicNotFound:
+                continue
+            found[topic.removeprefix(DLQ_PREFIX)] = sum(
+                queue.max_queue_offset - queue.min_queue_offset
+                for one in stats.values()
+                for queue in one.queues
+            )
+        return {group: count for group, count in found.items() if count}
+
+    def scan(
+        self,
+        group: str,
+        wanted: DeadLetterFilter | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[DeadLetter]:
+        """The dead letters of a group, broker by broker, oldest first.
+
+        What becomes a dead letter while this runs is left out: so a caller that resends what
+        it gets comes to an end.
+
+        Args:
+            group: Consumer group.
+            wanted: Which ones.
+            on_progress: Told how far it is.
+
+        Raises:
+            InvalidArgument: The group's name, or the filter's topic, is illegal.
+            TransportError, BrokerError: A name server or broker does not answer.
+        """
+        wanted = wanted or DeadLetterFilter()
+        topic = dlq_topic(check_group(group))
+        if wanted.topic is not None:
+            check_topic(wanted.topic)
+        ends = self._ends(topic)
+        total = sum(end - start for start, end in ends.values())
+        done = 0
+        for broker_name, (start, end) in ends.items():
+            for letters in self._read(topic, broker_name, start, end):
+                done += sum(letter.count for letter in letters)
+                for letter in self._with_marks(group, broker_name, letters):
+                    if wanted.fits(letter):
+                        yield letter
+                if on_progress is not None:
+                    on_progress(min(done, total), total)
+
+    def resend(
+        self,
+        group: str,
+        letters: Iterable[DeadLetter],
+        *,
+        target: ResendTarget = ResendTarget.RETRY,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Iterator[tuple[DeadLetter, ResendResult]]:
+        """Gives dead letters another chance, with their number of tries set back.
+
+        Each is resent once, whoever asks how often, unless it is forced. A call that fails in
+        the middle can be repeated.
+
+        Args:
+            group: Consumer group.
+            letters: From ``scan``; it may be the iterator itself.
+            target: The group's retry topic, or the topic that each was sent to at first.
+            force: Also those that were resent before.
+            dry_run: Only tell what would be done.
+
+        Returns:
+            What became of each.
+
+        Raises:
+            TransportError, BrokerError: A broker does not answer, or refuses all.
+        """
+        check_group(group)
+        iterator = iter(letters)
+        waiting: list[DeadLetter] = []
+        while True:
+            waiting += islice(iterator, LETTERS_PER_REQUEST - len(waiting))
+            if not waiting:
+                return
+            name = waiting[0].broker_name
+            now = [letter for letter in waiting if letter.broker_name == name]
+            waiting = [letter for letter in waiting if letter.broker_name != name]
+            results = self._ask_resend(
+                name,
+                ResendRequest(
+                    group, [one.queue_offset for one in now], target.value, force, dry_run
+                ),
+            )
+            yield from zip(now, results, strict=True)
+
+    def purge(self, group: str) -> int:
+        """Deletes all dead letters of a group, for good, on every broker.
+
+        Args:
+            group: Consumer group.
+
+        Returns:
+            How many there were; what becomes a dead letter meanwhile may go or stay.
+
+        Raises:
+            InvalidArgument: The group's name is illegal.
+            BrokerError, TransportError: As for ``delete_topic``; repeating the call is safe.
+        """
+        topic = dlq_topic(check_group(group))
+        count = sum(end - start for start, end in self._ends(topic).values())
+        try:
+            self.delete_topic(topic)
+        except TopicNotFound:
+            return 0
+        return count
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _ends(self, topic: str) -> dict[str, tuple[int, int]]:
+        """Where the dead-letter queue of each broker begins and ends."""
+        try:
+            stats = self.topic_stats(topic)
+        except TopicNotFound:
+            return {}
+        return {
+            name: (queue.min_queue_offset, queue.max_queue_offset)
+            for name, one in sorted(stats.items())
+            for queue in one.queues
+            if queue.queue_id == QUEUE_ID
+        }
+
+    def _host_of(self, broker_name: str) -> str:
+        if broker_name not in self._hosts:
+            self._hosts = {name: address.tcp for name, address in self._addresses().items()}
+        if broker_name not in self._hosts:
+            raise NoRoute(f"no address is known of the master of broker group {broker_name!r}")
+        return self._hosts[broker_name]
+
+    def _read(
+        self, topic: str, broker_name: str, start: int, end: int
+    ) -> Iterator[list[DeadLetter]]:
+        host = self._host_of(broker_name)
+        endpoint = sockets.zmq_endpoint(host)
+        place = start
+        while place < end:
+            request = PullRequest(GROUP, topic, QUEUE_ID, place, READ_BYTES)
+            answer = self._request(endpoint, RequestCode.PULL_MESSAGE, encode_header(request))
+            found = decode_header(PullResponse, answer.header)
+            if found.status == PullStatus.FOUND:
+                letters = list(_letters(answer.body, broker_name, host, place, end))
+                if letters:
+                    yield letters
+            elif found.next_queue_offset <= place:
+                return
+            place = max(found.next_queue_offset, place + 1)
+
+    def _with_marks(
+        self, group: str, broker_name: str, letters: list[DeadLetter]
+    ) -> Iterator[DeadLetter]:
+        for start in range(0, len(letters), LETTERS_PER_REQUEST):
+            some = letters[start : start + LETTERS_PER_REQUEST]
+            offsets = [letter.queue_offset for letter in some]
+            results = self._ask_resend(broker_name, ResendRequest(group, offsets, dry_run=True))
+            for letter, result in zip(some, results, strict=True):
+                if result.status != ResendStatus.GONE:
+                    yield msgspec.structs.replace(letter, resent_ms=result.resent_ms)
+
+    def _ask_resend(self, broker_name: str, request: ResendRequest) -> list[ResendResult]:
+        endpoint = sockets.zmq_endpoint(self._host_of(broker_name))
+        code = RequestCode.RESEND_DEAD_LETTERS
+        answer = self._request(endpoint, code, encode_header(request))
+        results = decode_header(ResendResponse, answer.header).results
+        if len(results) != len(request.queue_offsets):
+            raise RemoteProtocolError(
+                f"{len(results)} results for {len(request.queue_offsets)} dead letters"
+            )
+        return results
+
+
+def _letters(
+    body: memoryview, broker_name: str, store_host: str, start: int, end: int
+) -> Iterator[DeadLetter]:
+    position = 0
+    while position < len(body):
+        header = check_stored(body, position)
+        data = body[position : position + header.total_size]
+        position += header.total_size
+        try:
+            messages = decode_messages(data, header, broker_name=broker_name, store_host=store_host)
+        except CorruptBatch as error:
+            yield _undecodable(data, header, broker_name, error)
+            continue
+        for message in messages:
+            if start <= message.queue_offset < end:
+                yield DeadLetter(broker_name, message.queue_offset, message)
+
+
+def _undecodable(
+    data: memoryview, header: BatchHeader, broker_name: str, error: CorruptBatch
+) -> DeadLetter:
+    return DeadLetter(
+        broker_name,
+        header.base_queue_offset,
+        None,
+        undecodable=bytes(data),
+        count=header.message_count,
+        error=str(error),
+    )

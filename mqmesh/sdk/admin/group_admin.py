@@ -1,0 +1,503 @@
+"""Asks brokers about consumer groups, and changes them and their offsets."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from mqmesh.errors import GroupNotFound, InvalidArgument, TopicNotFound
+from mqmesh.message import check_group, check_number, check_topic, retry_topic
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.groups import (
+    CloneOffsetRequest,
+    ConsumerConnection,
+    ConsumerConnections,
+    ConsumerConnectionsRequest,
+    ConsumeStats,
+    ConsumeStatsRequest,
+    DeleteGroupRequest,
+    GetGroupsRequest,
+    GroupConfig,
+    GroupNames,
+    GroupSummaries,
+    GroupSummary,
+    OffsetChange,
+    OffsetChanges,
+    ProducerConnection,
+    ProducerConnections,
+    ProducerConnectionsRequest,
+    QueueProgress,
+    ResetOffsetRequest,
+    ResetWhere,
+    TopicConsumersRequest,
+    UpdateGroupRequest,
+)
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.consumer.consumer_options import check_consumer_group
+from mqmesh.units import MAX_OFFSET
+
+_T = TypeVar("_T")
+
+
+class QueueLag(msgspec.Struct, frozen=True):
+    """How far a group is in one queue.
+
+    Attributes:
+        broker_name: Broker group of the queue.
+        progress: What the broker says; ``consumer_offset`` is -1 where the group never was.
+        lag_ms: How long the oldest message that is not done has been waiting.
+    """
+
+    broker_name: str
+    progress: QueueProgress
+    lag_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not done."""
+        return max(self.progress.max_queue_offset - self._begin, 0)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages of them that were handed out, and are with a consumer."""
+        return min(max(self.progress.pull_offset - self._begin, 0), self.lag)
+
+    @property
+    def _begin(self) -> int:
+        return max(self.progress.consumer_offset, self.progress.min_queue_offset)
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """How far a group is.
+
+    Attributes:
+        group: Consumer group.
+        queues: By topic, broker and queue; its retry topic is one of the topics.
+        consume_tps: Messages handed out a second of late.
+        dead: Messages in its dead letter topic.
+        members: Connected consumers.
+        message_model: Of its members, "" without any.
+        differing: Members that subscribe differently from the group.
+    """
+
+    group: str
+    queues: list[QueueLag]
+    consume_tps: float
+    dead: int
+    members: int
+    message_model: str
+    differing: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not done, without those that wait for a retry."""
+        return sum(one.lag for one in self._ordinary())
+
+    @property
+    def lag_ms(self) -> int:
+        """How long the oldest of them has been waiting."""
+        return max((one.lag_ms for one in self._ordinary()), default=0)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are with consumers."""
+        return sum(one.in_flight for one in self.queues)
+
+    @property
+    def retrying(self) -> int:
+        """Messages that are due again in the retry topic."""
+        own = retry_topic(self.group)
+        return sum(one.lag for one in self.queues if one.progress.topic == own)
+
+    def _ordinary(self) -> Iterable[QueueLag]:
+        own = retry_topic(self.group)
+        return (one for one in self.queues if one.progress.topic != own)
+
+
+class OffsetMove(msgspec.Struct, frozen=True):
+    """What a reset does, or would do, in a queue.
+
+    Attributes:
+        broker_name: Broker group of the queue.
+        change: Old and new offset, and where the queue begins and ends.
+    """
+
+    broker_name: str
+    change: OffsetChange
+
+    @property
+    def reread(self) -> int:
+        """Messages that come again."""
+        if self.change.old_offset < 0:
+            return 0
+        return max(self.change.old_offset - self.change.new_offset, 0)
+
+    @property
+    def skipped(self) -> int:
+        """Messages that will not come; all before the new offset if the group never was here."""
+        begin = max(self.change.old_offset, self.change.min_queue_offset)
+        return max(self.change.new_offset - begin, 0)
+
+
+class OffsetMoves(msgspec.Struct, frozen=True):
+    """What a reset does, or would do.
+
+    Attributes:
+        queues: By topic, broker and queue.
+        members_told: Connected members that are told.
+        dry_run: Nothing was changed.
+    """
+
+    queues: list[OffsetMove]
+    members_told: int
+    dry_run: bool
+
+    @property
+    def reread(self) -> int:
+        """Messages that come again."""
+        return sum(one.reread for one in self.queues)
+
+    @property
+    def skipped(self) -> int:
+        """Messages that will not come."""
+        return sum(one.skipped for one in self.queues)
+
+
+class GroupAdmin(AdminClient):
+    """Administration of consumer groups, one request at a time, in the caller's thread."""
+
+    # ---- Looking ---------------------------------------------------------------------
+
+    def groups(self, group: str = "") -> dict[str, list[GroupSummary]]:
+        """A group, or all groups, by broker group; a broker that knows none is left out.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            GroupNotFound: No broker knows the group.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        if group:
+            check_consumer_group(group)
+
+        def ask(endpoint: str) -> list[GroupSummary]:
+            found: list[GroupSummary] = []
+            while True:
+                request = GetGroupsRequest(group, found[-1].config.group if found else "")
+                page = self._ask(
+                    endpoint,
+                    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+                    request,
+                    GroupSummaries,
+                )
+                found += page.groups
+                if not page.more or not page.groups:
+                    return found
+
+        by_broker = self._each(self._masters(), ask)
+        if group and not any(by_broker.values()):
+            raise GroupNotFound(f"no broker knows a consumer group {group!r}")
+        return {name: found for name, found in by_broker.items() if found}
+
+    def connections(self, group: str) -> list[ConsumerConnection]:
+        """The members of a consumer group, by client id; none if nobody is connected.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        request = ConsumerConnectionsRequest(check_consumer_group(group))
+
+        def ask(endpoint: str) -> list[ConsumerConnection]:
+            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+            try:
+                return self._ask(endpoint, code, request, ConsumerConnections).members
+            except GroupNotFound:
+                return []
+
+        found: dict[str, ConsumerConnection] = {}
+        for members in self._each(self._masters(), ask).values():
+            for one in members:
+                known = found.get(one.client_id)
+                if known is None or (one.difference and not known.difference):
+                    found[one.client_id] = one
+        return [found[client_id] for client_id in sorted(found)]
+
+    def producer_connections(self, group: str) -> list[ProducerConnection]:
+        """The members of a producer group, by client id.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        request = ProducerConnectionsRequest(check_group(group))
+        code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+        found: dict[str, ProducerConnection] = {}
+        answers = self._each(
+            self._masters(),
+            lambda endpoint: self._ask(endpoint, code, request, ProducerConnections),
+        )
+        for answer in answers.values():
+            found |= {one.client_id: one for one in answer.members}
+        return [found[client_id] for client_id in sorted(found)]
+
+    def progress(self, group: str, topic: str = "") -> GroupProgress:
+        """How far a group is in each queue.
+
+        Args:
+            group: Consumer group.
+            topic: Only this one; empty for all topics of the group.
+
+        Raises:
+            InvalidArgument: A name is illegal.
+            GroupNotFound: No broker knows the group.
+            TopicNotFound: No broker has the topic.
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        check_consumer_group(group)
+        if topic:
+            check_topic(topic)
+        summaries = [one for found in self.groups(group).values() for one in found]
+
+        def ask(endpoint: str) -> tuple[list[tuple[QueueProgress, int]], float] | None:
+            try:
+                return self._stats(endpoint, group, topic)
+            except TopicNotFound:
+                return None
+
+        answers = self._each(self._masters(), ask)
+        if topic and all(answer is None for answer in answers.values()):
+            raise TopicNotFound(f"no broker has a topic {topic!r}")
+        queues = [
+            QueueLag(broker_name, one, lag_ms)
+            for broker_name, answer in answers.items()
+            if answer is not None
+            for one, lag_ms in answer[0]
+        ]
+        queues.sort(key=lambda q: (q.progress.topic, q.broker_name, q.progress.queue_id))
+        return GroupProgress(
+            group,
+            queues,
+            sum(answer[1] for answer in answers.values() if answer is not None),
+            sum(one.dead for one in summaries),
+            max(one.members for one in summaries),
+            next((one.message_model for one in summaries if one.message_model), ""),
+            max(one.differing for one in summaries),
+        )
+
+    def topic_consumers(self, topic: str) -> list[str]:
+        """The groups that read a topic, sorted.
+
+        Raises:
+            TransportError, BrokerError: A name server or broker does not answer, or refuses.
+        """
+        request = TopicConsumersRequest(check_topic(topic))
+        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+        answers = self._each(
+            self._masters(), lambda endpoint: self._ask(endpoint, code, request, GroupNames)
+        )
+        return sorted({name for answer in answers.values() for name in answer.groups})
+
+    # ---- Changing --------------------------------------------------------------------
+
+    def create_group(self, config: GroupConfig) -> dict[str, GroupConfig]:
+        """Makes a group on every master, if it is a new one.
+
+        Raises:
+            BrokerError: It exists, among other reasons.
+        """
+        return self._put_group(UpdateGroupRequest(config, must_be_new=True))
+
+    def put_group(self, config: GroupConfig) -> dict[str, GroupConfig]:
+        """Makes a group, or changes its settings, on every master.
+
+        Returns:
+            What is now in force, by broker group.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            BrokerError, TransportError: A broker refused or did not answer; the sentence says
+                which ones had done it before. Repeating the call is safe.
+        """
+        return self._put_group(UpdateGroupRequest(config))
+
+    def delete_group(self, group: str, *, remove_topics: bool = False) -> list[str]:
+        """Forgets a group and its offsets, everywhere.
+
+        Args:
+            group: Without members.
+            remove_topics: Delete its retry and dead letter topics, too.
+
+        Returns:
+            Broker groups that knew it.
+
+        Raises:
+            InvalidArgument: The name is illegal.
+            GroupNotFound: No broker knows it.
+            BrokerError: It has members, among other reasons.
+        """
+        check_consumer_group(group)
+        known = self.groups(group)
+        request = DeleteGroupRequest(group, remove_topics)
+        code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+        self._ask_masters(self._masters(), code, request, lambda _: None)
+        return list(known)
+
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        where: ResetWhere,
+        *,
+        timestamp_ms: int = 0,
+        queue_offset: int = -1,
+        queue_id: int = -1,
+        broker_name: str = "",
+        dry_run: bool = False,
+    ) -> OffsetMoves:
+        """Lets a group go on elsewhere in a topic, with or without members.
+
+        Running consumers give up what they hold and go on there at once. The group need not
+        have read the topic before.
+
+        Args:
+            group: Consumer group.
+            topic: Topic.
+            where: First message, behind the last one, at a time or at an offset.
+            timestamp_ms: For ``TIMESTAMP``, ms since 1970.
+            queue_offset: For ``OFFSET``, which is of one queue.
+            queue_id: Only this queue; -1 for all.
+            broker_name: Only this broker group; empty for all.
+            dry_run: Change nothing, and tell what would change.
+
+        Raises:
+            GroupNotFound: No broker knows the group.
+            TopicNotFound: No broker has the topic.
+            OffsetIllegal: The queue does not reach there.
+            InvalidArgument: An illegal name, an offset without the queue it is for, a negative
+                time or offset.
+            TransportError, BrokerError: A broker does not answer or refuses; the sentence says
+                which ones had done it before. Repeating the call is safe.
+        """
+        check_consumer_group(group)
+        check_topic(topic)
+        check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
+        if where is ResetWhere.OFFSET:
+            check_number("queue_offset", queue_offset, MAX_OFFSET)
+        self.groups(group)
+        masters = self._carriers_of(topic, broker_name)
+        if where is ResetWhere.OFFSET and (queue_id < 0 or len(masters) > 1):
+            raise InvalidArgument(
+                f"an offset is of one queue: say which of topic {topic!r}"
+                + (f", and on which broker: {', '.join(masters)}" if len(masters) > 1 else "")
+            )
+        request = ResetOffsetRequest(
+            group, topic, where, queue_id, timestamp_ms, queue_offset, dry_run
+        )
+
+        def ask(endpoint: str) -> OffsetChanges:
+            code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+            answer = self._ask(endpoint, code, request, OffsetChanges)
+            queues, told = answer.queues, answer.members_told
+            while answer.more:
+                rest = msgspec.structs.replace(request, after_queue_id=queues[-1].queue_id)
+                answer = self._ask(endpoint, code, rest, OffsetChanges)
+                queues += answer.queues
+            return OffsetChanges(queues, told)
+
+        return _moves(self._each(masters, ask), dry_run)
+
+    def clone_offset(
+        self, source: str, target: str, topic: str = "", *, dry_run: bool = False
+    ) -> OffsetMoves:
+        """Lets a group go on where another one is; what the other one never read stays.
+
+        Args:
+            source: Group to copy from.
+            target: Group to copy to; made if it is not there.
+            topic: Only this one; empty for all topics of the source.
+            dry_run: Change nothing, and tell what would change.
+
+        Raises:
+            GroupNotFound: No broker knows the source.
+            InvalidArgument: An illegal name, or both are the same.
+            TransportError, BrokerError: As for ``reset_offset``.
+        """
+        check_consumer_group(source)
+        check_consumer_group(target)
+        request = CloneOffsetRequest(source, target, check_topic(topic) if topic else "", dry_run)
+        self.groups(source)
+        answers = self._each(
+            self._masters(),
+            lambda endpoint: self._ask(
+                endpoint, RequestCode.CLONE_GROUP_OFFSET, request, OffsetChanges
+            ),
+        )
+        return _moves(answers, dry_run)
+
+    def skip_backlog(self, group: str, topic: str = "", *, dry_run: bool = False) -> OffsetMoves:
+        """Lets a group go on behind the last message of a topic, or of all its topics.
+
+        What waits for a retry stays, unless its topic is named.
+
+        Raises:
+            MQMeshError: As for ``reset_offset``.
+        """
+        check_consumer_group(group)
+        if topic:
+            check_topic(topic)
+        topics = {one for found in self.groups(group).values() for s in found for one in s.topics}
+        moves = [
+            self.reset_offset(group, one, ResetWhere.LAST, dry_run=dry_run)
+            for one in ([topic] if topic else sorted(topics))
+        ]
+        told = max((one.members_told for one in moves), default=0)
+        return OffsetMoves([queue for one in moves for queue in one.queues], told, dry_run)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _ask(self, endpoint: str, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
+        return decode_header(kind, self._request(endpoint, code, encode_header(request)).header)
+
+    def _put_group(self, request: UpdateGroupRequest) -> dict[str, GroupConfig]:
+        check_consumer_group(request.config.group)
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        return self._ask_masters(
+            self._masters(), code, request, lambda answer: decode_header(GroupConfig, answer.header)
+        )
+
+    def _stats(
+        self, endpoint: str, group: str, topic: str
+    ) -> tuple[list[tuple[QueueProgress, int]], float]:
+        """A broker's queues, each with how long its oldest message waits, and the rate."""
+        found: list[tuple[QueueProgress, int]] = []
+        request = ConsumeStatsRequest(group, topic)
+        while True:
+            page = self._ask(endpoint, RequestCode.GET_CONSUME_STATS, request, ConsumeStats)
+            for one in page.queues:
+                waits_ms = max(page.now_ms - one.oldest_timestamp, 0)
+                found.append((one, waits_ms if one.oldest_timestamp else 0))
+            if not page.more or not page.queues:
+                return found, page.consume_tps
+            last = page.queues[-1]
+            request = ConsumeStatsRequest(group, topic, last.topic, last.queue_id)
+
+    def _carriers_of(self, topic: str, broker_name: str) -> dict[str, str]:
+        """Masters that carry a topic, or the one that is meant."""
+        masters = self._masters()
+        if broker_name and broker_name not in masters:
+            raise InvalidArgument(
+                f"no running master of broker group {broker_name!r}; there are {', '.join(masters)}"
+            )
+        carriers = {queue.broker_name for queue in self.route(topic).queues}
+        wanted = {broker_name} if broker_name else carriers
+        return {name: where for name, where in masters.items() if name in wanted}
+
+
+def _moves(answers: dict[str, OffsetChanges], dry_run: bool) -> OffsetMoves:
+    queues = [
+        OffsetMove(broker_name, change)
+        for broker_name, answer in answers.items()
+        for change in answer.queues
+    ]
+    queues.sort(key=lambda m: (m.change.topic, m.broker_name, m.change.queue_id))
+    told = max((answer.members_told for answer in answers.values()), default=0)
+    return OffsetMoves(queues, told, dry_run)

@@ -1,0 +1,176 @@
+"""Administration and queries for asyncio programs."""
+
+import asyncio
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
+
+from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
+from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetterClient
+from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
+from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
+from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def awaited(
+    method: Callable[Concatenate[Any, _P], _T],
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
+    """A coroutine method that does what a blocking client's method does, in its thread."""
+
+    @functools.wraps(method)
+    async def call(self: "AdminClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._run(functools.partial(method, self._inner, *args, **kwargs))
+
+    return call
+
+
+def stepped(
+    method: Callable[Concatenate[Any, _P], Iterator[_T]],
+) -> Callable[Concatenate[Any, _P], AsyncIterator[_T]]:
+    """An asynchronous iterator over what a blocking client's method yields, in its thread."""
+
+    @functools.wraps(method)
+    async def walk(
+        self: "AdminClient", /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> AsyncIterator[_T]:
+        steps = await self._run(lambda: iter(method(self._inner, *args, **kwargs)))
+        while True:
+            found = await self._run(lambda: list(itertools.islice(steps, 1)))
+            if not found:
+                return
+            yield found[0]
+
+    return walk
+
+
+class AdminClient:
+    """Administration from coroutines; names, meaning and errors as in ``mqmesh.sdk.admin.admin``.
+
+    Calls are carried out one after the other, in a thread of the client's own, so an event loop
+    never waits for an answer. Who cancels a call does not take its request back.
+
+    Args:
+        namesrv_addr, timeout_ms: As for ``mqmesh.sdk.admin.admin.AdminClient``.
+    """
+
+    _kind: ClassVar[type[BlockingAdminClient]] = BlockingAdminClient
+
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+    ) -> None:
+        self._inner = self._kind(namesrv_addr, timeout_ms=timeout_ms)
+        # One thread: the blocking clients serve one caller at a time.
+        self._thread = ThreadPoolExecutor(1, "mqmesh-admin")
+
+    async def close(self) -> None:
+        """Closes all connections, when the call under way is over."""
+        try:
+            await self._run(self._inner.close)
+        except RuntimeError:
+            return  # closed before
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    ping = awaited(BlockingAdminClient.ping)
+    cluster = awaited(BlockingAdminClient.cluster)
+    topics = awaited(BlockingAdminClient.topics)
+    route = awaited(BlockingAdminClient.route)
+    topic_configs = awaited(BlockingAdminClient.topic_configs)
+    topic_stats = awaited(BlockingAdminClient.topic_stats)
+    runtime_info = awaited(BlockingAdminClient.runtime_info)
+    create_topic = awaited(BlockingAdminClient.create_topic)
+    put_topic = awaited(BlockingAdminClient.put_topic)
+    delete_topic = awaited(BlockingAdminClient.delete_topic)
+    create_snapshot = awaited(BlockingAdminClient.create_snapshot)
+
+
+class QueryClient(AdminClient):
+    """Looks messages up from coroutines; as ``mqmesh.sdk.admin.queries.QueryClient``."""
+
+    _kind = BlockingQueryClient
+
+    by_id = awaited(BlockingQueryClient.by_id)
+    by_key = awaited(BlockingQueryClient.by_key)
+    by_offset_id = awaited(BlockingQueryClient.by_offset_id)
+    by_offset = awaited(BlockingQueryClient.by_offset)
+
+
+class GroupAdmin(AdminClient):
+    """Consumer groups from coroutines; as ``mqmesh.sdk.admin.group_admin.GroupAdmin``."""
+
+    _kind = BlockingGroupAdmin
+
+    groups = awaited(BlockingGroupAdmin.groups)
+    connections = awaited(BlockingGroupAdmin.connections)
+    producer_connections = awaited(BlockingGroupAdmin.producer_connections)
+    progress = awaited(BlockingGroupAdmin.progress)
+    topic_consumers = awaited(BlockingGroupAdmin.topic_consumers)
+    create_group = awaited(BlockingGroupAdmin.create_group)
+    put_group = awaited(BlockingGroupAdmin.put_group)
+    delete_group = awaited(BlockingGroupAdmin.delete_group)
+    reset_offset = awaited(BlockingGroupAdmin.reset_offset)
+    clone_offset = awaited(BlockingGroupAdmin.clone_offset)
+    skip_backlog = awaited(BlockingGroupAdmin.skip_backlog)
+
+
+class TrackClient(QueryClient, GroupAdmin):
+    """What became of messages, from coroutines; as ``mqmesh.TrackClient``."""
+
+    _kind = BlockingTrackClient
+
+    track = awaited(BlockingTrackClient.track)
+
+
+class DeadLetterClient(QueryClient):
+    """Dead letters from coroutines; as ``mqmesh.sdk.admin.dead_letters.DeadLetterClient``.
+
+    ``scan`` and ``resend`` are to be iterated by ``async for``.
+    """
+
+    _kind = BlockingDeadLetterClient
+
+    groups = awaited(BlockingDeadLetterClient.groups)
+    purge = awaited(BlockingDeadLetterClient.purge)
+    scan = stepped(BlockingDeadLetterClient.scan)
+    resend = stepped(BlockingDeadLetterClient.resend)
+
+
+class DelayClient(AdminClient):
+    """Cancels delayed messages from coroutines; as ``mqmesh.sdk.admin.delays.DelayClient``."""
+
+    _kind = BlockingDelayClient
+
+    waiting = awaited(BlockingDelayClient.waiting)
+    cancel = awaited(BlockingDelayClient.cancel)
+
+
+class TransactionAdmin(AdminClient):
+    """Half messages from coroutines; as ``mqmesh.sdk.admin.transaction_admin.TransactionAdmin``."""
+
+    _kind = BlockingTransactionAdmin
+
+    half_messages = awaited(BlockingTransactionAdmin.half_messages)
+    half_message = awaited(BlockingTransactionAdmin.half_message)
+    end_half_message = awaited(BlockingTransactionAdmin.end_half_message)

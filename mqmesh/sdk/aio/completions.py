@@ -1,0 +1,88 @@
+"""Hands outcomes from a client's thread to an asyncio loop, many at one wake-up."""
+
+import asyncio
+import threading
+from collections import deque
+from typing import Any
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
+
+
+class Completions:
+    """Sets asyncio futures from another thread.
+
+    Waking an event loop costs more than a message; outcomes that come together, as those
+    of a batch do, share one wake-up.
+
+    Args:
+        loop: The event loop that the futures belong to.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._done: deque[asyncio.Future[Any] | PendingBatch] = deque()
+        # Of the event loop only: who waits for the messages of a batch.
+        self._waiting: dict[PendingBatch, list[asyncio.Future[None]]] = {}
+
+    def new_future(self) -> asyncio.Future[None]:
+        """A future to wait for in the running event loop.
+
+        Raises:
+            InvalidArgument: That is another event loop.
+        """
+        self.check_loop()
+        return self._loop.create_future()
+
+    def check_loop(self) -> None:
+        """Checks that the running event loop is the one of the futures.
+
+        Raises:
+            InvalidArgument: It is another one.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument("a client can be used only in the event loop it was started in")
+
+    def wait_for(self, sent: SendFuture) -> asyncio.Future[None]:
+        """A future that is done soon after a send is; one callback serves all of a batch.
+
+        Called in the event loop that ``check_loop`` wants.
+        """
+        waiting = self._loop.create_future()
+        batch = sent.batch
+        others = self._waiting.get(batch)
+        if others is None:
+            self._waiting[batch] = [waiting]
+            sent.add_done_callback(self._on_sent)
+        else:
+            # Not told yet: that happens in this event loop, and takes them all out.
+            others.append(waiting)
+        return waiting
+
+    def add(self, future: asyncio.Future[Any]) -> None:
+        """Marks a future as done, soon; from any thread."""
+        self._add(future)
+
+    def _on_sent(self, sent: SendFuture) -> None:
+        self._add(sent.batch)
+
+    def _add(self, one: asyncio.Future[Any] | PendingBatch) -> None:
+        with self._lock:
+            self._done.append(one)
+            if len(self._done) > 1:
+                return
+        try:
+            self._loop.call_soon_threadsafe(self._flush)
+        except RuntimeError:
+            # The event loop was closed: nobody waits any more.
+            with self._lock:
+                self._done.clear()
+
+    def _flush(self) -> None:
+        with self._lock:
+            done, self._done = self._done, deque()
+        for one in done:
+            for future in self._waiting.pop(one) if isinstance(one, PendingBatch) else (one,):
+                if not future.done():
+                    future.set_result(None)

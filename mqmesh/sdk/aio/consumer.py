@@ -1,0 +1,407 @@
+"""The consumers for asyncio programs."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.sdk.aio.consume_service import AioConsumeService, AsyncListener
+from mqmesh.sdk.aio.orderly_service import AioOrderlyService
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.client.run import run_async
+from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords, PushConsumerKeywords
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult, is_coroutine_function
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Workers
+from mqmesh.sdk.consumer.listening.orderly_retry import to_dead_letters
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+
+
+class PullConsumer:
+    """Gives messages to coroutines; names and meaning as in ``mqmesh.PullConsumer``.
+
+    Besides polling it can be iterated, and a message is done when the next one is asked for::
+
+        async with PullConsumer("audit") as consumer:
+            await consumer.subscribe("orders")
+            async for message in consumer:
+                print(message.body)
+
+    Args:
+        group, namesrv_addr, strategy, client, options: As for ``mqmesh.PullConsumer``.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        strategy: AllocateStrategy | str = "average",
+        client: ClientOptions | None = None,
+        **options: Unpack[PullConsumerKeywords],
+    ) -> None:
+        self._inner = BlockingPullConsumer(
+            group, namesrv_addr=namesrv_addr, strategy=strategy, client=client, **options
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived = asyncio.Event()
+        # Of the iteration: what was polled and not yet asked for, and what is done of it.
+        self._polled: deque[StoredMessage] = deque()
+        self._current: StoredMessage | None = None
+        self._done: dict[MessageQueue, int] = {}
+
+    async def start(self) -> None:
+        """Connects, and waits until the first queues are there."""
+        self._loop = asyncio.get_running_loop()
+        self._inner.on_arrival(self._wake)
+        await asyncio.to_thread(self._inner.start)
+
+    async def close(self, *, unfinished: bool = False) -> None:
+        """Commits, if ``auto_commit`` is on, and leaves.
+
+        Args:
+            unfinished: What the last poll returned, or the message at hand, was not worked on
+                and shall come again.
+        """
+        await asyncio.to_thread(self._close, unfinished)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close(unfinished=error is not None)
+
+    # ---- Which queues ----------------------------------------------------------------
+
+    async def subscribe(self, topic: str, expression: Wanted = "*") -> None:
+        """As ``mqmesh.PullConsumer.subscribe``."""
+        self._inner.subscribe(topic, expression)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """As ``mqmesh.PullConsumer.unsubscribe``."""
+        self._inner.unsubscribe(topic)
+
+    async def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """As ``mqmesh.PullConsumer.assign``."""
+        await asyncio.to_thread(self._inner.assign, queues)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """As ``mqmesh.PullConsumer.queues``."""
+        return await asyncio.to_thread(self._inner.queues, topic)
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """As ``mqmesh.PullConsumer.filter_errors``."""
+        return self._inner.filter_errors
+
+    @property
+    def client_id(self) -> str:
+        """As ``mqmesh.PullConsumer.client_id``."""
+        return self._inner.client_id
+
+    @property
+    def counters(self) -> PullCounters:
+        """As ``mqmesh.PullConsumer.counters``."""
+        return self._inner.counters
+
+    def assignment(self) -> list[MessageQueue]:
+        """As ``mqmesh.PullConsumer.assignment``."""
+        return self._inner.assignment()
+
+    # ---- Messages --------------------------------------------------------------------
+
+    async def poll(
+        self, timeout_ms: int = 1_000, max_messages: int | None = None
+    ) -> list[StoredMessage]:
+        """As ``mqmesh.PullConsumer.poll``; do not mix it with iteration."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                return await self._next(max_messages)
+        except TimeoutError:
+            return []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StoredMessage:
+        self._finish_current()
+        if not self._polled:
+            try:
+                self._polled.extend(await self._next(None))
+            except ClientClosed:
+                raise StopAsyncIteration from None
+            self._done.clear()  # that poll has told that all before it is done
+        self._current = self._polled.popleft()
+        return self._current
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """As ``mqmesh.PullConsumer.pause``."""
+        self._inner.pause(*queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """As ``mqmesh.PullConsumer.resume``."""
+        self._inner.resume(*queues)
+
+    # ---- Places in a queue -----------------------------------------------------------
+
+    def position(self, queue: MessageQueue) -> int:
+        """As ``mqmesh.PullConsumer.position``."""
+        return self._inner.position(queue)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """As ``mqmesh.PullConsumer.seek``."""
+        with self._forgetting([queue]):
+            await asyncio.to_thread(self._inner.seek, queue, offset)
+
+    async def seek_to_begin(self, *queues: MessageQueue) -> None:
+        """As ``mqmesh.PullConsumer.seek_to_begin``."""
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_begin, *queues)
+
+    async def seek_to_end(self, *queues: MessageQueue) -> None:
+        """As ``mqmesh.PullConsumer.seek_to_end``."""
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_end, *queues)
+
+    async def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
+        """As ``mqmesh.PullConsumer.seek_to_time``."""
+        with self._forgetting(queues):
+            await asyncio.to_thread(self._inner.seek_to_time, timestamp_ms, *queues)
+
+    async def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """As ``mqmesh.PullConsumer.offset_of_time``."""
+        return await asyncio.to_thread(self._inner.offset_of_time, queue, timestamp_ms)
+
+    async def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
+        """As ``mqmesh.PullConsumer.lag``."""
+        return await asyncio.to_thread(self._inner.lag, *queues)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """As ``mqmesh.PullConsumer.commit``; in an iteration the message at hand is done."""
+        if offsets is None and self._polled:
+            self._finish_current()
+            offsets = self._done_here()
+        await asyncio.to_thread(self._inner.commit, offsets)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """As ``mqmesh.PullConsumer.committed``."""
+        return await asyncio.to_thread(self._inner.committed, queue)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    async def _next(self, max_messages: int | None) -> list[StoredMessage]:
+        while True:
+            self._arrived.clear()
+            found = self._inner.poll(0, max_messages)
+            if found:
+                return found
+            await self._arrived.wait()
+
+    def _wake(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            return  # the event loop was closed: nobody waits any more
+
+    def _finish_current(self) -> None:
+        if self._current is not None:
+            self._done[self._current.message_queue] = self._current.queue_offset + 1
+            self._current = None
+
+    def _done_here(self) -> dict[MessageQueue, int]:
+        own = set(self._inner.assignment())
+        return {queue: offset for queue, offset in self._done.items() if queue in own}
+
+    @contextmanager
+    def _forgetting(self, queues: Iterable[MessageQueue]) -> Iterator[None]:
+        """Gives up what was polled of queues, all by default, unless they cannot be moved."""
+        chosen = set(queues)
+        current, self._current = self._current, None
+        given_up = [m for m in self._polled if not chosen or m.message_queue in chosen]
+        self._polled = deque(m for m in self._polled if chosen and m.message_queue not in chosen)
+        try:
+            yield
+        except MQMeshError:
+            self._current = self._current or current
+            self._polled.extendleft(reversed(given_up))
+            raise
+
+    def _close(self, unfinished: bool) -> None:
+        if not unfinished:
+            self._finish_current()
+        iterated = bool(self._polled or self._current or self._done)
+        if iterated and self._inner.options.auto_commit:
+            self._inner.acknowledge(self._done_here())
+            self._inner.close(unfinished=True)
+        else:
+            self._inner.close(unfinished=unfinished)
+
+
+class _InnerPushConsumer(BlockingPushConsumer):
+    """A push consumer whose listeners are coroutine functions of an asyncio loop."""
+
+    def __init__(self, group: str, **options: Any) -> None:
+        self.closer: asyncio.Task[Any] | None = None
+        super().__init__(group, **options)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says where the listeners run."""
+        assert isinstance(self._service, AioConsumeService | AioOrderlyService)
+        self._service.attach(loop)
+
+    def _make_service(self) -> Workers:
+        if self.options.consume_orderly:
+            return AioOrderlyService(
+                self.options.consume_thread_count,
+                _async_listener,
+                self.options.suspend_current_queue_time_ms,
+                self._call_later,
+                to_dead_letters(self._back),
+                lambda: self.closer,
+            )
+        return AioConsumeService(
+            self.options.consume_thread_count,
+            _async_listener,
+            self._retry.on_failed,
+            lambda: self.closer,
+        )
+
+    def _make_retry_listener(self) -> "_Bridge":
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
+            bridge = self._listener_of(messages[0].topic)
+            assert isinstance(bridge, _Bridge)
+            return await bridge.listener(messages)
+
+        return _Bridge(listen)
+
+
+class _Bridge:
+    """Carries a coroutine listener through the places that know plain ones."""
+
+    def __init__(self, listener: AsyncListener) -> None:
+        self.listener = listener
+
+    def __call__(self, messages: list[StoredMessage]) -> ConsumeResult | None:
+        raise AssertionError("only the asyncio service calls it, and it calls the coroutine")
+
+
+def _async_listener(work: QueueWork) -> AsyncListener:
+    assert isinstance(work.listener, _Bridge)
+    return work.listener.listener
+
+
+class PushConsumer:
+    """Awaits a listener with the messages of its topics; else as ``mqmesh.PushConsumer``.
+
+    Up to ``consume_thread_count`` calls run side by side, as tasks of the asyncio loop that
+    ``start`` was called in. A listener that computes for long holds up the whole loop.
+
+    Args:
+        group, namesrv_addr, strategy, client, options: As for ``mqmesh.PushConsumer``.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        strategy: AllocateStrategy | str = "average",
+        client: ClientOptions | None = None,
+        **options: Unpack[PushConsumerKeywords],
+    ) -> None:
+        self._inner = _InnerPushConsumer(
+            group,
+            namesrv_addr=namesrv_addr,
+            strategy=strategy,
+            client=client,
+            **options,
+        )
+
+    async def start(self) -> None:
+        """As ``mqmesh.PushConsumer.start``."""
+        self._inner.attach(asyncio.get_running_loop())
+        await asyncio.to_thread(self._inner.start)
+
+    async def close(self) -> None:
+        """As ``mqmesh.PushConsumer.close``; also from within a listener."""
+        self._inner.closer = asyncio.current_task()
+        await asyncio.to_thread(self._inner.close)
+
+    @property
+    def closed(self) -> bool:
+        """As ``mqmesh.PushConsumer.closed``."""
+        return self._inner.closed
+
+    async def run(self) -> None:
+        """As ``mqmesh.PushConsumer.run``."""
+        await run_async(self)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def subscribe(
+        self, topic: str, expression: Wanted = "*", *, listener: AsyncListener
+    ) -> None:
+        """As ``mqmesh.PushConsumer.subscribe``, with a coroutine function as listener.
+
+        Raises:
+            InvalidArgument: As there, or the listener is not a coroutine function.
+        """
+        if not is_coroutine_function(listener):
+            raise InvalidArgument("listener must be a coroutine function (async def)")
+        self._inner.subscribe(topic, expression, listener=_Bridge(listener))
+
+    async def unsubscribe(self, topic: str) -> None:
+        """As ``mqmesh.PushConsumer.unsubscribe``."""
+        self._inner.unsubscribe(topic)
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """As ``mqmesh.PushConsumer.filter_errors``."""
+        return self._inner.filter_errors
+
+    def assignment(self) -> list[MessageQueue]:
+        """As ``mqmesh.PushConsumer.assignment``."""
+        return self._inner.assignment()
+
+    def generation(self, queue: MessageQueue) -> int | None:
+        """As ``mqmesh.PushConsumer.generation``."""
+        return self._inner.generation(queue)
+
+    @property
+    def client_id(self) -> str:
+        """As ``mqmesh.PushConsumer.client_id``."""
+        return self._inner.client_id
+
+    @property
+    def counters(self) -> PullCounters:
+        """As ``mqmesh.PushConsumer.counters``."""
+        return self._inner.counters
+
+    @property
+    def failures(self) -> int:
+        """As ``mqmesh.PushConsumer.failures``."""
+        return self._inner.failures

@@ -1,0 +1,214 @@
+"""The producer for asyncio programs."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.aio.completions import Completions
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.producer.producer import Producer as BlockingProducer
+from mqmesh.sdk.producer.producer_options import ProducerKeywords
+from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
+from mqmesh.sdk.producer.send_result import SendResult
+
+
+class Producer:
+    """Sends messages from coroutines; names and meaning as in ``mqmesh.Producer``.
+
+    Sends that are awaited side by side share batches by themselves. Who cancels a send does
+    not take its message back: it may be stored all the same. A producer belongs to the event
+    loop that it was started in.
+
+    Args:
+        group, namesrv_addr, client, options: As for ``mqmesh.Producer``.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        client: ClientOptions | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        self._inner = self._make(group, namesrv_addr=namesrv_addr, client=client, **options)
+        self._completions: Completions | None = None
+        # Senders that wait, by topic, and who serves them.
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+        self._serving: dict[str, asyncio.Task[None]] = {}
+
+    def _make(self, group: str, **options: Any) -> BlockingProducer:
+        return BlockingProducer(group, **options)
+
+    async def start(self) -> None:
+        """Connects; further calls do nothing.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        self._inner.start()
+        if self._completions is None:
+            self._completions = Completions(asyncio.get_running_loop())
+
+    async def close(self) -> None:
+        """Waits a moment for sends without an outcome, then closes."""
+        await asyncio.to_thread(self._inner.close)
+
+    @property
+    def closed(self) -> bool:
+        """As ``mqmesh.Producer.closed``."""
+        return self._inner.closed
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``."""
+        if self._must_wait(message):
+            await self._stand_in_line(message.topic)
+        completions = self._here()
+        if queue is None and selector is None and timeout_ms is None:
+            future = self._inner.send_async(message)  # which has a fast path without choices
+        else:
+            future = self._inner.send_async(
+                message, queue=queue, selector=selector, arg=arg, timeout_ms=timeout_ms
+            )
+        await completions.wait_for(future)
+        return future.result()
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
+        first = messages[0] if isinstance(messages, Sequence) and messages else None
+        await self._ready(first)
+        future = self._inner.send_batch_async(messages, queue=queue, timeout_ms=timeout_ms)
+        await self._here().wait_for(future)
+        return future.result()
+
+    async def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
+        """Sends a message and never tells what became of it."""
+        await self._ready(message)
+        self._inner.send_oneway(message, **choice)
+
+    async def cancel_delayed(self, sent: SendResult, *, timeout_ms: int | None = None) -> None:
+        """Cancels a delayed message; arguments and errors as of ``mqmesh``'s."""
+        await asyncio.to_thread(self._inner.cancel_delayed, sent, timeout_ms=timeout_ms)
+
+    async def request(
+        self, message: Message, timeout_ms: int | None = None, **choice: Unpack[QueueChoice]
+    ) -> Message:
+        """Asks and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
+        await self._ready(message)
+        future = self._inner.request_async(message, timeout_ms=timeout_ms, **choice)
+        return await asyncio.wrap_future(future)
+
+    async def reply(
+        self,
+        request: Message,
+        body: bytes | bytearray | memoryview,
+        *,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Replies to a consumed request; arguments, result and errors as of ``mqmesh``'s."""
+        future = self._inner.reply_async(
+            request, body, tag=tag, keys=keys, properties=properties, timeout_ms=timeout_ms
+        )
+        return await asyncio.wrap_future(future)
+
+    @property
+    def pending_requests(self) -> int:
+        """As ``mqmesh.Producer.pending_requests``."""
+        return self._inner.pending_requests
+
+    @property
+    def late_replies(self) -> int:
+        """As ``mqmesh.Producer.late_replies``."""
+        return self._inner.late_replies
+
+    async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of a topic may be sent to."""
+        return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
+
+    async def _ready(self, message: Message | None) -> None:
+        """Waits until a message can be sent at once."""
+        if message is not None and self._must_wait(message):
+            await self._stand_in_line(message.topic)
+        self._here()
+
+    def _must_wait(self, message: Message) -> bool:
+        # What may wait, for a first route or for room, must not hold up the event loop. What is
+        # no message is left to the sender, who says what is wrong with it.
+        if not isinstance(message, Message) or not isinstance(message.topic, str):
+            return False
+        return message.topic in self._lines or not self._inner.can_send_at_once(message.topic)
+
+    async def _stand_in_line(self, topic: str) -> None:
+        """Waits for a topic's route and for room; whoever came first goes first."""
+        line = self._lines.get(topic)
+        if line is None:
+            line = self._lines[topic] = deque()
+            self._serving[topic] = asyncio.create_task(self._serve_line(topic, line))
+        turn = asyncio.get_running_loop().create_future()
+        line.append(turn)
+        await turn
+
+    async def _serve_line(self, topic: str, line: deque[asyncio.Future[None]]) -> None:
+        try:
+            while line:
+                if line[0].done():  # its sender was cancelled
+                    line.popleft()
+                elif not self._inner.can_send_at_once(topic):
+                    await asyncio.to_thread(self._inner.wait_until_can_send, topic)
+                else:
+                    line[0].set_result(None)
+                    # It sends now, and only then nobody can overtake it any more.
+                    await asyncio.sleep(0)
+                    line.popleft()
+        except Exception as error:
+            # What is missing is missing for all of them.
+            for turn in line:
+                if not turn.done():
+                    turn.set_exception(error)
+        finally:
+            del self._lines[topic], self._serving[topic]
+
+    def _here(self) -> Completions:
+        """Who tells of outcomes, if this is where the producer was started.
+
+        Raises:
+            ClientClosed: It was not started.
+            InvalidArgument: This is another event loop.
+        """
+        if self._completions is None:
+            self._inner.can_send_at_once("")  # says that the producer is not started
+        assert self._completions is not None, "nothing is sent before start"
+        self._completions.check_loop()
+        return self._completions

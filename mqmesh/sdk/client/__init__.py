@@ -1,0 +1,1 @@
+"""What every client has: routes, connections, heartbeats, options, its life."""

@@ -1,0 +1,1 @@
+"""Reading and writing for engines that keep positions themselves, as Spark does."""

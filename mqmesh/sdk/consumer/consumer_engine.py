@@ -1,0 +1,596 @@
+"""What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, Generic
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError, StaleGeneration, TopicNotFound
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header
+from mqmesh.protocol.groups import ConsumerOffsetReset
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    ConsumerIdsChanged,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MessageModel,
+    Subscription,
+)
+from mqmesh.protocol.route import TopicRoute
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.assigned import Assigned, S
+from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop
+from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
+from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink as QueueSink
+from mqmesh.sdk.consumer.filter_link import FilterLinks
+from mqmesh.sdk.consumer.local_offsets import LocalOffsets
+from mqmesh.sdk.consumer.memberships import Memberships, Standing
+from mqmesh.sdk.consumer.offset_store import BrokerOffsets, OffsetStore
+from mqmesh.sdk.consumer.queue_division import QueueDivision
+from mqmesh.sdk.consumer.queue_leases import TICK_MS as LEASE_TICK_MS
+from mqmesh.sdk.consumer.queue_leases import QueueLeases
+from mqmesh.sdk.consumer.queue_starts import QueueStarts, Start
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.start_positions import Position, StartPositions
+from mqmesh.transport.client import OnDone
+from mqmesh.version import VERSION
+
+HANDOVER_MS: Final = 100
+"""A new owner waits so long before it asks for offsets, for the former one to commit."""
+SECOND_COMMIT_MS: Final = 50
+"""What was with a listener when its queue was given away may still be committed then."""
+START_COMMIT_MS: Final = 5
+CLOSE_COMMIT_MS: Final = 500
+
+_log = logging.getLogger(__name__)
+
+
+class ConsumerEngine(Generic[S]):
+    """A member of a consumer group. Methods are for the engine's thread, unless they say so.
+
+    Args:
+        group: Consumer group.
+        client: Settings of the connection.
+        options: Settings of the consumer.
+        strategy: Divides queues among members.
+        make_sink: Makes the place for the messages of a queue that begins at an offset.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        client: ClientOptions,
+        options: ConsumerOptions,
+        strategy: AllocateStrategy,
+        make_sink: Callable[[MessageQueue, int], S],
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.counters = PullCounters()
+        self.assigned: dict[MessageQueue, Assigned[S]] = {}
+        self.settled = threading.Event()
+        self.client = ClientEngine(
+            client,
+            heartbeat=self._heartbeat,
+            on_routes=self._routes_changed,
+            on_command=self._take_command,
+            on_broker=self._broker_changed,
+            on_heartbeat=self._heartbeat_answered,
+        )
+        self.filters = FilterLinks(group, self.client, self)
+        self.memberships = Memberships(group)
+        self.offsets: OffsetStore = BrokerOffsets(
+            group, self.client.client_id, self, self.memberships
+        )
+        if options.message_model == MessageModel.BROADCASTING:
+            folder = Path(options.offsets_dir).expanduser()
+            self.offsets = LocalOffsets(folder, group, client.instance_name)
+        self.positions = StartPositions(
+            self.offsets, self, options.consume_from_where, options.consume_timestamp_ms
+        )
+        shared = options.message_model == MessageModel.CLUSTERING
+        self.division = QueueDivision(group, self.client, strategy if shared else None, self)
+        self.starts = QueueStarts(self, self.offsets, self.positions, self.call_later)
+        self._make_sink = make_sink
+        self._subscriptions: dict[str, Subscription] = {}
+        self._manual = False
+        self._unsettled: set[str] = set()
+        self._met_brokers: set[str] = set()
+        self._returned: set[str] = set()
+        self._starts: list[MessageQueue] = []
+        self._closing = False
+
+    # ---- Life; from other threads -----------------------------------------------------
+
+    def open(self) -> None:
+        """Makes the offsets usable, before ``start``.
+
+        Raises:
+            ConfigError: Those of a broadcasting consumer are not.
+        """
+        self.offsets.open()
+
+    def start(self) -> None:
+        """Starts the engine, and waits until the first queues can be pulled.
+
+        It does not wait for ever: a broker that is down is waited for in the background.
+
+        Raises:
+            NoPermission, FilterFailed: A filter in Python cannot be used.
+        """
+        self.positions.started_at_ms = self.client.loop.clock.wall_ms()
+        self.client.start()
+        self.client.post(self._begin)
+        if not self.settled.wait(self.options.start_timeout_ms / 1_000):
+            _log.warning(
+                "group %s: not all queues are known after %d ms; going on in the background",
+                self.group,
+                self.options.start_timeout_ms,
+            )
+            self.client.post(self._settle)
+        self.filters.check(self.assigned.copy(), self.options.start_timeout_ms / 1_000)
+
+    def close(self, stop_work: Callable[[], object]) -> None:
+        """Ends pulling, waits for the work to stop, commits and leaves the group.
+
+        Args:
+            stop_work: Waits for what is being worked on.
+        """
+        if self.client.closed:
+            return
+        try:
+            self.client.post(self._stop_pulling)
+            stop_work()
+            self.client.call(self._commit_last, CLOSE_COMMIT_MS)
+        except MQMeshError as error:
+            _log.warning("group %s: the last offsets were not committed: %s", self.group, error)
+        self.client.close()
+        self.offsets.close()
+
+    @property
+    def _shares(self) -> bool:
+        """True when queues are divided among the members of the group."""
+        return self.options.message_model == MessageModel.CLUSTERING and not self._manual
+
+    def lock_queues(self, renew_ms: int, on_regained: Callable[[], None]) -> None:
+        """Takes only queues that brokers lock for this member; before ``start``.
+
+        Args:
+            renew_ms: Between renewals of the locks.
+            on_regained: Called when queues whose locks were in doubt may go on.
+        """
+        self.starts.leases = QueueLeases(
+            self.group,
+            self.client.client_id,
+            self,
+            self.client.loop.clock,
+            renew_ms=renew_ms,
+            on_lost=self._lock_lost,
+            on_regained=on_regained,
+        )
+
+    @property
+    def leases(self) -> QueueLeases | None:
+        """Locks of queues, if ``lock_queues`` was called."""
+        return self.starts.leases
+
+    # ---- Network, for the parts below --------------------------------------------------
+
+    def request(
+        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
+        self.client.request(broker_name, code, on_done, header=header, timeout_ms=timeout_ms)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """Calls once, not before ``delay_ms``."""
+        self.client.loop.call_later(delay_ms, callback)
+
+    # ---- Subscriptions and queues -------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: Wanted) -> None:
+        """Takes part in a topic; from any thread before ``start``."""
+        selector = as_selector(expression)
+        subscription = Subscription(topic, selector.expression, selector.expression_type)
+        if self._subscriptions.get(topic) == subscription:
+            return
+        self._give_up([queue for queue in self.assigned if queue.topic == topic])
+        self._subscriptions[topic] = subscription
+        self.filters.choose(topic, selector.python)
+        if not self.settled.is_set():
+            self._unsettled.add(topic)
+        if self.positions.started_at_ms:
+            self._follow(topic)
+            self.client.heartbeat_now()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more."""
+        if self._subscriptions.pop(topic, None) is not None:
+            self._give_up([queue for queue in self.assigned if queue.topic == topic])
+            self.filters.choose(topic, None)
+            self._note_settled(topic)
+            self.client.heartbeat_now()
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Takes just these queues, whoever else is in the group; from any thread before start."""
+        self._manual = True
+        self.offsets.claiming = False
+        wanted = dict.fromkeys(queues)
+        self._give_up([queue for queue in self.assigned if queue not in wanted])
+        new = [queue for queue in wanted if queue not in self.assigned]
+        for topic in {queue.topic for queue in new}:
+            self._subscriptions.setdefault(topic, Subscription(topic))
+            if not self.settled.is_set():
+                self._unsettled.add(topic)
+            if self.positions.started_at_ms:
+                self._follow(topic)
+        self._take(new, 0)
+
+    def sinks(self) -> dict[MessageQueue, S]:
+        """What is pulled at present, and where it goes."""
+        return {queue: one.sink for queue, one in self.assigned.items() if one.sink is not None}
+
+    # ---- Offsets ------------------------------------------------------------------------
+
+    def commit_soon(self) -> None:
+        """Commits, and reports if that fails."""
+        self.commit(self._reachable(), self._report_commit)
+
+    def commit(
+        self, queues: Iterable[MessageQueue], on_done: Callable[[MQMeshError | None], None]
+    ) -> None:
+        """Commits what is done in queues of this consumer."""
+        offsets = {}
+        for queue in queues:
+            one = self.assigned.get(queue)
+            if one is not None and one.sink is not None:
+                offsets[queue] = one.sink.commit_offset()
+        self.offsets.commit(offsets, on_done)
+
+    def _reachable(self) -> list[MessageQueue]:
+        if self.options.message_model == MessageModel.BROADCASTING:
+            return list(self.assigned)
+        return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
+
+    def _report_commit(self, error: MQMeshError | None) -> None:
+        stale = isinstance(error, StaleGeneration)
+        if error is None or self.client.closed or (stale and self._closing):
+            return  # queues that were given back; the last commit reports for itself
+        if stale:
+            self.memberships.doubt()
+            self.client.heartbeat_now()  # its answer tells what to do
+        _log.warning("group %s: offsets were not committed: %s", self.group, error)
+
+    def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
+        reachable = self._reachable()
+        self.commit(reachable, lambda error: on_done(True if error is None else error))
+        # A queue whose listener still runs stays locked until the lock's time is over.
+        busy = {queue for queue, sink in self.sinks().items() if not sink.is_idle()}
+        self.offsets.release([queue for queue in reachable if queue not in busy])
+
+    def _stop_pulling(self) -> None:
+        self._closing = True
+        for one in self.assigned.values():
+            if one.loop is not None:
+                one.loop.drop()
+        self.filters.close()
+
+    # ---- Events -------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        loop, options = self.client.loop, self.options
+        loop.call_every(options.rebalance_interval_ms, self.rebalance_soon)
+        loop.call_every(options.persist_consumer_offset_interval_ms, self.commit_soon)
+        if self.leases is not None:
+            loop.call_every(LEASE_TICK_MS, self.leases.tick)
+        if not self._unsettled:
+            self._settle()
+        for topic in list(self._subscriptions):
+            self._follow(topic)
+
+    def _follow(self, topic: str) -> None:
+        def found(route: TopicRoute | MQMeshError) -> None:
+            if isinstance(route, TopicNotFound):
+                # Everything that comes into this topic comes after us.
+                self.positions.note_queues(topic, ())
+                self._note_settled(topic)
+            elif isinstance(route, TopicRoute):
+                self._routes_changed({topic})
+
+        self.client.find_route(topic, found)
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        consumers = []
+        if self._subscriptions and not self._manual:
+            consumers = [
+                ConsumerData(
+                    self.group,
+                    self.options.message_model,
+                    self.options.consume_from_where,
+                    list(self._subscriptions.values()),
+                )
+            ]
+        return HeartbeatRequest(self.client.client_id, consumers=consumers, version=VERSION)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        routes = self.client.routes
+        for topic in topics & self._subscriptions.keys():
+            self.positions.note_queues(topic, routes.subscribe_queues(topic))
+            for broker_name in routes.brokers_of(topic):
+                try:
+                    # All of them must know that we are there, whoever has our queues.
+                    self.client.broker(broker_name)
+                except MQMeshError as error:
+                    _log.info("broker %s cannot be reached: %s", broker_name, error)
+        self.rebalance_soon()
+
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if self.leases is not None:
+            self.leases.broker_changed(broker_name, up)
+        if not up:
+            return
+        if broker_name in self._met_brokers:
+            self.division.broker_returned()
+            self._returned.add(broker_name)
+        self._met_brokers.add(broker_name)
+        self.rebalance_soon()
+
+    def _heartbeat_answered(self, broker_name: str, answer: HeartbeatResponse) -> None:
+        standing = self.memberships.on_heartbeat(broker_name, answer)
+        own = [queue for queue in self.assigned if queue.broker_name == broker_name]
+        if standing is Standing.REPLACED and self._shares:
+            _log.warning("group %s: %s took this member for dead", self.group, broker_name)
+            self.offsets.forget_broker(broker_name)
+            for queue in own:
+                self._check_still_ours(self.assigned[queue])
+            self.rebalance_soon()
+        elif standing is Standing.RESTARTED:
+            for queue in own:
+                loop = self.assigned[queue].loop
+                if loop is not None and loop.generation:
+                    loop.generation = self.memberships.claimed(queue)
+        elif standing is Standing.DOUBTED:
+            for queue in own:
+                self._check_still_ours(self.assigned[queue])
+        if broker_name in self._returned:
+            self._returned.discard(broker_name)
+            self.offsets.forget_broker(broker_name)
+            self.commit_soon()
+
+    def _check_still_ours(self, state: Assigned[S]) -> None:
+        """The broker takes a commit only if it gave the queue to nobody else since."""
+
+        def done(error: MQMeshError | None) -> None:
+            if isinstance(error, StaleGeneration):
+                self._stale(state, error)
+
+        if state.sink is not None:
+            self.offsets.commit({state.queue: state.sink.commit_offset()}, done)
+
+    def _start_over(self, queues: list[MessageQueue]) -> None:
+        """Others have these queues, so nothing of them is committed."""
+        for queue in queues:
+            self._let_go(queue)
+            self.offsets.forget(queue)
+        if self.leases is not None:
+            self.leases.forget(queues)
+        self.rebalance_soon()
+
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        if queue in self.assigned:
+            _log.warning("group %s: another member has %s; taken anew", self.group, queue)
+            self._start_over([queue])
+
+    def _let_go(self, queue: MessageQueue) -> S | None:
+        """A queue is not ours any more; returns where its messages went."""
+        one = self.assigned.pop(queue)
+        if one.loop is not None:
+            one.loop.drop()
+        if one.sink is not None:
+            one.sink.drop()
+            if not one.sink.is_idle():
+                # Whoever gets it next waits for what runs, and if that is us, we do too.
+                self.starts.leaving.add(queue)
+                one.sink.when_idle(lambda: self.starts.leaving.discard(queue))
+        return one.sink
+
+    def _stale(self, state: Assigned[S], error: StaleGeneration) -> None:
+        if self.assigned.get(state.queue) is state:
+            _log.warning("group %s: %s is taken anew: %s", self.group, state.queue, error)
+            self.client.heartbeat_now()
+            self._start_over([state.queue])
+
+    def _take_command(self, broker_name: str, command: Command) -> None:
+        try:
+            if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                if decode_header(ConsumerIdsChanged, command.header).group == self.group:
+                    self.rebalance_soon()
+            elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                moved = decode_header(ConsumerOffsetReset, command.header)
+                if moved.group == self.group:
+                    self._follow_reset(broker_name, moved)
+        except RemoteProtocolError as error:
+            _log.warning("broker %s: %s", broker_name, error)
+
+    def _follow_reset(self, broker_name: str, moved: ConsumerOffsetReset) -> None:
+        for one in moved.queues:
+            queue = MessageQueue(one.topic, broker_name, one.queue_id)
+            state = self.assigned.get(queue)
+            if state is None or self._closing:
+                continue
+            if state.loop is not None:
+                state.loop.reset(one.queue_offset)
+            else:
+                # What is being asked for may be of before.
+                del self.assigned[queue]
+                self._take([queue], 0)
+        if self.options.message_model == MessageModel.BROADCASTING:
+            self.commit_soon()
+
+    # ---- Rebalance ----------------------------------------------------------------------
+
+    def rebalance_soon(self, delay_ms: int = 0) -> None:
+        """Divides the queues anew in a moment; many calls make one rebalance."""
+        self.division.plan(delay_ms)
+
+    def subscribed(self) -> list[str]:
+        """Topics whose queues are to be divided; none while the consumer closes."""
+        return [] if self._closing or self._manual else list(self._subscriptions)
+
+    def has_queues(self) -> bool:
+        """True while this consumer was given any."""
+        return bool(self.assigned)
+
+    def apply(self, topic: str, mine: list[MessageQueue], *, alone: bool) -> None:
+        """Takes the queues of a topic that are ours now, and gives up the others.
+
+        Args:
+            topic: Which.
+            mine: Its queues that are ours.
+            alone: No other member can have had them.
+        """
+        wanted = set(mine)
+        # A broker that is away takes its queues out of the route, but gives them to nobody.
+        present = set(self.client.routes.brokers_of(topic))
+        lost = [
+            queue
+            for queue in self.assigned
+            if queue.topic == topic and queue not in wanted and queue.broker_name in present
+        ]
+        new = [queue for queue in mine if queue not in self.assigned]
+        if lost or new:
+            _log.info(
+                "group %s, topic %s: %d queues (%d new, %d given up)",
+                self.group,
+                topic,
+                len(mine),
+                len(new),
+                len(lost),
+            )
+        self._give_up(lost)
+        # Who has a lock waits for nobody: the former owner gave it back after its last commit.
+        self._take(new, 0 if alone or self.leases is not None else HANDOVER_MS)
+        self._check_settled(topic)
+
+    def _give_up(self, queues: list[MessageQueue]) -> None:
+        idle: dict[MessageQueue, S | None] = {}
+        for queue in queues:
+            sink = self._let_go(queue)
+            if sink is None and queue in self.starts.leaving:
+                continue  # it came back and goes again, and has not been handed over meanwhile
+            if sink is None or sink.is_idle():
+                idle[queue] = sink
+            else:
+                sink.when_idle(partial(self._hand_over, {queue: sink}))
+        if idle:
+            self._hand_over(idle)
+
+    def _hand_over(self, given: Mapping[MessageQueue, S | None]) -> None:
+        """Commits what was done in queues that were given up, and lets others have them."""
+        gone = {queue: sink for queue, sink in given.items() if sink is not None}
+
+        def commit(on_done: Callable[[MQMeshError | None], None]) -> None:
+            # Not those that came back meanwhile.
+            offsets = {q: s.commit_offset() for q, s in gone.items() if q not in self.assigned}
+            self.offsets.commit(offsets, on_done)
+
+        def forget() -> None:
+            commit(self._report_commit)
+            kept = self.assigned
+            for queue in gone:
+                if queue not in kept:
+                    self.offsets.forget(queue)
+            self.offsets.release([queue for queue in given if queue not in kept])
+
+        if self.leases is None:
+            commit(self._report_commit)
+            self.call_later(SECOND_COMMIT_MS, forget)
+            return
+        # Nothing runs any more. Even if we were given it again, we ask for it anew.
+        self.offsets.commit({q: s.commit_offset() for q, s in gone.items()}, self._report_commit)
+        for queue in given:
+            self.offsets.forget(queue)
+        self.leases.forget(given)
+        self.offsets.release(list(given))
+
+    def _take(self, queues: list[MessageQueue], delay_ms: int) -> None:
+        for queue in queues:
+            self.assigned[queue] = Assigned(queue)
+        self.starts.plan([self.assigned[queue] for queue in queues], delay_ms)
+
+    def is_ours(self, queue: MessageQueue) -> bool:
+        """True while the queue is given to this consumer."""
+        return queue in self.assigned
+
+    def is_wanted(self, start: Start) -> bool:
+        """False when the queue was given up, or given up and given again, or all ends."""
+        return self.assigned.get(start.queue) is start and not self._closing
+
+    def begin(self, start: Start, position: Position) -> None:
+        """Begins to read a queue."""
+        self._begin_queue(self.assigned[start.queue], position)
+
+    def _begin_queue(self, state: Assigned[S], position: Position) -> None:
+        queue = state.queue
+        state.sink = self._make_sink(queue, position.queue_offset)
+        wanted = self._subscriptions[queue.topic]
+        text, kind = wanted.expression, wanted.expression_type
+        selector = MessageSelector(expression=text, expression_type=kind)
+        address = self.client.routes.address(queue.broker_name)
+        state.loop = PullLoop(
+            queue,
+            self.group,
+            state.sink,
+            self.filters.way(queue),
+            self.options.pull_settings(),
+            self.counters,
+            selector=selector,
+            source=PullSource(
+                queue.broker_name,
+                address.tcp if address is not None else "",
+                selector.wanted_tags(),
+                not selector.selects_all,
+            ),
+            generation=self.memberships.claimed(queue) if self._shares else 0,
+            epochs=self.offsets.epochs,
+            on_stale=partial(self._stale, state),
+            on_reset=lambda: self.offsets.forget(queue),
+        )
+        state.loop.resume()
+        if not position.committed:
+            self._commit_start(queue)
+        self._check_settled(queue.topic)
+
+    def _commit_start(self, queue: MessageQueue) -> None:
+        # A broker's queues are located one after the other, and committed together.
+        self._starts.append(queue)
+        if len(self._starts) > 1:
+            return
+
+        def commit() -> None:
+            starts, self._starts = self._starts, []
+            self.commit(() if self._closing else starts, self._report_commit)
+
+        self.call_later(START_COMMIT_MS, commit)
+
+    # ---- Settling -----------------------------------------------------------------------
+
+    def _check_settled(self, topic: str) -> None:
+        if all(one.sink is not None for q, one in self.assigned.items() if q.topic == topic):
+            self._note_settled(topic)
+
+    def _note_settled(self, topic: str) -> None:
+        self._unsettled.discard(topic)
+        if not self._unsettled and self.positions.started_at_ms:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.positions.settled = True
+        self.settled.set()

@@ -1,0 +1,176 @@
+"""How consumers behave."""
+
+from typing import Annotated, TypedDict
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import check_group, is_system_topic
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
+from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS
+from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
+from mqmesh.sdk.client.options import Ms
+from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
+from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
+from mqmesh.units import MAX_OFFSET, MIB
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How every consumer behaves.
+
+    Attributes:
+        message_model: CLUSTERING: one member of the group gets each message. BROADCASTING:
+            every member gets every message, and offsets stay in a file of its own.
+        consume_from_where: Where the group begins in queues without a committed offset.
+        consume_timestamp_ms: For ``TIMESTAMP``, ms since 1970.
+        rebalance_interval_ms: Members and queues are looked at again after this, as the
+            safety net below the brokers' notices.
+        persist_consumer_offset_interval_ms: Between commits.
+        pull_max_bytes: Of one answer, 1 to 16 MiB; at least one batch comes, whatever its size.
+        broker_suspend_max_time_ms: How long a pull that finds nothing waits at the broker.
+        pull_timeout_ms: How long its answer may take beyond that.
+        pull_threshold_for_queue: Messages held of a queue before pulling pauses.
+        pull_threshold_size_for_queue: The same in MiB.
+        start_timeout_ms: How long ``start`` waits for the first queues.
+        offsets_dir: Folder of offset files, for BROADCASTING.
+    """
+
+    message_model: MessageModel = MessageModel.CLUSTERING
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
+    consume_timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    rebalance_interval_ms: Ms = 20_000
+    persist_consumer_offset_interval_ms: Ms = 5_000
+    pull_max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = MIB
+    broker_suspend_max_time_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 15_000
+    pull_timeout_ms: Ms = 10_000
+    pull_threshold_for_queue: Count = 1_000
+    pull_threshold_size_for_queue: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 100
+    start_timeout_ms: Ms = 3_000
+    offsets_dir: str = "~/.mqmesh/offsets"
+
+    def pull_settings(self) -> PullSettings:
+        """How queues are pulled."""
+        return PullSettings(
+            max_bytes=self.pull_max_bytes,
+            suspend_ms=self.broker_suspend_max_time_ms,
+            timeout_ms=self.pull_timeout_ms,
+        )
+
+
+class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a push consumer behaves.
+
+    Attributes:
+        consume_thread_count: Most threads that call the listener, started as needed.
+        consume_message_batch_max_size: Most messages that one call gets.
+        consume_concurrently_max_span: Queue offsets between the first message not yet
+            handled and the last one held, before pulling pauses.
+        consume_timeout_ms: A message that is with the listener for longer is sent back for a
+            later try, though the call goes on; BROADCASTING and ``consume_orderly`` only report
+            it.
+        close_timeout_ms: How long ``close`` waits for listeners that run.
+        consume_orderly: Each queue is consumed by one member and one call at a time, in order;
+            a message that fails holds up its queue until it succeeds.
+        suspend_current_queue_time_ms: So long, with ``consume_orderly``.
+        max_reconsume_times: What was tried again so often and fails once more goes to the dead
+            letters. -1 is 16 times, and with ``consume_orderly`` without limit. BROADCASTING does
+            not try again.
+        dead_letter_undecodable: With ``consume_orderly``, messages that nobody can decode go to the
+            dead letters, also without ``max_reconsume_times``; else their queue waits for an
+            administrator. Where order does not matter they always go there.
+        rebalance_lock_interval_ms: Between renewals of the queues' locks, with
+            ``consume_orderly``; brokers keep them for 60 s.
+    """
+
+    consume_thread_count: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 20
+    consume_message_batch_max_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 1
+    consume_concurrently_max_span: Count = 2_000
+    consume_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)] = 900_000
+    close_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 1_000
+    consume_orderly: bool = False
+    suspend_current_queue_time_ms: Annotated[int, msgspec.Meta(ge=10, le=30_000)] = 1_000
+    max_reconsume_times: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
+    dead_letter_undecodable: bool = False
+    rebalance_lock_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=30_000)] = 20_000
+
+    def most_retries(self) -> int:
+        """What brokers are told of ``max_reconsume_times``."""
+        most = self.max_reconsume_times
+        return DEFAULT_MAX_RECONSUME_TIMES if most < 0 else most
+
+    def flow_limits(self) -> FlowLimits:
+        """When a queue is not pulled any further."""
+        return FlowLimits(
+            messages=self.pull_threshold_for_queue,
+            size_bytes=self.pull_threshold_size_for_queue * MIB,
+            span=self.consume_concurrently_max_span,
+        )
+
+
+class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a pull consumer behaves.
+
+    Attributes:
+        auto_commit: Commit by itself what earlier polls returned, each
+            ``persist_consumer_offset_interval_ms`` and on close.
+        pull_batch_size: Most messages that a poll returns, unless it says otherwise.
+        request_timeout_ms: For calls that ask a broker.
+    """
+
+    auto_commit: bool = True
+    pull_batch_size: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 32
+    request_timeout_ms: Ms = 3_000
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """Fields of ``ConsumerOptions``, as keyword arguments."""
+
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp_ms: int
+    rebalance_interval_ms: int
+    persist_consumer_offset_interval_ms: int
+    pull_max_bytes: int
+    broker_suspend_max_time_ms: int
+    pull_timeout_ms: int
+    pull_threshold_for_queue: int
+    pull_threshold_size_for_queue: int
+    start_timeout_ms: int
+    offsets_dir: str
+
+
+class PushConsumerKeywords(ConsumerKeywords, total=False):
+    """Fields of ``PushConsumerOptions``, as keyword arguments."""
+
+    consume_thread_count: int
+    consume_message_batch_max_size: int
+    consume_concurrently_max_span: int
+    consume_timeout_ms: int
+    close_timeout_ms: int
+    consume_orderly: bool
+    suspend_current_queue_time_ms: int
+    max_reconsume_times: int
+    dead_letter_undecodable: bool
+    rebalance_lock_interval_ms: int
+
+
+class PullConsumerKeywords(ConsumerKeywords, total=False):
+    """Fields of ``PullConsumerOptions``, as keyword arguments."""
+
+    auto_commit: bool
+    pull_batch_size: int
+    request_timeout_ms: int
+
+
+def check_consumer_group(group: str) -> str:
+    """Returns the name of a consumer group if users may have it.
+
+    Raises:
+        InvalidArgument: Illegal, or reserved.
+    """
+    check_group(group)
+    if is_system_topic(group):
+        raise InvalidArgument(f"group {group!r} is reserved")
+    return group

@@ -1,0 +1,1 @@
+"""How messages come: pulls, and what holds them until somebody takes them."""

@@ -1,0 +1,448 @@
+"""Pulls one message queue: one long poll after the other, as long as there is room."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, Protocol
+
+import msgspec
+
+from mqmesh.batch.record_batch import Attributes, BatchHeader, check_stored
+from mqmesh.errors import (
+    CorruptBatch,
+    MQMeshError,
+    RemoteProtocolError,
+    StaleGeneration,
+    TopicNotFound,
+)
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.pulling import (
+    MAX_PULL_BYTES,
+    MAX_SUSPEND_MS,
+    PullRequest,
+    PullResponse,
+    PullStatus,
+)
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch, PullSource
+from mqmesh.transport.client import OnDone
+from mqmesh.units import MIB
+
+BACKOFF_MS: Final = 100
+BACKOFF_MAX_MS: Final = 1_000
+CORRUPT_TRIES: Final = 5
+"""How often damaged bytes are asked for again before the queue is stopped."""
+STOPPED_RETRY_MS: Final = 30_000
+"""A stopped queue is asked again after this: damage may have been repaired."""
+BEYOND_END_TRIES: Final = 3
+"""How often a broker may say that our offset lies behind its end before we believe it."""
+BEYOND_END_RETRY_MS: Final = 1_000
+
+_SPARSE: Final = int(Attributes.SPARSE)
+_log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where the messages of one queue go."""
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset to pull next."""
+
+    def has_room(self) -> bool:
+        """True when more may be pulled."""
+
+    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
+        """Takes batches, and moves ``next_offset``.
+
+        Args:
+            batches: In order; none when all messages were filtered out.
+            next_offset: Behind them.
+            size_bytes: As stored.
+        """
+
+    def move(self, offset: int, *, by_admin: bool = False) -> None:
+        """Goes on at another offset, because the broker does not hold ``next_offset``.
+
+        Args:
+            offset: Where.
+            by_admin: An administrator wants it: what was done before does not count any more.
+        """
+
+
+class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How queues are pulled.
+
+    Attributes:
+        max_bytes: Of one answer; at least one batch comes, whatever its size.
+        suspend_ms: How long a pull that finds nothing waits at the broker.
+        timeout_ms: How long an answer may take beyond that.
+    """
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = MIB
+    suspend_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SUSPEND_MS)] = 15_000
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 10_000
+
+
+class PullCounters(msgspec.Struct):
+    """What happened to a consumer's pulls.
+
+    Attributes:
+        pulls: Answers.
+        messages: Messages received.
+        failures: Pulls without a usable answer.
+        corrupt_batches: Batches that failed their checks.
+        offsets_moved: Times that a broker did not hold the offset that was due.
+    """
+
+    pulls: int = 0
+    messages: int = 0
+    failures: int = 0
+    corrupt_batches: int = 0
+    offsets_moved: int = 0
+
+
+class Network(Protocol):
+    """What a pull loop needs of the client's engine."""
+
+    def request(
+        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """Calls once, not before ``delay_ms``."""
+
+
+class PullLoop:
+    """The pulls of one queue; used in the engine's thread only.
+
+    At most one pull is under way. An answer is taken whole; room is looked at before the next.
+
+    Args:
+        queue: What to pull.
+        group: Consumer group.
+        sink: Where messages go.
+        network: The client's engine.
+        settings: Sizes and times.
+        counters: Shared by a consumer's loops.
+        selector: Which messages are wanted.
+        source: What batches must know of where they come from.
+        generation: In which the queue was claimed, 0 if it was not.
+        epochs: Of each queue, the epoch in which its place is right; kept up to date.
+        on_stale: Told when the queue was given to another member; the loop has ended then.
+        on_reset: Told when an administrator moved the group, or made the topic anew, or the broker
+            lost messages, before the sink is moved.
+
+    Attributes:
+        waiting_for_room: Call ``resume`` when the sink may have room again.
+        paused: By the user; call ``resume`` after setting it back.
+        stopped: Damaged bytes hold the queue.
+        dropped: The loop has ended.
+        max_offset: End of the queue as of the last answer, -1 before the first.
+        generation: What pulls carry.
+    """
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        group: str,
+        sink: Sink,
+        network: Network,
+        settings: PullSettings,
+        counters: PullCounters,
+        *,
+        selector: MessageSelector | None = None,
+        source: PullSource | None = None,
+        generation: int = 0,
+        epochs: dict[MessageQueue, int] | None = None,
+        on_stale: Callable[[StaleGeneration], None] | None = None,
+        on_reset: Callable[[], None] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.waiting_for_room = False
+        self.paused = False
+        self.stopped = False
+        self.dropped = False
+        self.max_offset = -1
+        self.generation = generation
+        self._epochs = {} if epochs is None else epochs
+        self._on_stale = on_stale
+        self._group = group
+        self._sink = sink
+        self._network = network
+        self._settings = settings
+        self._counters = counters
+        self._selector = selector or MessageSelector()
+        self._source = source or PullSource(queue.broker_name)
+        self._on_reset = on_reset
+        self._busy = False
+        self._backoff_ms = 0
+        self._corrupt_tries = 0
+        self._beyond_end: list[int] = []
+        self._turn = 0
+        self._topic_gone = False
+
+    def resume(self) -> None:
+        """Pulls, unless a pull is under way or the loop may not; call as often as you like."""
+        if self.dropped or self._busy or self.paused:
+            return
+        # First the flag: a worker that makes room meanwhile must find it, or nobody calls again.
+        self.waiting_for_room = True
+        if not self._sink.has_room():
+            return
+        self.waiting_for_room = False
+        self._busy = True
+        turn = self._turn
+        settings = self._settings
+        header = encode_header(
+            PullRequest(
+                self._group,
+                self.queue.topic,
+                self.queue.queue_id,
+                self._sink.next_offset,
+                settings.max_bytes,
+                settings.suspend_ms,
+                self._selector.expression,
+                self._selector.expression_type,
+                self.generation,
+                self._corrupt_tries > 0,
+                apart=True,
+                epoch=self._epochs.get(self.queue, 0),
+            )
+        )
+        self._network.request(
+            self.queue.broker_name,
+            RequestCode.PULL_MESSAGE,
+            lambda outcome: self._take(turn, outcome),
+            header=header,
+            timeout_ms=settings.suspend_ms + settings.timeout_ms,
+        )
+
+    def restart(self) -> None:
+        """Forgets the pull under way and pulls anew, for the sink was moved."""
+        self._turn += 1
+        self._busy = False
+        self._topic_gone = False
+        self._beyond_end.clear()
+        self.resume()
+
+    def reset(self, offset: int) -> None:
+        """Goes on at an offset that an administrator chose; what is held is given up."""
+        if offset != self._sink.next_offset:
+            _log.warning(
+                "%s: an administrator moved group %s from offset %d to %d",
+                _named(self.queue),
+                self._group,
+                self._sink.next_offset,
+                offset,
+            )
+        self.stopped = False
+        self._backoff_ms = self._corrupt_tries = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(offset, by_admin=True)
+        self.restart()
+
+    def drop(self) -> None:
+        """Ends the loop; what is under way has no effect any more."""
+        self.dropped = True
+
+    def _again(self, delay_ms: int) -> None:
+        turn = self._turn
+
+        def retry() -> None:
+            if turn == self._turn:
+                self._busy = False
+                self.resume()
+
+        self._network.call_later(delay_ms, retry)
+
+    def _take(self, turn: int, outcome: Command | MQMeshError) -> None:
+        if self.dropped or turn != self._turn:
+            return
+        self._counters.pulls += 1
+        try:
+            if isinstance(outcome, MQMeshError):
+                raise outcome
+            answer = decode_header(PullResponse, outcome.header)
+            self._receive(answer, (outcome.body, *outcome.further))
+        except CorruptBatch as error:
+            self._corrupt(error)
+        except StaleGeneration as error:
+            self.drop()
+            if self._on_stale is not None:
+                self._on_stale(error)
+        except MQMeshError as error:
+            self._topic_gone |= isinstance(error, TopicNotFound)
+            self._fail(error)
+
+    def _receive(self, answer: PullResponse, bodies: Sequence[memoryview]) -> None:
+        self.max_offset = answer.max_queue_offset
+        if answer.status != PullStatus.OFFSET_ILLEGAL:
+            self._epochs[self.queue] = answer.epoch
+        if self._topic_gone and answer.status != PullStatus.OFFSET_RESET:
+            self._begin_anew(answer.min_queue_offset)
+            return
+        if answer.status == PullStatus.OFFSET_ILLEGAL:
+            self._wrong_offset(answer)
+            return
+        if answer.status == PullStatus.OFFSET_RESET:
+            self.reset(answer.next_queue_offset)
+            return
+        if answer.status == PullStatus.OFFSET_CUT:
+            self._go_back(answer.next_queue_offset)
+            return
+        if self._beyond_end:
+            self._believe(answer.min_queue_offset)
+            return
+        if answer.status == PullStatus.FOUND:
+            self._take_batches(bodies, answer.next_queue_offset)
+        elif answer.next_queue_offset > self._sink.next_offset:
+            if not self._source.filtered:
+                _log.error(
+                    "%s: the broker lost the messages from offset %d on; going on at %d",
+                    _named(self.queue),
+                    self._sink.next_offset,
+                    answer.next_queue_offset,
+                )
+            self._sink.take([], answer.next_queue_offset, 0)
+        if self._backoff_ms:
+            _log.info("pulls of %s go on", _named(self.queue))
+            self._backoff_ms = 0
+        self._corrupt_tries = 0
+        self.stopped = False
+        self._busy = False
+        self.resume()
+
+    def _take_batches(self, bodies: Sequence[memoryview], next_told: int) -> None:
+        batches: list[PulledBatch] = []
+        wanted = next_offset = self._sink.next_offset
+        size = 0
+        try:
+            for body in bodies:
+                position = 0
+                while position < len(body):
+                    header = check_stored(body, position)
+                    self._check_place(header, next_offset)
+                    if header.next_queue_offset > next_offset:
+                        # The first batch may begin before the offset that was asked for.
+                        first = max(next_offset, header.base_queue_offset)
+                        batch = PulledBatch(self._source, body, position, header, first)
+                        if batch.count:
+                            batches.append(batch)
+                        next_offset = header.next_queue_offset
+                        self._counters.messages += batch.count
+                    position += header.total_size
+                    size += header.total_size
+            if self._source.filtered:
+                next_offset = max(next_offset, next_told)
+        finally:
+            # What stands before a damaged batch is good, so it is taken in any case.
+            if next_offset > wanted:
+                self._sink.take(batches, next_offset, size)
+        if next_offset == wanted:
+            raise RemoteProtocolError(f"{_named(self.queue)}: an answer without the offset asked")
+
+    def _check_place(self, header: BatchHeader, next_offset: int) -> None:
+        # Only a filter may leave something out.
+        is_gap = header.base_queue_offset > next_offset or header.attributes & _SPARSE
+        if header.queue_id != self.queue.queue_id or (is_gap and not self._source.filtered):
+            raise RemoteProtocolError(
+                f"{_named(self.queue)}: a batch of queue {header.queue_id} at offset "
+                f"{header.base_queue_offset} instead of {next_offset}"
+            )
+
+    def _fail(self, error: MQMeshError) -> None:
+        self._counters.failures += 1
+        if not self._backoff_ms:
+            _log.warning("%s cannot be pulled; trying again: %s", _named(self.queue), error)
+        delay_ms = self._backoff_ms or BACKOFF_MS
+        self._backoff_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+        self._again(max(delay_ms, getattr(error, "retry_after_ms", 0)))
+
+    def _corrupt(self, error: CorruptBatch) -> None:
+        self._counters.corrupt_batches += 1
+        self._corrupt_tries += 1
+        where = f"{_named(self.queue)}, offset {self._sink.next_offset}"
+        if self._corrupt_tries < CORRUPT_TRIES:
+            _log.warning("damaged batch at %s; asking again: %s", where, error)
+            self._again(BACKOFF_MS)
+            return
+        if not self.stopped:
+            _log.error(
+                "damaged batch at %s, %d times; the queue is stopped, nothing is skipped: %s",
+                where,
+                self._corrupt_tries,
+                error,
+            )
+        self.stopped = True
+        self._again(STOPPED_RETRY_MS)
+
+    def _begin_anew(self, min_queue_offset: int) -> None:
+        # Its offsets count other messages: where we were may lie in the middle of them.
+        _log.warning(
+            "%s: the topic was deleted and made anew; going on at %d, its first message",
+            _named(self.queue),
+            min_queue_offset,
+        )
+        self._backoff_ms = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(min_queue_offset)
+        self.restart()
+
+    def _go_back(self, offset: int) -> None:
+        # What we hold is lost at the broker, and others stand in its place, or will.
+        self._counters.offsets_moved += 1
+        _log.error(
+            "%s: the broker lost messages before offset %d, where we were; going on at %d",
+            _named(self.queue),
+            self._sink.next_offset,
+            offset,
+        )
+        self._backoff_ms = self._corrupt_tries = 0
+        if self._on_reset is not None:
+            self._on_reset()
+        self._sink.move(offset, by_admin=True)
+        self.restart()
+
+    def _wrong_offset(self, answer: PullResponse) -> None:
+        wanted = self._sink.next_offset
+        where = f"{_named(self.queue)}: offset {wanted}"
+        self._counters.offsets_moved += 1
+        if wanted < answer.min_queue_offset:
+            _log.warning(
+                "%s is gone; going on at %d, the first that the broker holds",
+                where,
+                answer.min_queue_offset,
+            )
+            self._sink.move(answer.min_queue_offset)
+            self._again(0)
+            return
+        self._beyond_end.append(answer.max_queue_offset)
+        _log.warning("%s lies behind the end, %d", where, answer.max_queue_offset)
+        if len(self._beyond_end) < BEYOND_END_TRIES:
+            self._again(BEYOND_END_RETRY_MS)
+        else:
+            self._believe(answer.min_queue_offset)
+
+    def _believe(self, min_queue_offset: int) -> None:
+        # A broker that lost its tail fills the lost offsets with other messages, perhaps before
+        # we ask again. To repeat some is allowed, to skip one is not: so the lowest end that it
+        # ever told of is where we go on.
+        end = max(min(self._beyond_end), min_queue_offset)
+        _log.error(
+            "%s: the broker lost messages before offset %d, where we were; going on at %d",
+            _named(self.queue),
+            self._sink.next_offset,
+            end,
+        )
+        self._beyond_end.clear()
+        self._sink.move(end)
+        self._again(0)
+
+
+def _named(queue: MessageQueue) -> str:
+    return f"{queue.topic}:{queue.broker_name}:{queue.queue_id}"

@@ -1,0 +1,319 @@
+"""The way of pulls through filter servers: finds them, uploads the filter, and pulls.
+
+A pull loop takes it for its network. Whatever goes wrong comes back as the outcome of the
+pull, which the loop makes again; so a filter server may come, go and move at any time.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    EndpointUnreachable,
+    FilterFailed,
+    FilterUnknown,
+    MQMeshError,
+    NoPermission,
+    TransportError,
+)
+from mqmesh.filtering.python_filter import PythonFilter
+from mqmesh.host import host_id
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.filters import (
+    FilterServerInfo,
+    GetFilterServerRequest,
+    UploadFilterRequest,
+)
+from mqmesh.protocol.route import BrokerAddress
+from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
+from mqmesh.transport.client import CommandClient, OnDone
+
+FIND_TIMEOUT_MS: Final = 3_000
+CONNECT_MS: Final = 1_000
+"""Who cannot be connected to in this time has gone; the broker knows who came after it."""
+UPLOAD_TIMEOUT_MS: Final = 15_000
+"""A filter server starts a process and loads the filter before it answers."""
+
+OnReady = Callable[[MQMeshError | None], None]
+Connect = Callable[[BrokerAddress, Callable[[bool], None]], CommandClient]
+
+_log = logging.getLogger(__name__)
+
+
+class Network(Protocol):
+    """What is needed of the client's engine."""
+
+    def request(
+        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """Calls once, not before ``delay_ms``."""
+
+
+class _Way:
+    """The network of one queue's pulls."""
+
+    def __init__(self, link: "FilterLink", queue: MessageQueue) -> None:
+        self._link = link
+        self._queue = queue
+
+    def request(
+        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        self._link.request(self._queue, code, on_done, header=header, timeout_ms=timeout_ms)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._link.network.call_later(delay_ms, callback)
+
+
+class FilterLink:
+    """One filter of one subscription, on the filter servers of all its brokers.
+
+    For the engine's thread, but for ``decided`` and ``errors``, which any thread may read.
+
+    Args:
+        group: Consumer group.
+        wanted: The filter.
+        network: The client's engine, for what brokers are asked.
+        connect: Connects to a filter server; told the address and whom to tell of breaks.
+
+    Attributes:
+        decided: Set once it is known whether the filter works.
+        errors: Why it does not at present, by queue.
+        network: As above.
+    """
+
+    def __init__(
+        self, group: str, wanted: PythonFilter, network: Network, connect: Connect
+    ) -> None:
+        self.decided = threading.Event()
+        self.errors: dict[MessageQueue, BrokerError] = {}
+        self.network = network
+        self._group = group
+        self._wanted = wanted
+        self._connect = connect
+        self._clients: dict[str, CommandClient] = {}
+        self._waiting: dict[str, list[OnReady]] = {}
+        self._told: type[BrokerError] | None = None
+        self._closed = False
+
+    def way(self, queue: MessageQueue) -> _Way:
+        """The network for the pulls of a queue."""
+        return _Way(self, queue)
+
+    def request(
+        self, queue: MessageQueue, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
+    ) -> None:
+        """Asks the filter server of a queue's broker; the outcome goes to ``on_done``."""
+        broker_name = queue.broker_name
+
+        def answered(client: CommandClient, outcome: Command | MQMeshError) -> None:
+            if isinstance(outcome, FilterUnknown | TransportError):
+                # It was restarted, moved, or forgot us; the pull is made again.
+                self._forget(broker_name, client)
+            self._note(queue, outcome if isinstance(outcome, MQMeshError) else None)
+            on_done(outcome)
+
+        def ready(error: MQMeshError | None) -> None:
+            client = self._clients.get(broker_name)
+            if error is None and client is None:
+                error = EndpointUnreachable(f"the filter server of {broker_name} is gone again")
+            if error is None and client is not None:
+                try:
+                    client.request(
+                        code, partial(answered, client), header=header, timeout_ms=timeout_ms
+                    )
+                    return
+                except MQMeshError as failure:
+                    error = failure
+            assert error is not None
+            self._note(queue, error)
+            on_done(error)
+
+        self._reach(broker_name, ready)
+
+    def close(self) -> None:
+        """Closes all connections; pulls under way end with an error."""
+        self._closed = True
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
+    # ---- Getting there -----------------------------------------------------------------
+
+    def _reach(self, broker_name: str, on_ready: OnReady) -> None:
+        if self._closed:
+            closed = ClientClosed("the subscription was given up")
+            self.network.call_later(0, lambda: on_ready(closed))
+            return
+        if broker_name in self._clients and broker_name not in self._waiting:
+            on_ready(None)
+            return
+        waiting = self._waiting.setdefault(broker_name, [])
+        waiting.append(on_ready)
+        if len(waiting) > 1:
+            return
+        self.network.request(
+            broker_name,
+            RequestCode.GET_FILTER_SERVER,
+            partial(self._found, broker_name),
+            header=encode_header(GetFilterServerRequest(self._group)),
+            timeout_ms=FIND_TIMEOUT_MS,
+        )
+
+    def _found(self, broker_name: str, outcome: Command | MQMeshError) -> None:
+        try:
+            if isinstance(outcome, MQMeshError):
+                raise outcome
+            if self._closed:
+                raise ClientClosed("the subscription was given up")
+            info = decode_header(FilterServerInfo, outcome.header)
+            client = self._connect(info.address, partial(self._connection, broker_name))
+            old = self._clients.pop(broker_name, None)
+            self._clients[broker_name] = client
+            if old is not None:
+                old.close()
+            client.request(
+                RequestCode.REGISTER_MESSAGE_FILTER_CLASS,
+                partial(self._uploaded, broker_name, client),
+                self._wanted.source.encode(),
+                header=encode_header(UploadFilterRequest(self._group, self._wanted.filter_id)),
+                timeout_ms=UPLOAD_TIMEOUT_MS,
+            )
+        except MQMeshError as error:
+            self._tell(broker_name, error)
+        else:
+            self.network.call_later(CONNECT_MS, partial(self._check, broker_name, client))
+
+    def _check(self, broker_name: str, client: CommandClient) -> None:
+        if not client.connected:
+            self._forget(broker_name, client)
+
+    def _uploaded(
+        self, broker_name: str, client: CommandClient, outcome: Command | MQMeshError
+    ) -> None:
+        if isinstance(outcome, MQMeshError):
+            self._forget(broker_name, client)
+            self._tell(broker_name, outcome)
+        else:
+            self.decided.set()
+            self._tell(broker_name, None)
+
+    def _tell(self, broker_name: str, error: MQMeshError | None) -> None:
+        for on_ready in self._waiting.pop(broker_name, []):
+            on_ready(error)
+
+    def _connection(self, broker_name: str, up: bool) -> None:
+        client = self._clients.get(broker_name)
+        if not up and client is not None:
+            self._forget(broker_name, client)
+
+    def _forget(self, broker_name: str, client: CommandClient) -> None:
+        if self._clients.get(broker_name) is client:
+            del self._clients[broker_name]
+        client.close()
+
+    def _note(self, queue: MessageQueue, error: MQMeshError | None) -> None:
+        if error is None:
+            self.errors.pop(queue, None)
+            if not self.errors:
+                self._told = None
+        elif isinstance(error, FilterFailed | NoPermission):
+            self.errors[queue] = error
+            if self._told is not type(error):
+                self._told = type(error)
+                _log.error("group %s, %s waits for its filter: %s", self._group, queue, error)
+        else:
+            return  # what passes by itself is no news to the user
+        self.decided.set()
+
+
+class FilterLinks:
+    """The filters of one consumer, by topic; those that are in Python.
+
+    For the engine's thread, but for ``errors`` and ``check``.
+
+    Args:
+        group: Consumer group.
+        client: Its engine.
+        network: What asks brokers.
+    """
+
+    def __init__(self, group: str, client: ClientEngine, network: Network) -> None:
+        self._group = group
+        self._client = client
+        self._network = network
+        self._links: dict[str, FilterLink] = {}
+
+    def choose(self, topic: str, wanted: PythonFilter | None) -> None:
+        """A topic gets another filter, or None in Python."""
+        old = self._links.pop(topic, None)
+        if old is not None:
+            old.close()
+        if wanted is not None:
+            self._links[topic] = FilterLink(self._group, wanted, self._network, self._connect)
+
+    def way(self, queue: MessageQueue) -> Network:
+        """The network for the pulls of a queue."""
+        link = self._links.get(queue.topic)
+        return self._network if link is None else link.way(queue)
+
+    def errors(self, assigned: Iterable[MessageQueue]) -> dict[str, MQMeshError]:
+        """Why filters do not work at present, by topic; from any thread.
+
+        Args:
+            assigned: The queues that the consumer has.
+        """
+        found: dict[str, MQMeshError] = {}
+        for queue in assigned:
+            link = self._links.get(queue.topic)
+            error = None if link is None else link.errors.get(queue)
+            if error is not None:
+                found.setdefault(queue.topic, error)
+        return found
+
+    def check(self, assigned: Iterable[MessageQueue], timeout_s: float) -> None:
+        """Waits until it is known whether filters work; from other threads.
+
+        Args:
+            assigned: The queues that the consumer has.
+            timeout_s: How long to wait at most.
+
+        Raises:
+            NoPermission: Filters in Python are not allowed.
+            FilterFailed: A filter cannot be loaded.
+        """
+        queues = list(assigned)
+        deadline = time.monotonic() + timeout_s
+        for topic in {queue.topic for queue in queues}:
+            link = self._links.get(topic)
+            if link is not None:
+                link.decided.wait(max(deadline - time.monotonic(), 0))
+        for error in self.errors(queues).values():
+            if isinstance(error, NoPermission) or not getattr(error, "retry_after_ms", 0):
+                raise error
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for topic in list(self._links):
+            self.choose(topic, None)
+
+    def _connect(
+        self, address: BrokerAddress, on_connection: Callable[[bool], None]
+    ) -> CommandClient:
+        client = self._client
+        own_host = host_id() if client.options.use_ipc else None
+        endpoint = choose_endpoint(address, own_host)
+        try:
+            return CommandClient(client.context, client.loop, endpoint, on_connection=on_connection)
+        except Exception as error:
+            raise EndpointUnreachable(f"cannot connect to {endpoint}: {error}") from error

@@ -1,0 +1,281 @@
+"""What consumers have to do: messages in portions, and those who call listeners for them.
+
+Work lies in portions, and workers share a portion's iterator: taking the next message is
+one indivisible step under Python, so there is no lock for each message, and a message
+whose listener hangs holds up nobody as long as another thread is free.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import length_hint
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import StoredMessage
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.listening.consume_result import Cause, Listener
+from mqmesh.units import MAX_OFFSET
+
+PORTION_MESSAGES: Final = 256
+"""A portion has at least so many if there are, and more only for one call."""
+
+OnBroken = Callable[[PulledBatch, Span, CorruptBatch], None]
+"""Takes over the messages of a batch that cannot be decoded."""
+
+
+class QueueWork:
+    """One queue's side of the work.
+
+    Args:
+        listener: Whom the messages are for.
+        batch_size: How many a call gets at most.
+        on_progress: Called by a worker now and then, when messages of the queue were done.
+        on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
+        in_order: What stands behind such a batch must not be called either.
+
+    Attributes:
+        revoked: The queue was given away; what was not begun will not be.
+    """
+
+    __slots__ = ("batch_size", "in_order", "listener", "on_broken", "on_progress", "revoked")
+
+    def __init__(
+        self,
+        listener: Listener,
+        batch_size: int,
+        on_progress: Callable[[], None],
+        on_broken: OnBroken,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        self.listener = listener
+        self.in_order = in_order
+        self.batch_size = batch_size
+        self.on_progress = on_progress
+        self.on_broken = on_broken
+        self.revoked = False
+
+
+class Portion:
+    """Messages that workers take from one after the other. Used under the workers' lock.
+
+    Args:
+        work: The queue they belong to.
+        source: Batches, or messages that failed before, in order.
+        span: Where their states are kept.
+        attempt: How often they have failed.
+
+    Attributes:
+        calls: What is still to be begun: messages, or lists of them when a call gets several;
+            taking the next one needs no lock.
+        call_count: About how many there were at first.
+    """
+
+    __slots__ = ("_items", "_source", "attempt", "call_count", "calls", "span", "work")
+
+    def __init__(
+        self,
+        work: QueueWork,
+        source: list[PulledBatch] | list[StoredMessage],
+        span: Span,
+        attempt: int = 0,
+    ) -> None:
+        count = sum(item.count if isinstance(item, PulledBatch) else 1 for item in source)
+        self._source: list[PulledBatch] | list[StoredMessage] | None = source
+        self._items: list[StoredMessage] | list[list[StoredMessage]] = []
+        self.calls: Iterator[StoredMessage | list[StoredMessage]] = iter(self._items)
+        self.call_count = -(-count // work.batch_size)
+        self.work = work
+        self.span = span
+        self.attempt = attempt
+
+    @property
+    def used_up(self) -> bool:
+        """True when every call was begun."""
+        return self._source is None and not length_hint(self.calls)
+
+    @property
+    def calls_begun(self) -> int:
+        """About how many calls were begun."""
+        return 0 if self._source is not None else self.call_count - length_hint(self.calls)
+
+    def waiting(self) -> list[int]:
+        """Queue offsets of what was not begun; of a first try the first one stands for all."""
+        if self._source is not None:
+            source: Sequence[PulledBatch | StoredMessage | list[StoredMessage]] = self._source
+        else:
+            left = length_hint(self.calls)
+            source = self._items[len(self._items) - left :] if left else []
+        if not self.attempt:
+            source = source[:1]
+        offsets: list[int] = []
+        for item in source:
+            if isinstance(item, PulledBatch):
+                offsets.append(item.first)
+            else:
+                messages = item if isinstance(item, list) else [item]
+                offsets += [message.queue_offset for message in messages]
+        return offsets
+
+    def open(self) -> None:
+        """Decodes the messages, unless that was done."""
+        if self._source is None:
+            return
+        source, self._source = self._source, None
+        messages: list[StoredMessage] = []
+        for item in source:
+            if not isinstance(item, PulledBatch):
+                messages.append(item)
+                continue
+            try:
+                found = item.decode()
+            except CorruptBatch as error:
+                self.work.on_broken(item, self.span, error)
+                if self.work.in_order:
+                    break
+                continue
+            if len(found) < item.count:
+                self._mark_unwanted(item, found)
+            messages += found
+        size = self.work.batch_size
+        if size == 1:
+            self._items = messages
+        else:
+            self._items = [messages[at : at + size] for at in range(0, len(messages), size)]
+        self.calls = iter(self._items)
+
+    def revoke(self) -> None:
+        """What was not begun will not be; from any thread."""
+        self._source = None
+        self._items.clear()  # a list's iterator ends where its list does
+
+    def _mark_unwanted(self, batch: PulledBatch, found: list[StoredMessage]) -> None:
+        unwanted = set(range(batch.first, batch.end))
+        unwanted.difference_update(message.queue_offset for message in found)
+        for offset in unwanted:
+            self.span.mark(offset, offset, DONE)
+
+
+def park(span: Span, messages: list[StoredMessage]) -> list[StoredMessage]:
+    """Parks messages whose call failed.
+
+    Returns:
+        Those that are still the worker's: none that were taken from it, being late.
+    """
+    base, states = span.base, span.states
+    own = [message for message in messages if states[message.queue_offset - base] == OPEN]
+    for message in own:
+        span.mark(message.queue_offset, message.queue_offset, PARKED)
+    return own
+
+
+class Waiting(msgspec.Struct):
+    """Messages of a queue that no worker has begun.
+
+    Attributes:
+        first: All from this queue offset on.
+        again: Queue offsets of those before that wait for a further try.
+    """
+
+    first: int = MAX_OFFSET
+    again: frozenset[int] = frozenset()
+
+
+def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
+    """What was not begun of each queue that has something left.
+
+    Args:
+        portions: Those that workers will take from.
+    """
+    found: dict[QueueWork, Waiting] = {}
+    for portion in portions:
+        offsets = portion.waiting()
+        if not offsets:
+            continue
+        waiting = found.setdefault(portion.work, Waiting())
+        if portion.attempt:
+            waiting.again |= frozenset(offsets)
+        else:
+            waiting.first = min(waiting.first, offsets[0])
+    return found
+
+
+def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> Iterator[Portion]:
+    """Divides batches into portions."""
+    start, count = 0, 0
+    for at, batch in enumerate(batches):
+        more = batch.count
+        if count >= PORTION_MESSAGES and count + more > work.batch_size:
+            yield Portion(work, batches[start:at], span)
+            start, count = at, 0
+        count += more
+    yield Portion(work, batches[start:], span)
+
+
+class OnFailed(Protocol):
+    """What becomes of messages whose listener failed; called by a worker."""
+
+    def __call__(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        """Sees to it that they come again.
+
+        Args:
+            portion: Which they were part of; their states are ``PARKED``.
+            messages: What the failed call was given.
+            cause: What the listener raised, or ``RECONSUME_LATER``.
+        """
+
+
+class Workers(Protocol):
+    """Those who call listeners."""
+
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+        """Has messages consumed; in the client's own thread.
+
+        Args:
+            work: The queue they belong to.
+            batches: In order, at least one.
+            span: Where the messages' states are kept; all are ``OPEN``.
+        """
+
+    def submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+    ) -> None:
+        """Has messages consumed that failed before; in the client's own thread.
+
+        Args:
+            work: The queue they belong to.
+            messages: In order, at least one.
+            span: Where their states are kept; all are ``OPEN``.
+            attempt: How often they have failed.
+        """
+
+    def revoke(self, work: QueueWork) -> None:
+        """Hands out nothing more of a queue; in the client's own thread."""
+
+    def is_idle(self, work: QueueWork) -> bool:
+        """True when nobody else need wait for what is being done with a queue."""
+        return True
+
+    def when_idle(self, work: QueueWork, callback: Callable[[], None]) -> None:
+        """Calls back in the client's own thread when ``is_idle`` of a revoked queue is true."""
+        callback()
+
+    def follow(self, work: QueueWork, before: QueueWork) -> None:
+        """One work of a queue takes the place of another that was revoked."""
+        return
+
+    def waiting(self) -> dict[QueueWork, Waiting]:
+        """What no worker has begun; in the client's own thread."""
+        return {}
+
+    def close(self, timeout_s: float) -> bool:
+        """Hands out nothing more, and waits for calls that run; also from within a listener.
+
+        Args:
+            timeout_s: How long to wait.
+
+        Returns:
+            False when listeners still run.
+        """

@@ -1,0 +1,214 @@
+"""What becomes of messages whose listener failed, in a group that shares its messages.
+
+They are sent back to their broker, which delivers them again later, to any member, or gives
+them up as dead letters. What cannot be sent back stays here and is tried again: nothing is
+done before the broker says so.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+from mqmesh.errors import CorruptBatch, MQMeshError
+from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import OnFailed, Portion
+from mqmesh.sdk.consumer.listening.local_retry import report_failure
+
+SEND_AGAIN_MS: Final = 5_000
+"""What cannot be sent back, and no listener may try once more, is sent back again after this."""
+
+_log = logging.getLogger(__name__)
+
+
+class Retry(Protocol):
+    """What becomes of messages that were not consumed.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    failures: int
+
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        """Takes over a failed call's messages; called by a worker."""
+
+    def on_undecodable(
+        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+    ) -> None:
+        """Takes over messages that cannot even be read; called by a worker.
+
+        Args:
+            queue: Where they stand.
+            first: Queue offset of the first.
+            end: Queue offset behind the last.
+            span: Where their states are kept.
+            error: What is wrong with them.
+        """
+
+    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+        """Told of a message that is with a listener for too long; in the client's thread.
+
+        Args:
+            queue: Where it stands.
+            offset: Its queue offset.
+            span: Where its state is kept.
+            late_ms: For how long.
+        """
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Called each second; in the client's thread.
+
+        Args:
+            now_ms: Monotonic clock.
+            commit_offsets: How far each queue of this consumer is done.
+        """
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until nothing is under way; not in the client's thread."""
+
+
+class GroupRetry:
+    """Sends failed messages back.
+
+    Args:
+        group: Consumer group.
+        sender: Sends them.
+        call_later: Calls in the client's own thread after so many milliseconds; from any thread.
+        keep: Takes over what cannot be sent back, and has it consumed here once more.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        sender: BackSender,
+        call_later: Callable[[int, Callable[[], None]], object],
+        keep: OnFailed,
+    ) -> None:
+        self.failures = 0
+        self._group = group
+        self._sender = sender
+        self._call_later = call_later
+        self._keep = keep
+
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        """Sends a failed call's messages back; called by a worker."""
+        self.failures += 1
+        report_failure(messages, portion.attempt, cause, "it is sent back for a later try")
+        reason = reason_of(cause)
+        for some in consecutive(messages):
+            self._send_failed(portion, some, cause, reason)
+
+    def on_undecodable(
+        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+    ) -> None:
+        """Sends messages that cannot be read to the dead letters; called by a worker.
+
+        A broker that can read them treats them as any others that failed.
+        """
+        span.mark(first, end - 1, PARKED)
+        _log.error(
+            "%s, offsets %d to %d: messages that cannot be decoded go to %s: %s",
+            queue,
+            first,
+            end - 1,
+            dlq_topic(self._group),
+            error,
+        )
+        self._send_unread(queue, first, end - first, span, reason_of(error))
+
+    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+        """Sends a message back that is with a listener for too long; in the client's thread."""
+        span.mark(offset, offset, PARKED)
+        _log.warning(
+            "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms); "
+            "it is sent back for a later try",
+            queue,
+            offset,
+            late_ms,
+        )
+        reason = f"ConsumeTimeout: with its listener for {late_ms} ms (consume_timeout_ms)"
+        self._send_unread(queue, offset, 1, span, reason)
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing waits here that is not looked after."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until nothing is under way; not in the client's thread."""
+        return self._sender.wait(timeout_s)
+
+    def _send_failed(
+        self,
+        portion: Portion,
+        messages: list[StoredMessage],
+        cause: Cause,
+        reason: str,
+    ) -> None:
+        first, last = messages[0], messages[-1]
+
+        def done(outcome: int | MQMeshError) -> None:
+            if isinstance(outcome, MQMeshError):
+                _log.warning(
+                    "group %s: message %s could not be sent back, it is kept here: %s",
+                    self._group,
+                    first.message_id,
+                    outcome,
+                )
+                self._keep(portion, messages, cause)
+                return
+            portion.span.mark(first.queue_offset, last.queue_offset, DONE)
+            if outcome:
+                _log.warning(
+                    "group %s: message %s is a dead letter now: %s",
+                    self._group,
+                    first.message_id,
+                    reason,
+                )
+            portion.work.on_progress()
+
+        count = last.queue_offset - first.queue_offset + 1
+        self._sender.send(SentBack(first.message_queue, first.queue_offset, count, reason, done))
+
+    def _send_unread(
+        self, queue: MessageQueue, first: int, count: int, span: Span, reason: str
+    ) -> None:
+        def send() -> None:
+            self._sender.send(SentBack(queue, first, count, reason, done))
+
+        def done(outcome: int | MQMeshError) -> None:
+            if isinstance(outcome, MQMeshError):
+                _log.warning("%s, offset %d: could not be sent back: %s", queue, first, outcome)
+                self._call_later(SEND_AGAIN_MS, send)
+            else:
+                span.mark(first, first + count - 1, DONE)
+
+        send()
+
+
+def reason_of(cause: Cause) -> str:
+    """Why a call failed, in the words that travel with the messages."""
+    if cause is ConsumeResult.RECONSUME_LATER:
+        return "the listener answered RECONSUME_LATER"
+    kind = type(cause)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(cause)
+    except Exception:
+        return name  # a user's exception may fail even at this
+    return f"{name}: {text}".encode(errors="replace").decode() if text else name
+
+
+def consecutive(messages: list[StoredMessage]) -> Iterator[list[StoredMessage]]:
+    """Divides messages of a queue where a filter left some out."""
+    start = 0
+    for at in range(1, len(messages) + 1):
+        if at == len(messages) or messages[at].queue_offset != messages[at - 1].queue_offset + 1:
+            yield messages[start:at]
+            start = at

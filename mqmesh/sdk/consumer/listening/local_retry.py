@@ -1,0 +1,138 @@
+"""What becomes of messages that were not consumed and are nobody else's: they wait here.
+
+They hold back what the group commits of their queue, but not the messages behind them.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, Span
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
+
+RETRY_DELAYS_MS: Final = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000)
+"""Before each further try; the last one repeats."""
+
+_log = logging.getLogger(__name__)
+
+
+class LocalRetry:
+    """Tries failed messages again after a growing delay, without limit.
+
+    Args:
+        call_later: Calls in the client's own thread after so many milliseconds; from any thread.
+        submit: Has messages consumed, as ``Workers.submit_again``.
+        delays_ms: Before each further try.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[int, Callable[[], None]], object],
+        submit: Callable[[QueueWork, list[StoredMessage], Span, int], None],
+        delays_ms: tuple[int, ...] = RETRY_DELAYS_MS,
+    ) -> None:
+        self.failures = 0
+        self._call_later = call_later
+        self._submit = submit
+        self._delays_ms = delays_ms
+
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        """Plans the next try of a failed call's messages; called by a worker."""
+        self.failures += 1
+        delay_ms = self._delays_ms[min(portion.attempt, len(self._delays_ms) - 1)]
+        then = f"try {portion.attempt + 2} in {delay_ms} ms"
+        report_failure(messages, portion.attempt, cause, then)
+
+        def retry() -> None:
+            if portion.work.revoked:
+                return
+            for message in messages:
+                portion.span.mark(message.queue_offset, message.queue_offset, OPEN)
+            self._submit(portion.work, list(messages), portion.span, portion.attempt + 1)
+
+        self._call_later(delay_ms, retry)
+
+
+class NoRetry:
+    """Broadcasting does not try again: a failed message is reported, and counts as done.
+
+    Attributes:
+        failures: Calls that failed.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        """Gives up a failed call's messages; called by a worker."""
+        self.failures += 1
+        report_failure(
+            messages, portion.attempt, cause, "BROADCASTING does not try again", wanted=False
+        )
+        for message in messages:
+            portion.span.mark(message.queue_offset, message.queue_offset, DONE)
+
+    def on_undecodable(
+        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+    ) -> None:
+        """Gives up messages that cannot be read; called by a worker."""
+        _log.error(
+            "%s, offsets %d to %d: messages that cannot be decoded are passed over: %s",
+            queue,
+            first,
+            end - 1,
+            error,
+        )
+        span.mark(first, end - 1, DONE)
+
+    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+        """Reports a message that is with a listener for too long; in the client's thread."""
+        _log.warning(
+            "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms)",
+            queue,
+            offset,
+            late_ms,
+        )
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing waits."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Nothing is ever under way."""
+        return True
+
+
+def report_failure(
+    messages: list[StoredMessage],
+    attempt: int,
+    cause: Cause,
+    then: str,
+    *,
+    wanted: bool = True,
+) -> None:
+    """Logs that a listener failed.
+
+    Args:
+        messages: What its call was given.
+        attempt: How often they have failed here before.
+        cause: What it raised, or ``RECONSUME_LATER``.
+        then: What comes next.
+        wanted: A listener that asks for a later try gets one, so that is no news.
+    """
+    first = messages[0]
+    what = f"message {first.message_id}" + (f" and {n} more" if (n := len(messages) - 1) else "")
+    where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
+    told = (
+        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
+    )
+    # One trace is enough: the same failure may repeat for hours.
+    trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
+    asked = cause is ConsumeResult.RECONSUME_LATER and wanted
+    level = logging.DEBUG if asked else logging.WARNING
+    _log.log(level, "%s (%s) %s; %s", what, where, told, then, exc_info=trace)

@@ -1,0 +1,216 @@
+"""One queue that is consumed in order: what is called next, and what a failure means.
+
+No socket, no thread, no clock of its own; the worker that has the queue asks ``next_call`` and
+tells the outcome. Everything else is told to it by its service, under the service's lock.
+
+A message that fails stands still with all behind it, and is tried again. So the listener sees
+the messages of a queue in their order, each at least once, and none before those in front of it
+are done, or dead letters.
+"""
+
+import enum
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from mqmesh.errors import CorruptBatch
+from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, Listener
+from mqmesh.sdk.consumer.listening.consume_work import OnBroken, Portion, QueueWork
+
+NO_LIMIT: Final = -1
+
+_log = logging.getLogger(__name__)
+
+
+class QueueState(enum.Enum):
+    """What an ordered queue is doing."""
+
+    IDLE = enum.auto()
+    """Nothing to do."""
+    READY = enum.auto()
+    """Waits for a worker."""
+    RUNNING = enum.auto()
+    """A worker has it; nobody else may."""
+    SUSPENDED = enum.auto()
+    """A message failed; it goes on after a while."""
+    HALTED = enum.auto()
+    """The lock cannot be relied on; it goes on when the broker confirms it."""
+    LEAVING_MESSAGE = enum.auto()
+    """A message is on its way to the dead letters; as busy as ``RUNNING``."""
+
+
+BUSY: Final = frozenset({QueueState.RUNNING, QueueState.LEAVING_MESSAGE})
+
+
+class MayBegin(Protocol):
+    """Permission to begin a message."""
+
+    def holds(self) -> bool:
+        """True when a message of the queue may be begun now."""
+
+
+class Always(MayBegin):
+    """Nobody else can have the queue: every member reads all queues."""
+
+    def holds(self) -> bool:
+        return True
+
+
+class Failure(enum.Enum):
+    """What becomes of a message that failed."""
+
+    SUSPEND = enum.auto()
+    """It is tried again after a while, and what is behind it waits."""
+    DEAD_LETTER = enum.auto()
+    """It has failed too often."""
+
+
+class OrderlyQueue(QueueWork):
+    """One queue's side of ordered work.
+
+    Args:
+        listener: Whom the messages are for.
+        batch_size: How many a call gets at most.
+        on_progress: Called by a worker now and then, when messages of the queue were done.
+        on_broken: Called by a worker when a batch cannot be decoded; nothing behind it is called.
+        lease: Asked before each call.
+        max_reconsume_times: A message that failed so often and fails again becomes a dead
+            letter; ``NO_LIMIT`` for never.
+
+    Attributes:
+        state: See ``QueueState``; under the service's lock.
+        portions: What is to be consumed, in order.
+        on_idle: Told when the worker that has the queue has done with it.
+        current: What is being called, or failed and will be called again.
+        attempt: How often it failed.
+    """
+
+    __slots__ = (
+        "_broken",
+        "_max_times",
+        "_span",
+        "attempt",
+        "current",
+        "lease",
+        "on_idle",
+        "portions",
+        "state",
+    )
+
+    def __init__(
+        self,
+        listener: Listener,
+        batch_size: int,
+        on_progress: Callable[[], None],
+        on_broken: OnBroken,
+        lease: MayBegin,
+        max_reconsume_times: int = NO_LIMIT,
+    ) -> None:
+        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
+            self._broken = True
+            on_broken(batch, span, error)
+
+        super().__init__(listener, batch_size, on_progress, broken, in_order=True)
+        self.lease = lease
+        self.state = QueueState.IDLE
+        self.portions: deque[Portion] = deque()
+        self.on_idle: list[Callable[[], None]] = []
+        self.current: list[StoredMessage] | None = None
+        self.attempt = 0
+        self._max_times = max_reconsume_times
+        self._span: Span | None = None
+        self._broken = False
+
+    @property
+    def begun_offset(self) -> int:
+        """Queue offset behind what is being called; 0 when nothing is."""
+        current = self.current
+        return 0 if current is None else current[-1].queue_offset + 1
+
+    @property
+    def has_more(self) -> bool:
+        """True when there is something to call; under the service's lock."""
+        if self.current is not None:
+            return True
+        if self._broken:
+            # What stands before the damage, in the same portion, is still to be called.
+            return bool(self.portions) and not self.portions[0].used_up
+        while self.portions and self.portions[0].used_up:
+            self.portions.popleft()
+        return bool(self.portions)
+
+    def next_call(self) -> list[StoredMessage] | None:
+        """What to call the listener with now, by the worker that has the queue.
+
+        Returns:
+            None when there is nothing, or nothing may be begun.
+        """
+        if self.revoked or not self.lease.holds():
+            return None
+        while self.current is None and self.portions:
+            portion = self.portions[0]
+            portion.open()
+            item = next(portion.calls, None)
+            if item is None:
+                if self._broken:
+                    return None
+                self.portions.popleft()
+                self.on_progress()
+                continue
+            self.current = item if isinstance(item, list) else [item]
+            self._span = portion.span
+        return self.current
+
+    def succeed(self) -> None:
+        """What was called is done, and what stands behind it is next."""
+        assert self.current is not None
+        assert self._span is not None
+        self._span.mark(self.current[0].queue_offset, self.current[-1].queue_offset, DONE)
+        self.current = None
+        self.attempt = 0
+
+    def fail(self, cause: Cause) -> Failure:
+        """What was called failed."""
+        assert self.current is not None
+        first = self.current[0]
+        spent = 0 <= self._max_times <= max(m.reconsume_times for m in self.current)
+        _report(first, len(self.current), self.attempt, cause, spent)
+        self.attempt += 1
+        if spent:
+            return Failure.DEAD_LETTER
+        for message in self.current:
+            times = {PROPERTY_RECONSUME_TIMES: str(message.reconsume_times + 1)}
+            message.properties = {**(message.properties or {}), **times}
+        return Failure.SUSPEND
+
+    def clear(self) -> None:
+        """Gives everything up, when no worker has it."""
+        self.portions.clear()
+        self.current = None
+
+
+def _report(first: StoredMessage, count: int, attempt: int, cause: Cause, spent: bool) -> None:
+    what = f"message {first.message_id}" + (f" and {count - 1} more" if count > 1 else "")
+    where = f"{first.info.topic}:{first.broker_name}:{first.queue_id}, offset {first.queue_offset}"
+    told = (
+        "failed with an exception" if isinstance(cause, BaseException) else "is to come again later"
+    )
+    then = "it goes to the dead letters" if spent else "its queue waits, and it is tried again"
+    # One trace is enough: the same failure may repeat for hours.
+    trace = cause if isinstance(cause, BaseException) and attempt == 0 else None
+    wanted = cause is ConsumeResult.RECONSUME_LATER and not spent
+    level = logging.DEBUG if wanted else logging.WARNING
+    _log.log(
+        level,
+        "%s (%s) %s, for the %dth time; %s",
+        what,
+        where,
+        told,
+        attempt + 1,
+        then,
+        exc_info=trace,
+    )

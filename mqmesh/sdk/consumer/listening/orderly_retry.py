@@ -1,0 +1,170 @@
+"""What becomes of messages that were not consumed, where messages are consumed in order.
+
+Nothing is passed over: a failure keeps its queue waiting. Only with ``max_reconsume_times``
+a message that failed too often becomes a dead letter, and only with that or
+``dead_letter_undecodable`` what nobody can decode.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptBatch, MQMeshError
+from mqmesh.message import MessageQueue, StoredMessage
+from mqmesh.protocol.retries import TO_DEAD_LETTERS
+from mqmesh.sdk.consumer.fetching.process_queue import Span
+from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
+from mqmesh.sdk.consumer.listening.consume_result import Cause
+from mqmesh.sdk.consumer.listening.consume_work import Portion
+from mqmesh.sdk.consumer.listening.group_retry import Retry, consecutive, reason_of
+from mqmesh.sdk.consumer.listening.orderly_service import ToDeadLetters
+
+TELL_MS: Final = 60_000
+"""A queue that waits for ever is told of again and again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Unreadable(msgspec.Struct):
+    """Messages that cannot be decoded and keep their queue waiting.
+
+    Attributes:
+        first: Queue offset of the first.
+        end: Queue offset behind the last.
+        error: What is wrong with them.
+        told_ms: When the log was told last, monotonic; -1 for never.
+        is_leaving: They are on their way to the dead letters.
+    """
+
+    first: int
+    end: int
+    error: CorruptBatch
+    told_ms: int = -1
+    is_leaving: bool = False
+
+
+class OrderlyRetry(Retry):
+    """Looks after queues that wait; failed calls are the service's own affair.
+
+    Args:
+        sender: Sends dead letters.
+        gives_up: Messages that cannot be decoded become dead letters, when all before them are
+            done.
+        pass_over: Lets a queue go on at an offset; in the client's thread.
+
+    Attributes:
+        failures: Always 0: the service counts them.
+    """
+
+    def __init__(
+        self,
+        sender: BackSender,
+        gives_up: bool,
+        pass_over: Callable[[MessageQueue, int], None],
+    ) -> None:
+        self.failures = 0
+        self._sender = sender
+        self._gives_up = gives_up
+        self._pass_over = pass_over
+        self._unreadable: dict[MessageQueue, Unreadable] = {}
+
+    def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
+        raise AssertionError("what fails in order is not taken out of it")
+
+    def on_undecodable(
+        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+    ) -> None:
+        self._unreadable[queue] = Unreadable(first, end, error)
+
+    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+        _log.warning(
+            "%s: the message at offset %d is not done after %d ms (consume_timeout_ms)",
+            queue,
+            offset,
+            late_ms,
+        )
+
+    def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
+        for queue, one in list(self._unreadable.items()):
+            offset = commit_offsets.get(queue)
+            if offset is None or offset > one.first:
+                del self._unreadable[queue]  # somebody else has it, or moved it
+            elif offset == one.first and not one.is_leaving:
+                if self._gives_up:
+                    self._bury(queue, one)
+                elif one.told_ms < 0 or now_ms - one.told_ms >= TELL_MS:
+                    one.told_ms = now_ms
+                    _report_unreadable(queue, one)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._sender.wait(timeout_s)
+
+    def _bury(self, queue: MessageQueue, one: Unreadable) -> None:
+        one.is_leaving = True
+        _log.error(
+            "%s, offsets %d to %d: messages that cannot be decoded go to the dead letters: %s",
+            queue,
+            one.first,
+            one.end - 1,
+            one.error,
+        )
+
+        def done(outcome: int | MQMeshError) -> None:
+            one.is_leaving = False
+            if isinstance(outcome, MQMeshError):
+                _log.warning("%s: they could not be sent there yet: %s", queue, outcome)
+            elif self._unreadable.get(queue) is one:
+                del self._unreadable[queue]
+                self._pass_over(queue, one.end)
+
+        reason, count = reason_of(one.error), one.end - one.first
+        self._sender.send(SentBack(queue, one.first, count, reason, done, TO_DEAD_LETTERS))
+
+
+def _report_unreadable(queue: MessageQueue, one: Unreadable) -> None:
+    _log.error(
+        "%s waits at offset %d: messages %d to %d cannot be decoded, and in order nothing is "
+        "passed over (dead_letter_undecodable); move the group's offset to %d to go on without "
+        "them: %s",
+        queue,
+        one.first,
+        one.first,
+        one.end - 1,
+        one.end,
+        one.error,
+    )
+
+
+def to_dead_letters(sender: BackSender) -> ToDeadLetters:
+    """How messages that failed too often in order become dead letters.
+
+    Args:
+        sender: Sends them.
+    """
+
+    def send(
+        messages: list[StoredMessage],
+        cause: Cause,
+        on_done: Callable[[bool], None],
+    ) -> None:
+        groups = list(consecutive(messages))
+        outcomes: list[int | MQMeshError] = []
+
+        def done(outcome: int | MQMeshError) -> None:
+            outcomes.append(outcome)
+            if len(outcomes) == len(groups):
+                failed = [one for one in outcomes if isinstance(one, MQMeshError)]
+                for error in failed:
+                    _log.warning("dead letters of %s: %s", messages[0].message_queue, error)
+                on_done(not failed)
+
+        reason = reason_of(cause)
+        for some in groups:
+            queue, first = some[0].message_queue, some[0].queue_offset
+            times = max(message.reconsume_times for message in some)
+            back = SentBack(queue, first, len(some), reason, done, TO_DEAD_LETTERS, times)
+            sender.send(back)
+
+    return send

@@ -1,0 +1,243 @@
+"""Where a consumer's offsets are kept: at the brokers, for a group that shares its messages."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.locking import LockEntry, UnlockBatchRequest
+from mqmesh.protocol.pulling import (
+    MAX_OFFSETS_PER_REQUEST,
+    ConsumerOffsets,
+    QueryConsumerOffsetRequest,
+    QueueOffsetEntry,
+    UpdateConsumerOffsetRequest,
+)
+from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.sdk.consumer.memberships import Memberships
+
+REQUEST_TIMEOUT_MS: Final = 3_000
+
+OnFetched = Callable[[dict[MessageQueue, int] | MQMeshError], None]
+OnCommitted = Callable[[MQMeshError | None], None]
+
+_log = logging.getLogger(__name__)
+
+
+class OffsetStore(Protocol):
+    """Keeps the offsets of a group; used in the client's own thread."""
+
+    claiming: bool
+    epochs: dict[MessageQueue, int]
+    """Of each queue, the epoch of its broker's log in which this member's place is right."""
+
+    def open(self) -> None:
+        """Makes it usable; from any thread, once.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+
+    def close(self) -> None:
+        """Ends its use; from any thread."""
+
+    def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        """Looks up committed offsets.
+
+        Args:
+            broker_name: Broker group that all the queues are on.
+            queues: What to look up.
+            on_done: Told the offset of each queue, -1 where none was ever committed.
+        """
+
+    def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        """Looks up committed offsets of queues that this member was given, and begins to read.
+
+        Args:
+            broker_name, queues, on_done: As for ``fetch``.
+        """
+
+    def release(self, queues: list[MessageQueue]) -> None:
+        """This member does not read some queues any more; nobody waits for the outcome."""
+
+    def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
+        """Commits offsets that differ from what was committed last.
+
+        Args:
+            offsets: By queue, the next offset to read.
+            on_done: Told once, when all is committed, or the first error.
+        """
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue was given away: what was committed last is not known any more."""
+
+    def forget_broker(self, broker_name: str) -> None:
+        """A broker came back, perhaps without the last commits."""
+
+
+class BrokerOffsets(OffsetStore):
+    """Offsets kept by the brokers.
+
+    Args:
+        group: Consumer group.
+        client_id: This member.
+        network: The client's engine.
+        memberships: What brokers say of this member.
+
+    Attributes:
+        claiming: The queues are divided among members, so brokers are told who has which, and
+            commits carry the generation. False for queues assigned by hand.
+    """
+
+    def __init__(
+        self, group: str, client_id: str, network: Network, memberships: Memberships
+    ) -> None:
+        self.claiming = True
+        self.epochs = {}
+        self._memberships = memberships
+        self._group = group
+        self._client_id = client_id
+        self._network = network
+        self._committed: dict[MessageQueue, int] = {}
+
+    def open(self) -> None:
+        """Nothing to do: brokers are asked when the time comes."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def fetch(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        self._ask(broker_name, queues, "", on_done, begins=False)
+
+    def claim(self, broker_name: str, queues: list[MessageQueue], on_done: OnFetched) -> None:
+        client_id = self._client_id if self.claiming else ""
+        self._ask(broker_name, queues, client_id, on_done, begins=True)
+
+    def release(self, queues: list[MessageQueue]) -> None:
+        if not self.claiming:
+            return
+        by_broker: dict[str, list[LockEntry]] = defaultdict(list)
+        for queue in queues:
+            by_broker[queue.broker_name].append(LockEntry(queue.topic, queue.queue_id))
+        for broker_name, entries in by_broker.items():
+            for start in range(0, len(entries), MAX_OFFSETS_PER_REQUEST):
+                some = entries[start : start + MAX_OFFSETS_PER_REQUEST]
+                self._network.request(
+                    broker_name,
+                    RequestCode.UNLOCK_BATCH_MQ,
+                    _report_release,
+                    header=encode_header(UnlockBatchRequest(self._group, self._client_id, some)),
+                    timeout_ms=REQUEST_TIMEOUT_MS,
+                )
+
+    def _ask(
+        self,
+        broker_name: str,
+        queues: list[MessageQueue],
+        client_id: str,
+        on_done: OnFetched,
+        *,
+        begins: bool,
+    ) -> None:
+        header = encode_header(QueryConsumerOffsetRequest(self._group, _entries(queues), client_id))
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                on_done(answer)
+                return
+            try:
+                offsets_found = decode_header(ConsumerOffsets, answer.header)
+                found = offsets_found.queues
+                if len(found) != len(queues):
+                    raise RemoteProtocolError(f"{len(found)} offsets for {len(queues)} queues")
+            except RemoteProtocolError as error:
+                on_done(error)
+                return
+            offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
+            self._committed.update({q: at for q, at in offsets.items() if at >= 0})
+            for queue, one in zip(queues, found, strict=True):
+                if begins or queue not in self.epochs:
+                    self.epochs[queue] = one.epoch
+            if client_id:
+                self._memberships.on_claim(queues, offsets_found.generation)
+            on_done(offsets)
+
+        self._network.request(
+            broker_name,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            done,
+            header=header,
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+    def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
+        by_broker: dict[str, list[MessageQueue]] = defaultdict(list)
+        for queue, offset in offsets.items():
+            if self._committed.get(queue) != offset:
+                by_broker[queue.broker_name].append(queue)
+        requests = [
+            (broker_name, queues[start : start + MAX_OFFSETS_PER_REQUEST])
+            for broker_name, queues in by_broker.items()
+            for start in range(0, len(queues), MAX_OFFSETS_PER_REQUEST)
+        ]
+        outcomes: list[MQMeshError | None] = []
+
+        def done(error: MQMeshError | None) -> None:
+            outcomes.append(error)
+            if len(outcomes) == len(requests):
+                on_done(next((one for one in outcomes if one is not None), None))
+
+        if not requests:
+            on_done(None)
+        for broker_name, queues in requests:
+            self._send(broker_name, {queue: offsets[queue] for queue in queues}, done)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._committed.pop(queue, None)
+
+    def forget_broker(self, broker_name: str) -> None:
+        kept = {q: at for q, at in self._committed.items() if q.broker_name != broker_name}
+        self._committed = kept
+
+    def _send(
+        self, broker_name: str, offsets: dict[MessageQueue, int], on_done: OnCommitted
+    ) -> None:
+        header = encode_header(
+            UpdateConsumerOffsetRequest(
+                self._group,
+                self._client_id,
+                [
+                    QueueOffsetEntry(q.topic, q.queue_id, at, self.epochs.get(q, 0))
+                    for q, at in offsets.items()
+                ],
+                self._memberships.generation(broker_name) if self.claiming else 0,
+            )
+        )
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                on_done(answer)
+            else:
+                self._committed.update(offsets)
+                on_done(None)
+
+        self._network.request(
+            broker_name,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            done,
+            header=header,
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+
+def _report_release(answer: Command | MQMeshError) -> None:
+    if isinstance(answer, MQMeshError):
+        _log.info("queues were not given back: %s", answer)
+
+
+def _entries(queues: Iterable[MessageQueue]) -> list[QueueOffsetEntry]:
+    return [QueueOffsetEntry(queue.topic, queue.queue_id) for queue in queues]

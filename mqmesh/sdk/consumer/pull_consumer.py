@@ -1,0 +1,592 @@
+"""Consumes when the application asks for it."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar, Unpack
+
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    ConfigError,
+    CorruptBatch,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    OffsetIllegal,
+    UndecodableMessages,
+)
+from mqmesh.message import MessageQueue, StoredMessage, check_number, check_topic, describe
+from mqmesh.protocol.pulling import QueueBoundsResponse
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
+from mqmesh.sdk.consumer.assigned import Assigned
+from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
+from mqmesh.sdk.consumer.consumer_options import (
+    PullConsumerKeywords,
+    PullConsumerOptions,
+    check_consumer_group,
+)
+from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer, PollOrder
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.units import MAX_OFFSET, MIB
+
+NEW_TOPIC_MS: Final = 500
+NEW_TOPIC_STEP_MS: Final = 20
+
+_T = TypeVar("_T")
+_OnDone = Callable[[_T | MQMeshError], None]
+_log = logging.getLogger(__name__)
+
+
+class PullConsumer:
+    """Gives messages to the application when it polls.
+
+    Either ``subscribe`` to topics, whose queues are then shared with the other members of
+    the group, or ``assign`` queues. One thread polls at a time; everything else may be called
+    from any thread::
+
+        with PullConsumer("audit") as consumer:
+            consumer.subscribe("orders")
+            while True:
+                for message in consumer.poll():
+                    print(message.body)
+
+    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done.
+
+    Args:
+        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        strategy: Divides queues among members: ``average``, ``average_by_circle``,
+            ``consistent_hash``, ``machine_room``, or a strategy of
+            ``mqmesh.sdk.consumer.rebalance``.
+        client: Settings of the connection.
+        options: Fields of ``PullConsumerOptions``, by name.
+
+    Raises:
+        InvalidArgument: A name or an option is out of bounds.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        strategy: AllocateStrategy | str = "average",
+        client: ClientOptions | None = None,
+        **options: Unpack[PullConsumerKeywords],
+    ) -> None:
+        self.group = check_consumer_group(group)
+        self.options = make_options(PullConsumerOptions, options, "consumer option")
+        self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
+            self.group,
+            client_options(client, namesrv_addr),
+            self.options,
+            allocate_strategy(strategy),
+            self._make_sink,
+        )
+        # What polls need, under a lock of their own: the engine's tables are its thread's.
+        self._changed = threading.Condition()
+        self._buffers: dict[MessageQueue, FetchBuffer] = {}
+        self._order = PollOrder()
+        self._mode = ""
+        self._state = "new"
+        self._hook: Callable[[], None] | None = None
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, and waits until the first queues are there; further calls do nothing.
+
+        Raises:
+            ClientClosed: After ``close``.
+            ConfigError: The offset file of a broadcasting consumer cannot be used.
+            NoPermission: Brokers do not allow a filter in Python.
+            FilterFailed: A filter in Python cannot be loaded.
+        """
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed; make a new one")
+        if self._state == "new":
+            try:
+                self._engine.open()
+            except ConfigError:
+                self.close()
+                raise
+            self._state = "running"
+            try:
+                self._engine.start()
+            except BrokerError:
+                self.close()
+                raise
+
+    def close(self, *, unfinished: bool = False) -> None:
+        """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
+
+        Args:
+            unfinished: What the last poll returned was not worked on and shall come again.
+        """
+        if self._state == "closed":
+            return
+        running, self._state = self._state == "running", "closed"
+        with self._changed:
+            if self.options.auto_commit and not unfinished:
+                self._ack()
+            self._arrived()  # whoever polls finds the consumer closed
+        if running:
+            self._engine.close(lambda: None)
+        else:
+            self._engine.client.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(unfinished=error is not None)
+
+    # ---- Which queues ----------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: Wanted = "*") -> None:
+        """Takes part in a topic; before or after ``start``.
+
+        Args:
+            topic: Topic; it need not exist yet.
+            expression: Tags joined by ``||``, ``*`` for all messages, a
+                ``MessageSelector``, or a ``PythonFilter``.
+
+        Raises:
+            InvalidArgument: The topic's name or the expression is illegal, or queues were
+                assigned before.
+            ClientClosed: After ``close``.
+        """
+        check_topic(topic)
+        selector = as_selector(expression)
+        self._choose_mode("subscribe")
+        self._do(lambda: self._engine.subscribe(topic, selector))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        self._do(lambda: self._engine.unsubscribe(topic))
+
+    def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Takes these queues and no others, whoever else is in the group.
+
+        Once started, it waits until they can be polled.
+
+        Raises:
+            InvalidArgument: Topics were subscribed to before.
+            ClientClosed: After ``close``.
+            RequestTimeout: The client's thread does not answer.
+        """
+        wanted = list(queues)
+        for queue in wanted:
+            check_topic(queue.topic)
+        self._choose_mode("assign")
+        if self._state == "new":
+            self._engine.assign(wanted)
+            return
+
+        def assign(done: _OnDone[bool]) -> None:
+            self._engine.assign(wanted)
+            done(True)
+
+        self._call(assign)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._state == "closed" or all(map(self._is_ready, wanted)),
+                self.options.start_timeout_ms / 1_000,
+            )
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic, sorted, whoever reads them.
+
+        A topic that is not known is asked for again for a moment: name servers learn of a new
+        one up to 100 ms later.
+
+        Raises:
+            NoRoute: The topic is not known, or no name server answers.
+            ClientClosed: Before ``start``, or after ``close``.
+        """
+        self._check_running()
+        client, timeout_ms = self._engine.client, self.options.request_timeout_ms
+        check_topic(topic)
+        give_up = time.monotonic() + NEW_TOPIC_MS / 1_000
+        while True:
+            try:
+                client.wait_route(topic, timeout_ms)
+                return list(client.routes.subscribe_queues(topic))
+            except NoRoute:
+                if time.monotonic() >= give_up:
+                    raise
+            with self._changed:
+                self._changed.wait(NEW_TOPIC_STEP_MS / 1_000)
+            self._check_running()
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that this member has at present, sorted."""
+        return sorted(self._engine.assigned.copy())
+
+    # ---- Messages --------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int = 1_000, max_messages: int | None = None) -> list[StoredMessage]:
+        """Waits for messages.
+
+        Args:
+            timeout_ms: How long at most; 0 looks and does not wait.
+            max_messages: How many at most, in place of ``pull_batch_size``.
+
+        Returns:
+            What has come, in order for each queue; nothing if none came in time.
+
+        Raises:
+            InvalidArgument: ``max_messages`` is not positive.
+            ClientClosed: Before ``start``, or after ``close``.
+            UndecodableMessages: The next messages of a queue cannot be decoded. Each time it is
+                that queue's turn, until ``seek`` passes them over; other queues go on.
+        """
+        self._check_running()
+        most = self.options.pull_batch_size if max_messages is None else max_messages
+        if most < 1:
+            raise InvalidArgument(f"max_messages must be at least 1, not {most}")
+        deadline = time.monotonic() + timeout_ms / 1_000
+        with self._changed:
+            self._check_running()  # whoever closes before this wakes nobody
+            if self.options.auto_commit:
+                self._ack()
+            found = self._order.poll(self._buffers, most)
+            while not found:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return []
+                self._changed.wait(remaining)
+                self._check_running()
+                found = self._order.poll(self._buffers, most)
+        self._pull_on()
+        return found
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Lets polls pass over queues, all by default, until ``resume``.
+
+        Raises:
+            InvalidArgument: A queue is not assigned.
+        """
+        self._set_paused(queues, True)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Ends ``pause``.
+
+        Raises:
+            InvalidArgument: A queue is not assigned.
+        """
+        self._set_paused(queues, False)
+
+    # ---- Places in a queue -----------------------------------------------------------
+
+    def position(self, queue: MessageQueue) -> int:
+        """Queue offset of the next message that a poll returns.
+
+        Raises:
+            InvalidArgument: The queue is not assigned.
+        """
+        return self._buffer(queue).position
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on at an offset.
+
+        Args:
+            queue: An assigned queue.
+            offset: From the queue's first message to behind its last.
+
+        Raises:
+            InvalidArgument: The queue is not assigned, or the offset is no int.
+            OffsetIllegal: The queue does not reach there.
+            MQMeshError: The broker could not be asked.
+        """
+        self._buffer(queue)
+        if type(offset) is not int:
+            raise InvalidArgument(f"offset of {queue} must be an int, not {describe(offset)}")
+        bounds = self._bounds(queue)
+        if not bounds.min_queue_offset <= offset <= bounds.max_queue_offset:
+            raise OffsetIllegal(
+                f"offset {offset} of {queue} is not within {bounds.min_queue_offset} and "
+                f"{bounds.max_queue_offset}"
+            )
+        self._move(queue, offset)
+
+    def seek_to_begin(self, *queues: MessageQueue) -> None:
+        """Goes on at the first message of queues, all assigned ones by default.
+
+        Raises:
+            MQMeshError: As ``seek``.
+        """
+        for queue in self._chosen(queues):
+            self._move(queue, self._bounds(queue).min_queue_offset)
+
+    def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Goes on behind the last message of queues, all assigned ones by default.
+
+        Raises:
+            MQMeshError: As ``seek``.
+        """
+        for queue in self._chosen(queues):
+            self._move(queue, self._bounds(queue).max_queue_offset)
+
+    def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
+        """Goes on at the first message stored at or after a time.
+
+        Args:
+            timestamp_ms: Milliseconds since 1970.
+            queues: All assigned ones by default.
+
+        Raises:
+            MQMeshError: As ``seek``.
+        """
+        for queue in self._chosen(queues):
+            self._move(queue, self.offset_of_time(queue, timestamp_ms))
+
+    def offset_of_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Queue offset of the first message stored at or after a time; the end if none.
+
+        Raises:
+            InvalidArgument: That is no time.
+            MQMeshError: The broker could not be asked.
+        """
+        check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
+
+        def ask(done: _OnDone[int]) -> None:
+            self._engine.positions.find_time(queue, timestamp_ms, done)
+
+        return self._call(ask)
+
+    def lag(self, *queues: MessageQueue) -> dict[MessageQueue, int]:
+        """Messages between ``position`` and the end of queues, all assigned ones by default.
+
+        Raises:
+            InvalidArgument: A queue is not assigned.
+            MQMeshError: A broker could not be asked.
+        """
+        return {
+            queue: max(self._bounds(queue).max_queue_offset - self.position(queue), 0)
+            for queue in self._chosen(queues)
+        }
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commits, and waits until it is done.
+
+        Args:
+            offsets: The next offset to read of each queue; by default what polls returned so
+                far is done.
+
+        Raises:
+            InvalidArgument: A queue is not assigned, or its offset is none; nothing was committed.
+            MQMeshError: A broker refused or did not answer; the offsets are tried again with
+                the next commit.
+        """
+        chosen = self._chosen(tuple(offsets or ()))
+        self.acknowledge(offsets)
+
+        def commit(done: _OnDone[bool]) -> None:
+            self._engine.commit(chosen, lambda error: done(True if error is None else error))
+
+        self._call(commit)
+
+    def acknowledge(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Says what is done, as ``commit`` does, and leaves it to later commits to tell brokers.
+
+        Raises:
+            InvalidArgument: A queue is not assigned, or its offset is none.
+        """
+        for queue, offset in (offsets or {}).items():
+            self._buffer(queue)
+            check_number(f"offset of {queue}", offset, MAX_OFFSET)
+        with self._changed:
+            if offsets is None:
+                self._ack()
+                return
+            for queue, offset in offsets.items():
+                self._buffer(queue).acknowledge(offset)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group committed of a queue; None if it never did.
+
+        Raises:
+            MQMeshError: The broker could not be asked.
+        """
+
+        def ask(done: _OnDone[dict[MessageQueue, int]]) -> None:
+            self._engine.offsets.fetch(queue.broker_name, [queue], done)
+
+        offset = self._call(ask)[queue]
+        return None if offset < 0 else offset
+
+    # ---- How it goes -----------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str:
+        """How brokers know this member."""
+        return self._engine.client.client_id
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """Why filters in Python do not work at present, by topic; their queues wait."""
+        return self._engine.filters.errors(self._engine.assigned.copy())
+
+    @property
+    def counters(self) -> PullCounters:
+        """What happened to the pulls so far."""
+        return self._engine.counters
+
+    def on_arrival(self, hook: Callable[[], None]) -> None:
+        """Has a function called whenever a poll may find something.
+
+        Args:
+            hook: Called in the client's own thread; must return at once.
+        """
+        self._hook = hook
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _choose_mode(self, mode: str) -> None:
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed")
+        if self._mode not in ("", mode):
+            raise InvalidArgument("subscribe and assign exclude each other")
+        self._mode = mode
+
+    def _check_running(self) -> None:
+        if self._state == "running" and self._engine.client.closed:
+            raise ClientClosed("the consumer's thread has ended; see the log")
+        if self._state != "running":
+            raise ClientClosed(
+                "the consumer was closed" if self._state == "closed" else "call start() first"
+            )
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self._state == "new":
+            action()
+        else:
+            self._engine.client.post(action)
+
+    def _call(self, function: Callable[[_OnDone[_T]], None]) -> _T:
+        self._check_running()
+        return self._engine.client.call(function, self.options.request_timeout_ms)
+
+    def _ack(self) -> None:
+        for buffer in self._buffers.values():
+            buffer.acked = buffer.position
+
+    def _make_sink(self, queue: MessageQueue, start: int) -> FetchBuffer:
+        options = self.options
+
+        def broken(batch: PulledBatch, error: CorruptBatch) -> UndecodableMessages:
+            self._engine.counters.corrupt_batches += 1
+            told = UndecodableMessages(
+                f"messages {batch.first} to {batch.end - 1} of {queue} cannot be decoded; "
+                f"seek({batch.end}) passes them over: {error}",
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                queue_offset=batch.first,
+                next_offset=batch.end,
+            )
+            _log.error("%s", told)
+            return told
+
+        limits = FlowLimits(
+            messages=options.pull_threshold_for_queue,
+            size_bytes=options.pull_threshold_size_for_queue * MIB,
+        )
+        with self._changed:
+            gone = [other for other, one in self._buffers.items() if one.dropped]
+            for other in gone:
+                del self._buffers[other]
+            buffer = self._buffers[queue] = FetchBuffer(
+                start, limits, self._changed, self._arrived, broken
+            )
+            self._changed.notify_all()
+        return buffer
+
+    def _arrived(self) -> None:
+        self._changed.notify_all()
+        if self._hook is not None:
+            self._hook()
+
+    def _buffer(self, queue: MessageQueue) -> FetchBuffer:
+        self._check_running()
+        if not self._is_ready(queue):
+            raise InvalidArgument(f"{queue} is not assigned to this consumer")
+        return self._buffers[queue]
+
+    def _is_ready(self, queue: MessageQueue) -> bool:
+        buffer = self._buffers.get(queue)
+        return buffer is not None and not buffer.dropped
+
+    def _chosen(self, queues: tuple[MessageQueue, ...]) -> list[MessageQueue]:
+        for queue in queues:
+            self._buffer(queue)
+        with self._changed:
+            return list(queues) or [q for q, one in self._buffers.items() if not one.dropped]
+
+    def _bounds(self, queue: MessageQueue) -> QueueBoundsResponse:
+        def ask(done: _OnDone[QueueBoundsResponse]) -> None:
+            self._engine.positions.find_bounds(queue, done)
+
+        return self._call(ask)
+
+    def _move(self, queue: MessageQueue, offset: int) -> None:
+        def move(done: _OnDone[bool]) -> None:
+            one = self._engine.assigned.get(queue)
+            if one is None or one.sink is None or one.loop is None:
+                done(InvalidArgument(f"{queue} is not assigned to this consumer"))
+                return
+            one.sink.move(offset)
+            one.loop.restart()
+            done(True)
+
+        self._call(move)
+
+    def _set_paused(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
+        chosen = self._chosen(queues)
+        with self._changed:
+            for queue in chosen:
+                self._buffers[queue].paused = paused
+            self._changed.notify_all()
+
+        def change() -> None:
+            for queue in chosen:
+                one = self._engine.assigned.get(queue)
+                if one is not None and one.loop is not None:
+                    one.loop.paused = paused
+                    one.loop.resume()
+
+        self._engine.client.post(change)
+
+    def _pull_on(self) -> None:
+        waiting: list[Assigned[FetchBuffer]] = [
+            one
+            for one in self._engine.assigned.copy().values()
+            if one.loop is not None and one.loop.waiting_for_room
+        ]
+
+        def resume() -> None:
+            for one in waiting:
+                if one.loop is not None:
+                    one.loop.resume()
+
+        if waiting:
+            self._engine.client.post(resume)

@@ -1,0 +1,500 @@
+"""Consumes by calling a listener."""
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+from mqmesh.errors import (
+    BrokerError,
+    ClientClosed,
+    ConfigError,
+    CorruptBatch,
+    InvalidArgument,
+    MQMeshError,
+)
+from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
+from mqmesh.protocol.membership import MessageModel
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
+from mqmesh.sdk.client.run import run
+from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
+from mqmesh.sdk.consumer.consumer_options import (
+    PushConsumerKeywords,
+    PushConsumerOptions,
+    check_consumer_group,
+)
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, Span
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
+from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink
+from mqmesh.sdk.consumer.listening.back_sender import BackSender
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import Listener, is_coroutine_function
+from mqmesh.sdk.consumer.listening.consume_service import ConsumeService
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, Workers
+from mqmesh.sdk.consumer.listening.group_retry import GroupRetry, Retry
+from mqmesh.sdk.consumer.listening.local_retry import LocalRetry, NoRetry
+from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
+from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
+from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService, OrderlyWorkers
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+
+WATCH_INTERVAL_MS: Final = 1_000
+SENT_BACK_S: Final = 0.5
+"""How long a consumer that closes waits for brokers to take what was sent back."""
+TOLD: Final = -1
+"""In place of the time since when a message is with the listener."""
+
+_log = logging.getLogger(__name__)
+
+
+class PushSink(QueueSink):
+    """The messages of one queue on their way through the listener.
+
+    Args:
+        start: Queue offset to begin at.
+        options: Settings of the consumer.
+        service: The workers.
+        make_work: Makes the queue's side of the work.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        options: PushConsumerOptions,
+        service: Workers,
+        make_work: Callable[[], QueueWork],
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._make_work = make_work
+        self._process = ProcessQueue(start, options.flow_limits())
+        self._work = make_work()
+        self._since_ms: dict[int, int] = {}
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset to pull next."""
+        return self._process.next_offset
+
+    def has_room(self) -> bool:
+        """True when more may be pulled; from any thread."""
+        return self._process.has_room()
+
+    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
+        """Takes what was pulled and has it consumed."""
+        span = self._process.add(batches, next_offset, size_bytes)
+        if span is not None:
+            self._service.submit(self._work, batches, span)
+
+    def move(self, offset: int, *, by_admin: bool = False) -> None:
+        """Goes on at another offset; what was held is given up."""
+        before, self._work = self._work, self._make_work()
+        self._service.revoke(before)
+        self._service.follow(self._work, before)
+        self._process = ProcessQueue(offset, self._options.flow_limits())
+        self._since_ms.clear()
+
+    def commit_offset(self) -> int:
+        """All before this queue offset is done."""
+        return self._process.commit_offset()
+
+    def held(self) -> int:
+        """Messages that are not done."""
+        return self._process.held()[0]
+
+    def drop(self) -> None:
+        """Hands out nothing more."""
+        self._service.revoke(self._work)
+
+    def is_idle(self) -> bool:
+        """True when no listener is at work that others must wait for."""
+        return self._service.is_idle(self._work)
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Calls back when ``is_idle`` is true, after ``drop``."""
+        self._service.when_idle(self._work, callback)
+
+    def overdue(self, now_ms: int, waiting: dict[QueueWork, Waiting]) -> list[tuple[int, Span]]:
+        """Messages that are with the listener for longer than ``consume_timeout_ms``.
+
+        Args:
+            now_ms: Monotonic clock.
+            waiting: What no worker has begun.
+
+        Returns:
+            Queue offsets, each told once, and where the states are kept.
+        """
+        left = waiting.get(self._work, Waiting())
+        if isinstance(self._work, OrderlyQueue):
+            left = Waiting(self._work.begun_offset)
+        begun = self._process.open_before(left.first, left.again)
+        self._since_ms = {offset: self._since_ms.get(offset, now_ms) for offset, _ in begun}
+        timeout_ms = self._options.consume_timeout_ms
+        late = [one for one in begun if 0 <= self._since_ms[one[0]] <= now_ms - timeout_ms]
+        for offset, _ in late:
+            self._since_ms[offset] = TOLD
+        return late
+
+
+class PushConsumer:
+    """Calls a listener with the messages of its topics, on several threads.
+
+    The members of a group share the queues of a topic. A message is done when the listener
+    returns. If it raises, or returns ``ConsumeResult.RECONSUME_LATER``, the message comes again
+    to a member of the group, after 10 s, 30 s, 1 minute and so on; what failed after
+    ``max_reconsume_times`` of these retries is a dead letter in ``%DLQ%<group>``. After a crash
+    some messages come again, so a listener must bear repeats::
+
+        def on_messages(messages):
+            for message in messages:
+                print(message.body)
+
+        consumer = PushConsumer("audit")
+        consumer.subscribe("orders", listener=on_messages)
+        consumer.run()  # or start() and close(), or "with"
+
+    Args:
+        group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        strategy: Divides queues among members: ``average``, ``average_by_circle``,
+            ``consistent_hash``, ``machine_room``, or a strategy of
+            ``mqmesh.sdk.consumer.rebalance``.
+        client: Settings of the connection.
+        options: Fields of ``PushConsumerOptions``, by name.
+
+    Raises:
+        InvalidArgument: A name or an option is out of bounds.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        strategy: AllocateStrategy | str = "average",
+        client: ClientOptions | None = None,
+        **options: Unpack[PushConsumerKeywords],
+    ) -> None:
+        self.group = check_consumer_group(group)
+        self.options = make_options(PushConsumerOptions, options, "consumer option")
+        self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
+            self.group,
+            client_options(client, namesrv_addr),
+            self.options,
+            allocate_strategy(strategy),
+            self._make_sink,
+        )
+        self._back = BackSender(
+            self.group,
+            self._engine,
+            self._call_soon,
+            self.options.most_retries(),
+            self._engine.client.is_unreachable,
+        )
+        self._retry = self._make_retry()
+        self._service = self._make_service()
+        if isinstance(self._service, OrderlyWorkers) and self._is_clustering:
+            self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
+        self._listeners: dict[str, Listener] = {}
+        self._state = "new"
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, and waits until the first queues are there; further calls do nothing.
+
+        Messages sent after it has returned are seen, also by a new group. It returns without
+        queues if brokers cannot be reached within ``start_timeout_ms``, and goes on by itself.
+
+        Raises:
+            ClientClosed: After ``close``.
+            ConfigError: The offset file of a broadcasting consumer cannot be used.
+            NoPermission: Brokers do not allow a filter in Python.
+            FilterFailed: A filter in Python cannot be loaded.
+        """
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed; make a new one")
+        if self._state == "new":
+            try:
+                self._engine.open()
+            except ConfigError:
+                self.close()
+                raise
+            self._state = "running"
+            if self._is_clustering:
+                # Messages of the group that failed come back there.
+                self._engine.subscribe(retry_topic(self.group), "*")
+            self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
+            try:
+                self._engine.start()
+            except BrokerError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Waits for running listeners for a moment, commits and leaves; idempotent."""
+        if self._state == "closed":
+            return
+        running, self._state = self._state == "running", "closed"
+        timeout_s = self.options.close_timeout_ms / 1_000
+
+        def stop_work() -> None:
+            until_s = time.monotonic() + timeout_s
+            if not self._service.close(timeout_s):
+                _log.warning(
+                    "group %s: listeners still run after %s s; their messages will come again",
+                    self.group,
+                    timeout_s,
+                )
+            # What was sent back in time is committed.
+            self._retry.wait(min(max(until_s - time.monotonic(), 0), SENT_BACK_S))
+
+        if running:
+            self._engine.close(stop_work)
+        else:
+            self._service.close(0)
+            self._engine.client.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``, or when the consumer's thread died."""
+        return self._state == "closed" or self._engine.client.closed
+
+    def run(self) -> None:
+        """Starts, consumes until SIGINT or SIGTERM, ends the calls that run, commits and closes.
+
+        For several clients in one process there is ``mqmesh.run``.
+
+        Raises:
+            InvalidArgument: This is not the main thread, where alone signals can be handled.
+            MQMeshError: As for ``start``.
+        """
+        run(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- What to consume -------------------------------------------------------------
+
+    def subscribe(self, topic: str, expression: Wanted = "*", *, listener: Listener) -> None:
+        """Takes part in a topic; before or after ``start``.
+
+        All members of a group must subscribe to the same topics with the same expressions.
+
+        Args:
+            topic: Topic; it need not exist yet.
+            expression: Tags joined by ``||``, ``*`` for all messages, a
+                ``MessageSelector``, or a ``PythonFilter``.
+            listener: Called with 1 to ``consume_message_batch_max_size`` messages of one queue,
+                from several threads at once. They are done when it returns, unless it returns
+                ``ConsumeResult.RECONSUME_LATER``.
+
+        Raises:
+            InvalidArgument: The topic's name or the expression is illegal, or the listener
+                cannot be called, or is a coroutine function.
+            ClientClosed: After ``close``.
+        """
+        check_topic(topic)
+        selector = as_selector(expression)
+        if not callable(listener):
+            raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
+        if is_coroutine_function(listener):
+            raise InvalidArgument(
+                "listener is a coroutine function, which this consumer would not await; "
+                "PushConsumer of mqmesh.aio does"
+            )
+
+        def subscribe() -> None:
+            if self._listeners.get(topic, listener) is not listener:
+                self._engine.unsubscribe(topic)  # what the former one has is given up
+            self._listeners[topic] = listener
+            self._engine.subscribe(topic, selector)
+
+        self._do(subscribe)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Takes no part in a topic any more.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        self._do(lambda: self._engine.unsubscribe(topic))
+
+    # ---- How it goes -----------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str:
+        """How brokers know this member."""
+        return self._engine.client.client_id
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues of its topics that this member has at present, sorted.
+
+        Queues of the group's retry topic are divided, too, but not listed.
+        """
+        own = retry_topic(self.group)
+        return sorted(queue for queue in self._engine.assigned.copy() if queue.topic != own)
+
+    def generation(self, queue: MessageQueue) -> int | None:
+        """In which generation of the group this member was given a queue; None if it has not it.
+
+        In one generation a queue is given to one member; a later one replaces it.
+        """
+        one = self._engine.assigned.get(queue)
+        return one.loop.generation if one is not None and one.loop is not None else None
+
+    @property
+    def filter_errors(self) -> dict[str, MQMeshError]:
+        """Why filters in Python do not work at present, by topic; their queues wait."""
+        return self._engine.filters.errors(self._engine.assigned.copy())
+
+    @property
+    def counters(self) -> PullCounters:
+        """What happened to the pulls so far."""
+        return self._engine.counters
+
+    @property
+    def failures(self) -> int:
+        """Calls of a listener that failed so far."""
+        service = self._service
+        return service.failures if isinstance(service, OrderlyWorkers) else self._retry.failures
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self._state == "closed":
+            raise ClientClosed("the consumer was closed")
+        if self._state == "new":
+            action()
+        else:
+            self._engine.client.post(action)
+
+    @property
+    def _is_clustering(self) -> bool:
+        return self.options.message_model == MessageModel.CLUSTERING
+
+    def _make_service(self) -> Workers:
+        name = f"mqmesh-{self.group}"
+        if self.options.consume_orderly:
+            return OrderlyService(
+                name,
+                self.options.consume_thread_count,
+                self.options.suspend_current_queue_time_ms,
+                self._call_later,
+                to_dead_letters(self._back),
+            )
+        return ConsumeService(
+            name,
+            self.options.consume_thread_count,
+            self._call_later,
+            self._retry.on_failed,
+            self._engine.client.loop,
+        )
+
+    def _make_retry(self) -> Retry:
+        if self.options.consume_orderly:
+            options = self.options
+            gives_up = options.dead_letter_undecodable or options.max_reconsume_times >= 0
+            return OrderlyRetry(self._back, gives_up and self._is_clustering, self._pass_over)
+        if not self._is_clustering:
+            return NoRetry()
+        keep = LocalRetry(self._call_later, self._submit_again)
+        return GroupRetry(self.group, self._back, self._call_later, keep.on_failed)
+
+    def _listener_of(self, topic: str) -> Listener:
+        """The listener of messages that were sent to a topic at first.
+
+        Raises:
+            InvalidArgument: There is none in this member.
+        """
+        listener = self._listeners.get(topic)
+        if listener is None:
+            raise InvalidArgument(
+                f"this member of group {self.group} has no listener for topic {topic}"
+            )
+        return listener
+
+    def _make_retry_listener(self) -> Listener:
+        def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
+            return self._listener_of(messages[0].topic)(messages)
+
+        return listen
+
+    def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
+        batch_size = self.options.consume_message_batch_max_size
+        if queue.topic == retry_topic(self.group):
+            # One by one: so the one that spoilt a call of many is found, and each has its topic.
+            listener, batch_size = self._make_retry_listener(), 1
+        else:
+            listener = self._listeners[queue.topic]
+
+        def progress() -> None:
+            one = self._engine.assigned.get(queue)
+            if one is None or one.loop is None or not one.loop.waiting_for_room:
+                return
+            if one.sink is None or one.sink.has_room():
+                self._call_soon(one.loop.resume)
+
+        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
+            self._engine.counters.corrupt_batches += 1
+            self._retry.on_undecodable(queue, batch.first, batch.end, span, error)
+
+        def work() -> QueueWork:
+            if not self.options.consume_orderly:
+                return QueueWork(listener, batch_size, progress, broken)
+            leases = self._engine.leases
+            lease = Always() if leases is None else leases.lease(queue)
+            limit = self.options.max_reconsume_times if self._is_clustering else NO_LIMIT
+            return OrderlyQueue(listener, batch_size, progress, broken, lease, limit)
+
+        return PushSink(start, self.options, self._service, work)
+
+    def _submit_again(
+        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+    ) -> None:
+        self._service.submit_again(work, messages, span, attempt)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        try:
+            self._engine.client.post(callback)
+        except MQMeshError:
+            _log.debug("group %s is closed", self.group)
+
+    def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        if self._engine.client.loop.in_loop_thread:
+            self._engine.call_later(delay_ms, callback)
+        else:
+            self._call_soon(lambda: self._engine.call_later(delay_ms, callback))
+
+    def _pass_over(self, queue: MessageQueue, offset: int) -> None:
+        one = self._engine.assigned.get(queue)
+        if one is not None and one.sink is not None and one.loop is not None:
+            one.sink.move(offset)
+            one.loop.restart()
+
+    def _watch(self) -> None:
+        now_ms = self._engine.client.loop.clock.monotonic_ms()
+        waiting = self._service.waiting()
+        sinks = self._engine.sinks()
+        for queue, sink in sinks.items():
+            for offset, span in sink.overdue(now_ms, waiting):
+                self._retry.on_overdue(queue, offset, span, self.options.consume_timeout_ms)
+        for one in list(self._engine.assigned.values()):
+            # Messages may be done without a worker: sent back, for one, while their call hangs.
+            if one.loop is not None and one.loop.waiting_for_room:
+                one.loop.resume()
+        self._retry.look(now_ms, {queue: sink.commit_offset() for queue, sink in sinks.items()})
+        self._engine.call_later(WATCH_INTERVAL_MS, self._watch)

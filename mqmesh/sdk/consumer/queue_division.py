@@ -1,0 +1,129 @@
+"""Divides queues among the members of a group: asks a broker who they are, and allocates."""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from mqmesh.errors import GroupNotFound, MQMeshError
+from mqmesh.message import MessageQueue
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.membership import ConsumerList, ConsumerListRequest
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS
+from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.consumer.rebalance_timer import RebalanceTimer
+
+RETRY_MS: Final = 200
+RETRY_MAX_MS: Final = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class Divided(Protocol):
+    """The consumer whose queues are divided."""
+
+    def subscribed(self) -> list[str]:
+        """Topics whose queues are to be divided; none while the consumer closes."""
+
+    def has_queues(self) -> bool:
+        """True while this consumer was given any."""
+
+    def apply(self, topic: str, mine: list[MessageQueue], *, alone: bool) -> None:
+        """Takes the queues of a topic that are ours now, and gives up the others."""
+
+
+class QueueDivision:
+    """One consumer's part in dividing queues; in the client's own thread.
+
+    Args:
+        group: Consumer group.
+        client: The client's engine.
+        strategy: Divides queues among members; None when every member reads all queues.
+        consumer: Whom it is done for.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        client: ClientEngine,
+        strategy: AllocateStrategy | None,
+        consumer: Divided,
+    ) -> None:
+        self._group = group
+        self._client = client
+        self._strategy = strategy
+        self._consumer = consumer
+        self._timer = RebalanceTimer(client.loop.clock, self._call_later, self._run)
+        self._round = 0
+
+    def plan(self, delay_ms: int = 0) -> None:
+        """Divides the queues anew in a moment; many calls make one division."""
+        self._timer.plan(delay_ms)
+
+    def broker_returned(self) -> None:
+        """A broker came back, and perhaps not all members came back to it yet."""
+        self._timer.keep_quiet()
+
+    def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._client.loop.call_later(delay_ms, callback)
+
+    def _run(self) -> None:
+        self._round += 1
+        routes = self._client.routes
+        for topic in self._consumer.subscribed():
+            if self._strategy is None:
+                self._consumer.apply(topic, list(routes.subscribe_queues(topic)), alone=True)
+                continue
+            # The same for all members, so that all see the same list.
+            connected = filter(self._client.is_connected, routes.brokers_of(topic))
+            broker_name = min(connected, default=None)
+            if broker_name is not None:
+                self._ask_members(topic, broker_name, self._strategy)
+
+    def _ask_members(self, topic: str, broker_name: str, strategy: AllocateStrategy) -> None:
+        current = self._round
+
+        def done(answer: Command | MQMeshError) -> None:
+            if current != self._round or topic not in self._consumer.subscribed():
+                return
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                self._divide(topic, decode_header(ConsumerList, answer.header), strategy)
+            except GroupNotFound:
+                self._introduce()
+            except MQMeshError as error:
+                _log.warning("group %s: who the members are is unknown: %s", self._group, error)
+                self.plan(RETRY_MAX_MS)
+
+        self._client.request(
+            broker_name,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            done,
+            header=encode_header(ConsumerListRequest(self._group)),
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+
+    def _introduce(self) -> None:
+        # The broker does not know us (yet, or any more): what we have stays ours until it does.
+        if self._consumer.has_queues():
+            self._timer.keep_quiet()
+        self._client.heartbeat_now()
+        self.plan(RETRY_MS)
+
+    def _divide(self, topic: str, members: ConsumerList, strategy: AllocateStrategy) -> None:
+        own_id, client_ids = self._client.client_id, sorted(members.client_ids)
+        if own_id not in client_ids:
+            self._introduce()
+            return
+        queues = self._client.routes.subscribe_queues(topic)
+        mine: list[MessageQueue] = []
+        if queues:
+            try:
+                mine = strategy.allocate(self._group, own_id, queues, client_ids)
+            except Exception:
+                _log.exception("group %s: the allocation strategy failed", self._group)
+                return
+        self._timer.divided()
+        self._consumer.apply(topic, mine, alone=len(client_ids) == 1)

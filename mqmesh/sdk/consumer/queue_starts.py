@@ -1,0 +1,137 @@
+"""From being given a queue to beginning to read it: its lock, its offset, and patience."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import MQMeshError
+from mqmesh.message import MessageQueue
+from mqmesh.sdk.consumer.offset_store import OffsetStore
+from mqmesh.sdk.consumer.queue_leases import QueueLeases
+from mqmesh.sdk.consumer.start_positions import Position, StartPositions
+
+LOCATE_RETRY_MS: Final = 20
+LOCK_RETRY_MAX_MS: Final = 200
+RETRY_MAX_MS: Final = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class Start(msgspec.Struct, eq=False):
+    """A queue that is to be begun.
+
+    Attributes:
+        queue: Which.
+        tries: To find out where to begin.
+        reported: That they fail.
+    """
+
+    queue: MessageQueue
+    tries: int = 0
+    reported: bool = False
+
+
+class Starter(Protocol):
+    """The consumer whose queues are begun."""
+
+    def is_wanted(self, start: Start) -> bool:
+        """False when the queue was given up, or given up and given again, or all ends."""
+
+    def is_ours(self, queue: MessageQueue) -> bool:
+        """True while the queue is given to this consumer."""
+
+    def begin(self, start: Start, position: Position) -> None:
+        """Begins to read."""
+
+
+class QueueStarts:
+    """The queues of one consumer that it was given and does not read yet.
+
+    Args:
+        consumer: Whose.
+        offsets: Where the group's offsets are kept.
+        positions: Knows where to begin.
+        call_later: Calls once, not before so many ms.
+
+    Attributes:
+        leases: Locks of queues, for a consumer that needs them.
+        leaving: Queues whose former messages are still being worked on here.
+    """
+
+    def __init__(
+        self,
+        consumer: Starter,
+        offsets: OffsetStore,
+        positions: StartPositions,
+        call_later: Callable[[int, Callable[[], None]], None],
+    ) -> None:
+        self.leases: QueueLeases | None = None
+        self.leaving: set[MessageQueue] = set()
+        self._consumer = consumer
+        self._offsets = offsets
+        self._positions = positions
+        self._call_later = call_later
+
+    def plan(self, starts: Iterable[Start], delay_ms: int) -> None:
+        """Sees to it that queues are begun, however long their brokers take."""
+        by_broker: dict[str, list[Start]] = defaultdict(list)
+        for start in starts:
+            by_broker[start.queue.broker_name].append(start)
+        for broker_name, some in by_broker.items():
+            self._plan(broker_name, some, delay_ms)
+
+    def _plan(self, broker_name: str, starts: list[Start], delay_ms: int) -> None:
+        def run() -> None:
+            wanted = [start for start in starts if self._consumer.is_wanted(start)]
+            if self.leases is not None:
+                self._lock(broker_name, wanted, self.leases)
+            elif wanted:
+                self._locate(broker_name, wanted)
+
+        self._call_later(delay_ms, run)
+
+    def _again(self, start: Start, most_ms: int) -> None:
+        delay_ms = min(LOCATE_RETRY_MS << min(start.tries, 10), most_ms)
+        start.tries += 1
+        self._plan(start.queue.broker_name, [start], delay_ms)
+
+    def _lock(self, broker_name: str, starts: list[Start], leases: QueueLeases) -> None:
+        free = {start.queue: start for start in starts if start.queue not in self.leaving}
+        for start in starts:
+            if start.queue in self.leaving:
+                self._again(start, LOCK_RETRY_MAX_MS)
+
+        def locked(granted: list[MessageQueue], refused: list[MessageQueue]) -> None:
+            void = [queue for queue in granted if not self._consumer.is_ours(queue)]
+            if void:
+                leases.forget(void)
+                self._offsets.release(void)
+            mine = [free[queue] for queue in granted if self._consumer.is_wanted(free[queue])]
+            if mine:
+                self._locate(broker_name, mine)
+            for queue in refused:
+                if self._consumer.is_wanted(free[queue]):
+                    self._again(free[queue], LOCK_RETRY_MAX_MS)
+
+        if free:
+            leases.acquire(broker_name, list(free), locked)
+
+    def _locate(self, broker_name: str, starts: list[Start]) -> None:
+        by_queue = {start.queue: start for start in starts}
+
+        def located(queue: MessageQueue, found: Position | MQMeshError) -> None:
+            start = by_queue[queue]
+            if not self._consumer.is_wanted(start):
+                return
+            if isinstance(found, Position):
+                self._consumer.begin(start, found)
+                return
+            if LOCATE_RETRY_MS << min(start.tries, 10) >= RETRY_MAX_MS and not start.reported:
+                start.reported = True
+                _log.warning("%s: where to begin is unknown; asking again: %s", queue, found)
+            self._again(start, RETRY_MAX_MS)
+
+        self._positions.locate(broker_name, list(by_queue), located)

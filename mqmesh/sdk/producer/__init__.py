@@ -1,0 +1,1 @@
+"""Producers: buffer, lanes, sender, the direct path, requests."""

@@ -1,0 +1,129 @@
+"""The shortest way of a single message: from the caller's own thread to the broker and back."""
+
+import logging
+import threading
+from typing import Final
+
+from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.messaging import BatchOutcome, encode_send
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.sender import BatchCodec, read_outcomes
+from mqmesh.transport.busy_poll import BusyPoll
+from mqmesh.transport.channel import BlockingChannel
+
+CLOSE_TIMEOUT_S: Final = 1.0
+"""How long closing waits for a send that was told to give up."""
+
+_log = logging.getLogger(__name__)
+
+
+class DirectPath:
+    """Sends one batch at a time, without the engine's thread; one thread at a time.
+
+    It is taken only to brokers that the engine is connected to, so a broker that is known to
+    be away costs no waiting.
+
+    Args:
+        engine: The client's engine.
+        codec: Encodes the batches.
+        busy_poll_us: See ``ProducerOptions``.
+    """
+
+    def __init__(self, engine: ClientEngine, codec: BatchCodec, busy_poll_us: int) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._busy_poll_us = busy_poll_us
+        self._lock = threading.Lock()
+        self._channels: dict[str, BlockingChannel] = {}
+        self._broken: set[BlockingChannel] = set()
+        self._closed = False
+
+    def enter(self) -> bool:
+        """Takes the path for the calling thread, if it is free; then call ``leave``."""
+        return self._lock.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Frees the path."""
+        self._lock.release()
+
+    def send(self, batch: PendingBatch, endpoint: str, now_ms: int) -> BatchOutcome | MQMeshError:
+        """Sends a batch once and waits for the answer; between ``enter`` and ``leave``.
+
+        Args:
+            batch: Its lane is claimed.
+            endpoint: Where the broker of its queue is.
+            now_ms: By the engine's monotonic clock.
+
+        Returns:
+            What the broker says, or why there is no answer.
+        """
+        timeout_ms = max(batch.deadline_ms - now_ms, 1)
+        try:
+            data = self._codec.encode(batch, self._engine.loop.clock.wall_ms())
+            channel = self._channel(batch.queue.broker_name, endpoint)
+            answer = channel.request(
+                RequestCode.SEND_MESSAGE,
+                *data,
+                header=encode_send(timeout_ms, 1, self._codec.key),
+                timeout_ms=timeout_ms,
+            )
+            return read_outcomes(answer, 1)[0]
+        except ClientClosed as error:
+            if self._closed:
+                return error
+            return EndpointUnreachable(f"the connection to broker {endpoint} broke: {error}")
+        except MQMeshError as error:
+            return error
+        except Exception as error:
+            # The engine's connection may do better.
+            _log.exception("broker %s could not be asked directly", endpoint)
+            return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")
+
+    def interrupt(self, broker_name: str) -> None:
+        """The connection to a broker broke: who waits for its answer gives up; any thread."""
+        channel = self._channels.get(broker_name)
+        if channel is not None:
+            self._broken.add(channel)
+            channel.cancel()
+
+    def close(self, timeout_s: float) -> None:
+        """Closes the connections; from any thread.
+
+        Args:
+            timeout_s: How long a send that is under way may go on.
+        """
+        entered = self._lock.acquire(timeout=timeout_s)
+        self._closed = True
+        if not entered:
+            for channel in list(self._channels.values()):
+                channel.cancel()
+            entered = self._lock.acquire(timeout=CLOSE_TIMEOUT_S)
+        if not entered:
+            # Sockets may not be closed under the thread that uses them.
+            _log.error("a send does not give up its connection")
+            return
+        try:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+        finally:
+            self._lock.release()
+
+    def _channel(self, broker_name: str, endpoint: str) -> BlockingChannel:
+        channel = self._channels.get(broker_name)
+        if channel is None or channel.endpoint != endpoint or channel in self._broken:
+            if channel is not None:
+                self._broken.discard(channel)
+                del self._channels[broker_name]
+                channel.close()
+            if self._closed or self._engine.closed:
+                raise ClientClosed("the producer is closed")
+            channel = BlockingChannel(
+                self._engine.context, endpoint, busy_poll=BusyPoll(self._busy_poll_us)
+            )
+            self._channels[broker_name] = channel
+        if self._closed:
+            channel.cancel()  # it was made after close had looked
+        return channel

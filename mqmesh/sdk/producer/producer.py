@@ -1,0 +1,599 @@
+"""Sends messages."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self, Unpack
+
+from mqmesh.errors import ClientClosed, InvalidArgument
+from mqmesh.message import (
+    Message,
+    MessageQueue,
+    check_group,
+    check_topic,
+    is_system_topic,
+)
+from mqmesh.message_checks import check_messages, is_plain
+from mqmesh.producer_key import new_key
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import Command
+from mqmesh.protocol.membership import HeartbeatRequest
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.client.at_exit import close_at_exit, closed
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.forks import tell_of_forks
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
+from mqmesh.sdk.producer.direct_path import DirectPath
+from mqmesh.sdk.producer.explicit_batch import explicit_batch
+from mqmesh.sdk.producer.fast_send import fast_send
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptions
+from mqmesh.sdk.producer.producer_requests import ProducerRequests
+from mqmesh.sdk.producer.publish_routes import PublishRoutes
+from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
+from mqmesh.sdk.producer.requests import Requests
+from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
+from mqmesh.sdk.producer.send_result import GRACE_MS, OnDone, PendingBatch, SendFuture, SendResult
+from mqmesh.sdk.producer.sender import (
+    GIVE_WAY_BATCH_BYTES,
+    GIVE_WAY_MESSAGES,
+    BatchCodec,
+    Sender,
+)
+from mqmesh.version import VERSION
+
+MAX_TIMEOUT_MS: Final = 600_000
+
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+_WHY_NOT: Final = {
+    "new": "the producer is not started; call start() or use it with 'with'",
+    "closed": "the producer is closed",
+    "dead": "the producer's thread died; the log says why",
+    "forked": "the producer belongs to the process that started it; start one after the fork",
+}
+"""Why a producer in some state does not send."""
+_log = logging.getLogger(__name__)
+
+
+class Producer(ProducerRequests):
+    """Sends messages to any topic. Thread-safe, but not for use in signal handlers.
+
+    A synchronous ``send`` goes straight from the calling thread to the broker. Concurrent
+    and asynchronous sends share batches by themselves: while a request is in flight, what
+    arrives next shares the next one. A broker stores every message once however often its
+    request must be repeated, and messages of one sharding key, or sent to a chosen queue,
+    keep the order of their sends. Messages that may go to any queue are sent to another
+    broker when theirs fails; if the first one had stored them all the same, they are at
+    both, with the same message ids.
+
+    A producer belongs to the process that starts it: start it after ``fork``, not before.
+
+    Args:
+        group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
+        namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
+            commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        client: Settings of the connection.
+        options: Fields of ``ProducerOptions``, by name.
+
+    Raises:
+        InvalidArgument: A name or an option is out of bounds.
+    """
+
+    _options_type: type[ProducerOptions] = ProducerOptions
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        client: ClientOptions | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        self.group = check_group(group)
+        self.options = make_options(self._options_type, options, "producer option")
+        self._client = client_options(client, namesrv_addr)
+        self._make_parts()
+        self._short: Callable[..., SendFuture] | None = None
+        self._life = threading.Lock()
+        self._state = "new"
+        self._is_copy = False
+        tell_of_forks(self)
+
+    def _make_parts(self) -> None:
+        """Makes all that belongs to one process."""
+        self._engine = ClientEngine(
+            self._client,
+            heartbeat=self._heartbeat,
+            on_routes=self._routes_changed,
+            on_command=self._take_command,
+            on_broker=self._broker_changed,
+            on_end=self._ended,
+        )
+        one = self.options
+        self._buffer = SendBuffer(
+            max_bytes=one.buffer_memory_bytes,
+            usual_retries=one.retry_times_when_send_async_failed,
+            max_batch_bytes=one.batch_size_bytes,
+            max_batch_messages=one.batch_messages,
+            clock=self._engine.loop.clock,
+            may_wait=lambda: not self._engine.loop.in_loop_thread,
+        )
+        self._clock_ns = self._engine.loop.clock.monotonic_ns
+        self._timeout_ms = one.send_msg_timeout_ms
+        self._max_message_size = one.max_message_size
+        self._async_retries = one.retry_times_when_send_async_failed
+        self._codec = BatchCodec(new_key(), one.compress_msg_body_over_how_much)
+        self._routes = PublishRoutes(
+            self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
+        )
+        self._topics = self._routes.topics
+        self._sender = Sender(
+            self._engine,
+            self._buffer,
+            self._codec,
+            self._routes,
+            max_in_flight=one.max_requests_in_flight,
+            retry_not_stored=one.retry_another_broker_when_not_store_ok,
+        )
+        self._direct = DirectPath(self._engine, self._codec, one.busy_poll_us)
+        self._requests = Requests(self._engine, one.max_pending_requests)
+        self._commands: dict[int, Callable[[str, Command], None]] = {
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
+        }
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects; further calls do nothing.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        with self._life:
+            if self._state == "new":
+                if self._is_copy:
+                    self._engine.loop.close()  # the parent's; what it was to watch never began
+                    self._make_parts()
+                self._shorten()
+                self._engine.start()
+                self._state = "running"
+                close_at_exit(self)
+        if self._state != "running":
+            self._refuse()
+
+    def close(self) -> None:
+        """Waits up to ``close_timeout_ms`` for sends without an outcome, then closes; idempotent.
+
+        What has no outcome by then ends with ``ClientClosed``, before this returns unless it is
+        called by a callback, and is logged. The end of the program closes what nobody closed.
+        """
+        if self._state == "forked":
+            return  # the parent may have held any lock
+        with self._life:
+            before, self._state = self._state, "closed"
+            self._lengthen()
+        if before == "closed":
+            return
+        patience_s = 0.0
+        if before == "running" and not self._engine.loop.in_loop_thread:
+            timeout_s, began_s = self.options.close_timeout_ms / 1_000, time.monotonic()
+            self._buffer.wait_empty(timeout_s)
+            patience_s = max(began_s + timeout_s - time.monotonic(), 0)
+        self._direct.close(patience_s)
+        self._engine.close()
+        closed(self)
+
+    def on_fork(self) -> None:
+        """This process is a fork, where only a producer that was not started can be used."""
+        if self._state == "new":
+            self._life = threading.Lock()  # a thread of the parent may have had it
+            self._is_copy = True
+            return
+        self._state = "forked"
+        self._lengthen()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- Sending ---------------------------------------------------------------------
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+        wait_store: bool = True,
+    ) -> SendResult:
+        """Sends a message and waits until it is stored.
+
+        Args:
+            message: What to send.
+            queue: The queue to send to.
+            selector: Chooses the queue; called with the queues, the message and ``arg``.
+            arg: For the selector.
+            timeout_ms: In place of ``send_msg_timeout_ms``.
+            wait_store: Wait for disk and slave as the broker's mode says.
+
+        Returns:
+            Where the message is; look at ``status`` if the broker flushes or replicates
+            synchronously.
+
+        Raises:
+            InvalidArgument: The message is illegal, or no queue of its topic was chosen.
+            NoRoute: No broker is known that would take it.
+            SystemBusy: The broker refuses for flow control; not retried.
+            BrokerError: The broker refused otherwise.
+            RequestTimeout, EndpointUnreachable: No answer after all tries; whether the
+                message was stored is unknown, and a repeated call may store it again.
+            ClientClosed: The producer is not running.
+        """
+        self._check_blocking()
+        if not is_plain(message, self._max_message_size):
+            (message,) = check_messages((message,), max_message_size=self._max_message_size)
+        deadline_ms = self._deadline(timeout_ms)
+        topic = self._topic(message.topic, deadline_ms)
+        lane = self._routes.bound_lane(topic, message, queue, selector, arg)
+        bound = lane is not None
+        if lane is None:
+            lane = self._routes.next_lane(topic)
+        retries = self.options.retry_times_when_send_failed
+        batch = self._send_directly(lane, message, deadline_ms, bound, retries, wait_store)
+        if batch is not None:
+            future = SendFuture(batch, 0)
+            return future.result() if batch.outcome else self._await(future, deadline_ms)
+        future = self._append(lane, None, message, deadline_ms, None, retries, bound, wait_store)
+        return self._await(future, deadline_ms)
+
+    def send_async(
+        self,
+        message: Message,
+        on_done: OnDone | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture:
+        """Sends a message without waiting for its outcome.
+
+        Args:
+            message: What to send; must not be changed afterwards.
+            on_done: Called with the future when it is done, in the producer's own thread.
+            queue, selector, arg, timeout_ms: As for ``send``.
+
+        Returns:
+            The future outcome.
+
+        Raises:
+            InvalidArgument, NoRoute, ClientClosed: As for ``send``.
+            QueueFull: No room in the buffer within the timeout; at once in a callback.
+        """
+        if self._state != "running":
+            self._refuse()
+        topic = None
+        if is_plain(message, self._max_message_size):
+            topic = self._topics.get(message.topic)
+            usual = on_done is None and queue is None and selector is None and timeout_ms is None
+            if usual and topic is not None:
+                joined = self._join(topic, message)
+                if joined is not None:
+                    return joined
+        else:
+            (message,) = check_messages((message,), max_message_size=self._max_message_size)
+        deadline_ms = self._deadline(timeout_ms)
+        topic = topic or self._topic(message.topic, deadline_ms)
+        lane = None
+        if message.sharding_key is not None or queue is not None or selector is not None:
+            lane = self._routes.bound_lane(topic, message, queue, selector, arg)
+        bound = lane is not None
+        return self._append(lane, topic, message, deadline_ms, on_done, self._async_retries, bound)
+
+    def send_oneway(self, message: Message, **choice: Unpack[QueueChoice]) -> None:
+        """Sends a message and never tells what became of it; it is not retried.
+
+        Args:
+            message: What to send.
+            choice: ``queue``, ``selector`` and ``arg``, as for ``send``.
+
+        Raises:
+            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
+        """
+        if self._state != "running":
+            self._refuse()
+        (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
+        deadline_ms = self._deadline(None)
+        topic = self._topic(message.topic, deadline_ms)
+        lane = self._routes.bound_lane(topic, message, **choice)
+        # It shares batches with the others, which costs less than a request of its own.
+        self._append(lane, topic, message, deadline_ms, None, 0, lane is not None)
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Sends messages of one topic as one batch, to one queue, and waits for it.
+
+        All of them are stored, side by side, or none.
+
+        Args:
+            messages: At least one; of one topic, and of one sharding key if they have any;
+                delayed all by one level, all to points in time, or not.
+            queue, timeout_ms: As for ``send``.
+
+        Returns:
+            Where the batch is; ``queue_offset`` and ``message_id`` are the first message's.
+
+        Raises:
+            InvalidArgument: Also for messages that do not fit into one batch: over 65,536, or
+                over 16 MiB.
+            MQMeshError: As for ``send``.
+        """
+        self._check_blocking()
+        deadline_ms = self._deadline(timeout_ms)
+        retries = self.options.retry_times_when_send_failed
+        return self._await(
+            self._add_batch(messages, None, queue, deadline_ms, retries), deadline_ms
+        )
+
+    def send_batch_async(
+        self,
+        messages: Sequence[Message],
+        on_done: OnDone | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture:
+        """Sends a batch as ``send_batch`` does, without waiting for its outcome.
+
+        Args:
+            messages, queue, timeout_ms: As for ``send_batch``.
+            on_done: As for ``send_async``.
+
+        Raises:
+            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. What only
+                just does not fit into one batch is told by the future.
+        """
+        if self._state != "running":
+            self._refuse()
+        retries = self.options.retry_times_when_send_async_failed
+        return self._add_batch(messages, on_done, queue, self._deadline(timeout_ms), retries)
+
+    def fetch_publish_queues(
+        self, topic: str, *, timeout_ms: int | None = None
+    ) -> list[MessageQueue]:
+        """The queues that messages of a topic may be sent to.
+
+        Raises:
+            NoRoute, ClientClosed: As for ``send``.
+        """
+        self._check_blocking()
+        return list(self._topic(topic, self._deadline(timeout_ms)).queues)
+
+    def can_send_at_once(self, topic: str) -> bool:
+        """True when ``send_async`` to a topic would not wait for a route or for room.
+
+        Raises:
+            ClientClosed: The producer is not running.
+        """
+        if self._state != "running":
+            self._refuse()
+        return (
+            self._routes.known(topic) is not None
+            and self._buffer.pending_bytes < self.options.buffer_memory_bytes
+        )
+
+    def wait_until_can_send(self, topic: str) -> None:
+        """Waits for a topic's route and for room, up to ``send_msg_timeout_ms``.
+
+        Raises:
+            NoRoute, QueueFull, ClientClosed, InvalidArgument: As for ``send_async``.
+        """
+        self._check_blocking()
+        deadline_ms = self._deadline(None)
+        self._topic(topic, deadline_ms)
+        self._buffer.wait_room(deadline_ms)
+
+    # ---- Sending, the inner part -----------------------------------------------------
+
+    def _topic(self, name: str, deadline_ms: int) -> TopicLanes:
+        topic = self._routes.known(name)
+        if topic is None:
+            # A topic that has lanes has a legal name.
+            if is_system_topic(check_topic(name)):
+                raise InvalidArgument(f"topic {name!r} is reserved; users may not send to it")
+            # A plain str also where the user's is not: the fast path must not call its methods.
+            topic = self._routes.lanes(str.__str__(name), deadline_ms)
+        return topic
+
+    def _append(
+        self,
+        lane: Lane | None,
+        topic: TopicLanes | None,
+        message: Message,
+        deadline_ms: int,
+        on_done: OnDone | None,
+        retries: int,
+        bound: bool,
+        wait_store: bool = True,
+    ) -> SendFuture:
+        """Adds a message to the buffer, arguments as of ``SendBuffer.append``, and has it sent."""
+        size = message_size(message)
+        try:
+            future, lane = self._buffer.append(
+                lane, topic, message, size, deadline_ms, on_done, retries, bound, wait_store
+            )
+            if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
+                self._sender.schedule()
+        except BaseException:
+            # Also Ctrl-C: what joins an open batch trusts that this was done when it was opened.
+            self._sender.schedule()
+            raise
+        return future
+
+    def _join(self, topic: TopicLanes, message: Message) -> SendFuture | None:
+        deadline_ms = self._clock_ns() // 1_000_000 + self._timeout_ms
+        future = self._buffer.join(topic, message, deadline_ms)
+        if future is not None and (future.index + 1) % GIVE_WAY_MESSAGES == 0:
+            self._sender.give_way(GIVE_WAY_MESSAGES * message_size(message))
+        return future
+
+    def _shorten(self) -> None:
+        # Not where somebody put a send_async of his own, which would be passed over.
+        if type(self).send_async is not _SEND_ASYNC or "send_async" in vars(self):
+            return
+        short = fast_send(
+            self.send_async,
+            self._buffer,
+            self._topics,
+            clock_ns=self._clock_ns,
+            give_way=self._sender.give_way,
+            options=self.options,
+        )
+        if short is not None:
+            # In place of the method, whose call would cost as much again.
+            vars(self)["send_async"] = self._short = short
+
+    def _lengthen(self) -> None:
+        self._buffer.stop_joins()  # for those who keep it
+        if self._short is not None and vars(self).get("send_async") is self._short:
+            del vars(self)["send_async"]
+        self._short = None
+
+    def _send_directly(
+        self, lane: Lane, message: Message, deadline_ms: int, bound: bool, retries: int, waits: bool
+    ) -> PendingBatch | None:
+        """One try in the calling thread; None when there is no free way, nor an idle lane."""
+        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
+        if endpoint is None or not self._direct.enter():
+            return None
+        try:
+            batch = self._buffer.lone_batch(
+                lane, message, deadline_ms, bound=bound, retries=retries, wait_store=waits
+            )
+            return batch if self._try_directly(lane, batch, endpoint) else None
+        finally:
+            self._direct.leave()
+
+    def _try_directly(self, lane: Lane, batch: PendingBatch, endpoint: str) -> bool:
+        """The try; False when the lane is not idle.
+
+        What does not end with it is retried like any other.
+        """
+        try:
+            if not self._buffer.claim(lane, batch):
+                return False
+            started_ms = self._now_ms()
+            answer = self._direct.send(batch, endpoint, started_ms)
+            outcome = answer if isinstance(answer, BatchOutcome) else None
+            latency_ms = self._now_ms() - started_ms
+            self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
+            if outcome is not None and self._is_final(outcome):
+                batch.outcome = outcome
+                if self._buffer.unclaim(lane, batch):
+                    self._sender.schedule()
+            else:
+                self._sender.hand_over(lane, batch, answer)
+        except BaseException:
+            # Ctrl-C in the middle: the lane must not stay claimed for ever.
+            if self._buffer.unclaim(lane, batch):
+                self._sender.schedule()
+            raise
+        return True
+
+    def _is_final(self, outcome: BatchOutcome) -> bool:
+        again = self.options.retry_another_broker_when_not_store_ok
+        return outcome.code == _SUCCESS and not (outcome.status and again)
+
+    def _add_batch(
+        self,
+        messages: Sequence[Message],
+        on_done: OnDone | None,
+        queue: MessageQueue | None,
+        deadline_ms: int,
+        retries: int,
+    ) -> SendFuture:
+        # Encoded here, not in the engine's thread, which serves all senders.
+        made = explicit_batch(messages, self._codec, self._max_message_size)
+        topic = self._topic(made.first.topic, deadline_ms)
+        lane = self._routes.bound_lane(topic, made.first, queue)
+        future, lane = self._buffer.append_batch(
+            lane, topic, made.payload, deadline_ms, on_done, retries, made.delay, made.due_times
+        )
+        if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
+            self._sender.schedule()
+        self._sender.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
+        return future
+
+    def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
+        # The sender ends every send by its deadline; the grace is for a stuck machine.
+        left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
+        return future.result(left_ms / 1_000)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        return HeartbeatRequest(self._engine.client_id, [self.group], version=VERSION)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        self._routes.on_routes(topics)
+        self._sender.schedule()
+
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        if not up:
+            self._direct.interrupt(broker_name)
+        self._sender.schedule()
+
+    def _take_command(self, broker_name: str, command: Command) -> None:
+        take = self._commands.get(command.code)
+        if take is not None:
+            take(broker_name, command)
+
+    def _ended(self) -> None:
+        with self._life:
+            if self._state == "running":
+                self._state = "dead"
+                self._lengthen()
+        self._sender.end_all(
+            ClientClosed("the producer was closed before it was known that the message is stored"),
+            f"producer group {self.group}",
+        )
+        self._requests.end_all(ClientClosed("the producer was closed before a reply came"))
+
+    def _deadline(self, timeout_ms: int | None) -> int:
+        if timeout_ms is None:
+            timeout_ms = self.options.send_msg_timeout_ms
+        elif type(timeout_ms) is not int or not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+            raise InvalidArgument(
+                f"timeout_ms must be an int of 1 to {MAX_TIMEOUT_MS}, not {timeout_ms!r}"
+            )
+        return self._now_ms() + timeout_ms
+
+    def _check_blocking(self) -> None:
+        if self._state != "running":
+            self._refuse()
+        if self._engine.loop.in_loop_thread:
+            raise InvalidArgument("a callback cannot wait for a send; use send_async there")
+
+    def _refuse(self) -> NoReturn:
+        raise ClientClosed(_WHY_NOT[self._state])
+
+
+_SEND_ASYNC: Final = Producer.send_async
+"""As it is written here, whatever is put in its place later."""

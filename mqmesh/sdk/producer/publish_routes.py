@@ -1,0 +1,220 @@
+"""Where a producer's messages may go: the queues of each topic, and which one is next."""
+
+import logging
+import secrets
+import threading
+import time
+from typing import Any, Final
+
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    RequestTimeout,
+    TopicNotFound,
+)
+from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.fault_table import FaultTable
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.queue_selector import QueueSelector, queue_index
+from mqmesh.sdk.producer.send_buffer import SendBuffer
+
+POLL_MS = 50
+"""Between looks for a route that is not there yet."""
+
+_NONE: Final[frozenset[str]] = frozenset()
+_log = logging.getLogger(__name__)
+
+
+class PublishRoutes:
+    """Topics of one producer and the lanes of their queues.
+
+    Args:
+        engine: The client's engine.
+        buffer: Holds the lanes.
+        avoid_slow: Keep away from brokers that were slow or failed, for a while.
+
+    Attributes:
+        topics: Lanes of the topics that were sent to before; read it, never change it.
+    """
+
+    def __init__(self, engine: ClientEngine, buffer: SendBuffer, *, avoid_slow: bool) -> None:
+        self._engine = engine
+        self._buffer = buffer
+        self._faults = FaultTable() if avoid_slow else None
+        self.topics: dict[str, TopicLanes] = {}
+        self._lock = threading.Lock()
+
+    def known(self, topic: str) -> TopicLanes | None:
+        """A topic's lanes, if it was sent to before."""
+        return self.topics.get(topic)
+
+    def lanes(self, topic: str, deadline_ms: int) -> TopicLanes:
+        """A topic's lanes; waits for its route if need be.
+
+        Raises:
+            NoRoute: No broker is known that would take messages of the topic; at once in the
+                engine's thread, which cannot wait.
+        """
+        lanes = self.topics.get(topic)
+        if lanes is not None:
+            return lanes
+        if self._engine.loop.in_loop_thread:
+            raise NoRoute(f"no route for topic {topic!r} yet, and a callback cannot wait for it")
+        queues = self._find_queues(topic, deadline_ms)
+        with self._lock:
+            lanes = self.topics.get(topic)
+            if lanes is None:
+                # The routes may have changed since; then nobody has told us, so look again.
+                queues = self._engine.routes.publish_queues(topic) or queues
+                lanes = self._buffer.topic_lanes(queues, secrets.randbits(16), self._avoided)
+                self.topics[topic] = lanes
+        return lanes
+
+    def bound_lane(
+        self,
+        topic: TopicLanes,
+        message: Message,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+    ) -> Lane | None:
+        """The lane of the one queue a message must go to, or None if any will do.
+
+        Raises:
+            InvalidArgument: The chosen queue is none of the topic's.
+        """
+        if selector is not None:
+            queue = selector(topic.queues, message, arg)
+        if queue is not None:
+            if queue not in topic.members:
+                raise InvalidArgument(
+                    f"{queue} is no writable queue of topic {message.topic!r}, which has "
+                    f"{len(topic.queues)}"
+                )
+            return self._buffer.lane(queue)
+        if message.sharding_key is not None:
+            return topic.lanes[queue_index(message.sharding_key, len(topic.lanes))]
+        return None
+
+    def next_lane(self, topic: TopicLanes) -> Lane:
+        """The lane of the next queue by round robin, not of a broker that fails."""
+        return self._buffer.next_lane(topic, self._avoided(topic))
+
+    def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
+        """A lane for a batch that cannot be sent to a queue just now.
+
+        Args:
+            queue: That queue.
+            never: Brokers that must not get it.
+
+        Returns:
+            One of another broker, rather of one that is neither away nor slow; of the same
+            broker only when the queue is gone; None if there is none.
+        """
+        topic = self.topics.get(queue.topic)
+        if topic is None:
+            return None
+        others = never | {queue.broker_name}
+        for avoid in (self._avoided(topic) | others, self._away(topic) | others):
+            if not topic.brokers <= avoid:
+                return self._buffer.next_lane(topic, avoid)
+        if queue not in topic.members and not topic.brokers <= never:
+            return self._buffer.next_lane(topic, never)
+        return None
+
+    def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
+        """Brokers, but the queue's own, that messages of its topic may go to just now."""
+        topic = self.topics.get(queue.topic)
+        if topic is None:
+            return frozenset()
+        return topic.brokers - self._away(topic) - {queue.broker_name}
+
+    def on_routes(self, topics: set[str]) -> None:
+        """Takes changed routes of the engine."""
+        with self._lock:
+            for topic in topics & self.topics.keys():
+                queues = self._engine.routes.publish_queues(topic)
+                old = self.topics[topic]
+                # A topic without any queue left keeps the old ones: its broker may be restarting.
+                if queues and queues != old.queues:
+                    lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
+                    self.topics[topic] = lanes
+
+    def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
+        """Takes note of how a broker did."""
+        if self._faults is None:
+            return
+        now_ms = self._engine.loop.clock.monotonic_ms()
+        if answered:
+            self._faults.on_sent(broker_name, latency_ms, now_ms)
+        else:
+            self._faults.on_failed(broker_name, now_ms)
+
+    def _avoided(self, topic: TopicLanes) -> frozenset[str]:
+        # Called with the buffer locked; takes no lock.
+        if len(topic.brokers) == 1:
+            return _NONE
+        away = self._away(topic)
+        if self._faults is None:
+            return away
+        now_ms, faults = self._engine.loop.clock.monotonic_ms(), self._faults
+        return away.union(name for name in topic.brokers if not faults.is_available(name, now_ms))
+
+    def _away(self, topic: TopicLanes) -> frozenset[str]:
+        if len(topic.brokers) == 1:
+            return _NONE
+        return frozenset(name for name in topic.brokers if not self._engine.may_come(name))
+
+    def _find_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
+        # A cluster that is starting or restarting has no route for a moment; a send may wait
+        # for the route as long as for its broker.
+        clock = self._engine.loop.clock
+        why: MQMeshError = NoRoute(f"no route for topic {topic!r} within the time given")
+        while clock.monotonic_ms() < deadline_ms:
+            queues, problem = self._look(topic, deadline_ms)
+            if queues:
+                return queues
+            if not isinstance(problem.__cause__, RequestTimeout):
+                why = problem  # says more than that the time is over
+            left_ms = deadline_ms - clock.monotonic_ms()
+            time.sleep(max(min(left_ms, POLL_MS), 0) / 1_000)
+        if isinstance(why.__cause__, TopicNotFound):
+            # Else name servers would be asked each second, for ever, for a name mistyped once.
+            self._engine.post(lambda: self._forget(topic))
+        raise NoRoute(str(why)) from why
+
+    def _forget(self, topic: str) -> None:
+        for name in (topic, AUTO_CREATE_TOPIC):
+            if name not in self.topics and self._engine.routes.route(name) is None:
+                self._engine.forget_topic(name)
+
+    def _wait_queues(self, topic: str, deadline_ms: int) -> None:
+        if not self._engine.routes.publish_queues(topic):
+            left_ms = max(deadline_ms - self._engine.loop.clock.monotonic_ms(), 1)
+            self._engine.wait_route(topic, left_ms, fresh=True)
+
+    def _look(self, topic: str, deadline_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
+        try:
+            self._wait_queues(topic, deadline_ms)
+        except ClientClosed:
+            raise
+        except MQMeshError as error:
+            if isinstance(error.__cause__, TopicNotFound):
+                return self._pattern_queues(topic, deadline_ms), error
+            return (), error
+        queues = self._engine.routes.publish_queues(topic)
+        return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")
+
+    def _pattern_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
+        # Brokers that create topics by themselves announce this topic as the pattern.
+        try:
+            self._wait_queues(AUTO_CREATE_TOPIC, deadline_ms)
+        except ClientClosed:
+            raise
+        except MQMeshError as error:
+            _log.debug("topic %s: no pattern to create it by: %s", topic, error)
+        pattern = self._engine.routes.publish_queues(AUTO_CREATE_TOPIC)
+        return tuple(MessageQueue(topic, one.broker_name, one.queue_id) for one in pattern)

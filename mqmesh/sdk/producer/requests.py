@@ -1,0 +1,350 @@
+"""Requests that wait for a reply, and the sending of replies."""
+
+import logging
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    NoRoute,
+    QueueFull,
+    RemoteProtocolError,
+    RequestTimeout,
+)
+from mqmesh.message import (
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TTL,
+    Message,
+    StoredMessage,
+    as_system,
+    without_reserved,
+)
+from mqmesh.message_checks import check_messages, check_not_reserved
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.replies import (
+    AcknowledgeReply,
+    PushReply,
+    SendReplyRequest,
+    SendReplyResponse,
+)
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.transport.loop import Timer
+
+REMEMBERED_REPLIES: Final = 1_024
+"""Replies taken of late: one that comes a second time, because its acknowledgement was lost,
+is told from one that comes too late."""
+SWEEP_MS: Final = 20
+"""Least time between two searches for requests whose time is over."""
+TRY_MS: Final = 3_000
+"""Time for one try to hand a reply to a broker, which waits for up to 2 s for the client."""
+PAUSE_MS: Final = 50
+"""Between tries to deliver a reply, while the client that asked is away."""
+
+RequestFuture = Future[Message]
+"""The reply to a request, when it comes."""
+ReplyFuture = Future[bool]
+"""Whether a reply was taken, when that is known."""
+
+_PROPERTIES: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+_log = logging.getLogger(__name__)
+
+
+def is_request(message: Message) -> bool:
+    """True when the sender of a message waits for a reply to it."""
+    return bool(
+        message.property(PROPERTY_CORRELATION_ID) and message.property(PROPERTY_REPLY_TO_CLIENT)
+    )
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    future: RequestFuture
+    deadline_ms: int
+    timeout_ms: int
+
+
+class Requests:
+    """The requests of one client that have no reply yet.
+
+    Args:
+        engine: The client's engine.
+        most: Requests that may wait at a time.
+
+    Attributes:
+        late_replies: Replies that came when nobody waited for them any more.
+    """
+
+    def __init__(self, engine: ClientEngine, most: int) -> None:
+        self._engine = engine
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._taken: OrderedDict[str, int] = OrderedDict()
+        self._sweep_due_ms: int | None = None
+        self._sweep_timer: Timer | None = None
+        self.late_replies = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def open(self, message: Message, timeout_ms: int) -> tuple[Message, str, RequestFuture]:
+        """Begins to wait for a reply; from any thread.
+
+        Args:
+            message: What is asked.
+            timeout_ms: How long the reply may take.
+
+        Returns:
+            The message to send, the request's correlation id, and its reply to come.
+
+        Raises:
+            InvalidArgument: It is no message, or has one of the properties that make a request.
+            QueueFull: Too many requests wait already.
+            ClientClosed: The client is closed.
+        """
+        asking, correlation_id = self._as_request(message, timeout_ms)
+        future: RequestFuture = Future()
+        deadline_ms = self._now_ms() + timeout_ms
+        with self._lock:
+            if len(self._waiting) >= self._most:
+                raise QueueFull(
+                    f"{self._most} requests wait for replies, no more may (max_pending_requests)"
+                )
+            self._waiting[correlation_id] = _Waiting(future, deadline_ms, timeout_ms)
+            due_ms = self._sweep_due_ms
+            is_first = due_ms is None or deadline_ms < due_ms
+            if is_first:
+                self._sweep_due_ms = deadline_ms
+        # Who gives up waiting, as a cancelled coroutine does, makes room for another.
+        future.add_done_callback(lambda _: self._drop(correlation_id))
+        if is_first:
+            try:
+                self._engine.post(lambda: self._plan(deadline_ms))
+            except ClientClosed:
+                self._drop(correlation_id)
+                raise
+        return asking, correlation_id, future
+
+    def fail(self, correlation_id: str, error: BaseException) -> None:
+        """The request could not be sent: ends it, unless it has ended."""
+        waiting = self._drop(correlation_id)
+        if waiting is not None and waiting.future.set_running_or_notify_cancel():
+            waiting.future.set_exception(error)
+
+    def on_push(self, broker_name: str, command: Command) -> None:
+        """A broker hands over a reply; in the engine's thread."""
+        try:
+            push = decode_header(PushReply, command.header)
+            reply = _decoder.decode(command.body)
+        except (RemoteProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _log.warning("broker %s pushed what is no reply: %s", broker_name, error)
+            return
+        taken = self._take(push, reply)
+        try:
+            self._engine.broker(broker_name).oneway(
+                RequestCode.ACKNOWLEDGE_REPLY,
+                header=encode_header(AcknowledgeReply(push.token, taken)),
+            )
+        except MQMeshError as error:
+            # Whoever replied tries again, and hears it then.
+            _log.info("a reply could not be acknowledged to broker %s: %s", broker_name, error)
+
+    def end_all(self, error: MQMeshError) -> None:
+        """Ends every request with an error; the client is closed."""
+        for correlation_id in list(self._waiting):
+            self.fail(correlation_id, error)
+
+    def _as_request(self, message: Message, timeout_ms: int) -> tuple[Message, str]:
+        if not isinstance(message, Message):
+            raise InvalidArgument(f"must be a Message, not {type(message).__name__}")
+        properties = message.properties or {}
+        if not isinstance(properties, dict):
+            raise InvalidArgument("properties must be a dict of str to str")
+        if isinstance(message, StoredMessage):
+            properties = without_reserved(message).properties or {}
+        check_not_reserved(properties)
+        correlation_id = secrets.token_hex(16)
+        own = (correlation_id, self._engine.client_id, str(timeout_ms))
+        properties = {**properties, **dict(zip(_PROPERTIES, own, strict=True))}
+        return as_system(message, properties), correlation_id
+
+    def _take(self, push: PushReply, reply: Message) -> bool:
+        correlation_id = push.correlation_id
+        waiting = self._drop(correlation_id)
+        if waiting is not None and waiting.future.set_running_or_notify_cancel():
+            self._taken[correlation_id] = push.attempt_id
+            if len(self._taken) > REMEMBERED_REPLIES:
+                self._taken.popitem(last=False)
+            waiting.future.set_result(reply)
+            return True
+        if self._taken.get(correlation_id) == push.attempt_id:
+            return True  # it is here, but its acknowledgement was lost
+        self.late_replies += 1
+        _log.info("a reply to %s came when nobody waited for it any more", correlation_id)
+        return False
+
+    def _drop(self, correlation_id: str) -> _Waiting | None:
+        with self._lock:
+            return self._waiting.pop(correlation_id, None)
+
+    def _plan(self, due_ms: int) -> None:
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        delay_ms = max(due_ms - self._now_ms(), SWEEP_MS)
+        self._sweep_timer = self._engine.loop.call_later(delay_ms, self._sweep)
+
+    def _sweep(self) -> None:
+        now_ms = self._now_ms()
+        with self._lock:
+            late = [key for key, one in self._waiting.items() if one.deadline_ms <= now_ms]
+            left = [one.deadline_ms for one in self._waiting.values() if one.deadline_ms > now_ms]
+            due_ms = self._sweep_due_ms = min(left, default=None)
+            ended = [(key, self._waiting[key].timeout_ms) for key in late]
+        for correlation_id, timeout_ms in ended:
+            error = RequestTimeout(
+                f"no reply within {timeout_ms} ms; whether the request was handled is unknown"
+            )
+            self.fail(correlation_id, error)
+        if due_ms is not None:
+            self._plan(due_ms)
+
+    def _now_ms(self) -> int:
+        return self._engine.loop.clock.monotonic_ms()
+
+
+def make_reply(
+    request: Message,
+    body: bytes | bytearray | memoryview,
+    *,
+    max_message_size: int,
+    tag: str | None = None,
+    keys: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+) -> Message:
+    """The message that answers a request.
+
+    Raises:
+        InvalidArgument: That message is no request, or the reply is illegal.
+    """
+    if not isinstance(request, Message) or not is_request(request):
+        raise InvalidArgument("the sender of this message waits for no reply (see is_request)")
+    own = {PROPERTY_CORRELATION_ID: request.property(PROPERTY_CORRELATION_ID) or ""}
+    check_not_reserved(properties or {})
+    reply = as_system(Message(request.topic, body, tag, keys), {**(properties or {}), **own})
+    checked = check_messages((reply,), max_message_size=max_message_size, allow_system=True)
+    return checked[0]
+
+
+def time_to_live_ms(request: Message) -> int | None:
+    """How long the sender of a request waits from its sending on; None when it does not say."""
+    # Anybody may write the property, so it may hold anything.
+    text = request.property(PROPERTY_TTL, "") or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+class ReplySender:
+    """Sends one reply, again and again until somebody took it or its time is over.
+
+    The reply goes through the broker that the request came through, because there whoever asked
+    is connected; when that broker is away, the others of the topic are tried.
+
+    Args:
+        engine: The replying client's engine.
+        request: The request.
+        reply: Made by ``make_reply``.
+        deadline_ms: By the engine's monotonic clock.
+    """
+
+    def __init__(
+        self, engine: ClientEngine, request: Message, reply: Message, deadline_ms: int
+    ) -> None:
+        self.future: ReplyFuture = Future()
+        self._engine = engine
+        self._topic = request.topic
+        self._deadline_ms = deadline_ms
+        self._origin = request.info.broker_name if isinstance(request, StoredMessage) else None
+        self._others: list[str] = []
+        self._body = _encoder.encode(reply)
+        self._why: MQMeshError = NoRoute(f"no broker of topic {request.topic!r} is known")
+        self._header = encode_header(
+            SendReplyRequest(
+                request.property(PROPERTY_REPLY_TO_CLIENT) or "",
+                request.property(PROPERTY_CORRELATION_ID) or "",
+                secrets.randbits(63),
+            )
+        )
+
+    def start(self) -> None:
+        """Begins; in the engine's thread."""
+        origin = self._origin
+        if origin is not None and self._engine.routes.address(origin) is not None:
+            self._try(origin)
+        else:
+            self._engine.find_route(self._topic, lambda _: self._try(self._next()))
+
+    def _try(self, broker_name: str | None) -> None:
+        if self.future.cancelled():
+            return
+        left_ms = self._deadline_ms - self._engine.loop.clock.monotonic_ms()
+        if left_ms <= 0:
+            self._finish(self._why)
+        elif broker_name is None:
+            self._again()
+        else:
+            self._engine.request(
+                broker_name,
+                RequestCode.SEND_REPLY_MESSAGE,
+                self._done,
+                self._body,
+                header=self._header,
+                timeout_ms=min(left_ms, TRY_MS),
+            )
+
+    def _done(self, answer: Command | MQMeshError) -> None:
+        if not isinstance(answer, MQMeshError):
+            try:
+                self._finish(decode_header(SendReplyResponse, answer.header).taken)
+            except RemoteProtocolError as error:
+                self._finish(error)
+        elif not answer.retriable:
+            self._finish(answer)
+        else:
+            self._why = answer
+            self._again()
+
+    def _again(self) -> None:
+        left_ms = self._deadline_ms - self._engine.loop.clock.monotonic_ms()
+        delay_ms = max(min(PAUSE_MS, left_ms), 0)
+        self._engine.loop.call_later(delay_ms, lambda: self._try(self._next()))
+
+    def _next(self) -> str | None:
+        origin = self._origin
+        if origin is not None and self._engine.may_come(origin):
+            return origin
+        if not self._others:
+            brokers = {one.broker_name for one in self._engine.routes.publish_queues(self._topic)}
+            self._others = sorted(name for name in brokers if self._engine.may_come(name))
+        return self._others.pop() if self._others else origin
+
+    def _finish(self, outcome: bool | MQMeshError) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, MQMeshError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+OnReply = Callable[[RequestFuture], Any]
+"""Told of a reply, or of why there is none, in the producer's own thread."""

@@ -1,0 +1,253 @@
+"""What becomes of a send: the result, and the future that it arrives in."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import Payload
+from mqmesh.errors import MQMeshError, RequestTimeout
+from mqmesh.message import Message, MessageQueue, format_message_id
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+GRACE_MS: Final = 1_000
+"""How much later than by its deadline an outcome may come, on a machine that is stuck."""
+
+_log = logging.getLogger(__name__)
+
+
+class SendResult(msgspec.Struct, frozen=True, gc=False):
+    """A message, or an explicit batch, as the broker has it.
+
+    Attributes:
+        status: ``SEND_OK``, or what is still missing.
+        message_queue: Where it went.
+        queue_offset: Of the message, or of the batch's first one.
+        commitlog_offset: Where its batch begins in the broker's log.
+        store_timestamp: When the broker stored it, ms.
+        producer_id: Instance id of the producer.
+        sequence: Of the message, or of the batch's first one.
+        message_count: 1, or the size of an explicit batch.
+    """
+
+    status: SendStatus
+    message_queue: MessageQueue
+    queue_offset: QueueOffset
+    commitlog_offset: CommitLogOffset
+    store_timestamp: TimestampMs
+    producer_id: int
+    sequence: int
+    message_count: int = 1
+
+    @property
+    def message_id(self) -> str:
+        """Id of the message, or of the batch's first one."""
+        return format_message_id(self.producer_id, self.sequence)
+
+    @property
+    def message_ids(self) -> list[str]:
+        """Ids of all messages of the batch, in order."""
+        first = self.sequence
+        return [
+            format_message_id(self.producer_id, sequence)
+            for sequence in range(first, first + self.message_count)
+        ]
+
+
+# A look-up, because calling an enumeration costs as much as all the rest of a result.
+_STATUS = {status.value: status for status in SendStatus}
+
+OnDone = Callable[["SendFuture"], None]
+
+
+class PendingBatch(msgspec.Struct, eq=False):
+    """Messages that travel together, from the call of send to their outcome.
+
+    Attributes:
+        lock: The send buffer's: it guards ``messages`` until the batch is taken for sending, and
+            the outcome with those who wait for it.
+        queue: Where to.
+        deadline_ms: That of its youngest message.
+        bound: It must go to this queue and no other.
+        explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
+        retries: How often it may be sent again.
+        wait_store: It wants to be on disk and at the slave, as the broker's mode says.
+        deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
+        size: What its messages are taken to need, in bytes.
+        payload: Its messages encoded, as soon as none is added any more.
+        delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
+        due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
+        usual: An asynchronous send without wishes of its own may join it.
+        attempts: How often it was sent, as far as that counts.
+        producer_id, first_sequence: Of its first message; -1 for none yet.
+        born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
+            that the same ids never stand for different bytes in one queue.
+        encoded: All of it, as it goes to ``queue``.
+        cause: Why it had to be sent again last.
+        doubt: The error that left it unknown whether a broker has stored the batch.
+        accepted: Where and how a broker has it, though not as safely as it should be.
+        holders: Brokers that may have stored it.
+        outcome, error: What became of it; one of them when it is done.
+        event: Set when it is done, if somebody waits.
+        callbacks: To be called then, each with its future.
+    """
+
+    lock: threading.Lock
+    queue: MessageQueue
+    deadline_ms: int
+    bound: bool
+    explicit_count: int
+    retries: int
+    wait_store: bool
+    messages: list[Message] = []
+    deadline_min_ms: int = 0
+    deadline_max_ms: int = 0
+    size: int = 0
+    payload: Payload | None = None
+    delay: int = 0
+    due_times: bytes = b""
+    usual: bool = False
+    attempts: int = 0
+    producer_id: int = 0
+    first_sequence: int = -1
+    born_timestamp: int = 0
+    encoded: tuple[bytes, ...] | None = None
+    cause: MQMeshError | None = None
+    doubt: MQMeshError | None = None
+    accepted: tuple[MessageQueue, BatchOutcome] | None = None
+    holders: frozenset[str] = frozenset()
+    outcome: BatchOutcome | None = None
+    error: MQMeshError | None = None
+    event: threading.Event | None = None
+    callbacks: list[tuple["OnDone", "SendFuture"]] = []
+
+    @property
+    def done(self) -> bool:
+        """True once there is an outcome or an error."""
+        return self.outcome is not None or self.error is not None
+
+    def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
+        """Sets the outcome and tells everybody who waits; further calls do nothing."""
+        with self.lock:
+            is_first = self.conclude(outcome, error)
+        if is_first:
+            self.tell()
+
+    def conclude(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> bool:
+        """Sets the outcome if there is none yet, with the lock held; if so, ``tell`` afterwards."""
+        assert (outcome is None) is not (error is None)
+        if self.done:
+            return False
+        self.outcome, self.error = outcome, error
+        return True
+
+    def tell(self) -> None:
+        """Wakes and calls everybody who waits for the outcome, without the lock."""
+        # Programs may hold futures for long; what was sent need not stay with them.
+        self.messages, self.payload, self.encoded = [], None, None
+        if self.event is not None:
+            self.event.set()
+        if not self.callbacks:
+            return
+        callbacks, self.callbacks = self.callbacks, []
+        for on_done, future in callbacks:
+            try:
+                on_done(future)
+            except BaseException:
+                # Whatever it is, SystemExit too, the others must be told.
+                _log.exception("a callback of a send failed")
+
+
+class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The outcome of one asynchronous send, when it comes.
+
+    Programs hold hundreds of thousands of them, so the garbage collector is spared: the one
+    cycle, by a callback, is cut when the batch is done.
+
+    Attributes:
+        index: Position of the message in that batch.
+    """
+
+    _batch: PendingBatch
+    index: int
+
+    @property
+    def batch(self) -> PendingBatch:
+        """The batch that the message travels in; for the SDK's own parts."""
+        return self._batch
+
+    def done(self) -> bool:
+        """True once ``result`` returns or raises at once."""
+        batch = self._batch
+        return batch.outcome is not None or batch.error is not None
+
+    def exception(self) -> MQMeshError | None:
+        """Why the send failed; None when it did not, or is not done yet."""
+        return self._batch.error
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """Waits for the outcome.
+
+        Args:
+            timeout: Seconds, None for as long as the send's own timeout lasts.
+
+        Raises:
+            RequestTimeout: The outcome did not come within ``timeout``.
+            MQMeshError: The send failed; after a ``RequestTimeout`` or a broken connection
+                it is unknown whether the message was stored.
+        """
+        batch = self._batch
+        if batch.outcome is None and not batch.done:
+            _wait(batch, timeout)
+        if batch.error is not None:
+            # One error may be raised many times; what it saw the last time is not of interest.
+            raise batch.error.with_traceback(None)
+        return make_result(batch, self.index)
+
+    def add_done_callback(self, on_done: OnDone) -> None:
+        """Calls back with this future when it is done, at once if it is.
+
+        The call comes in the producer's own thread and must not block; what it raises is
+        logged.
+        """
+        batch = self._batch
+        with batch.lock:
+            if not batch.done:
+                batch.callbacks.append((on_done, self))
+                return
+        on_done(self)
+
+
+def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
+    with batch.lock:
+        if batch.done:
+            return
+        event = batch.event = batch.event or threading.Event()
+    if timeout_s is None:
+        # No longer than the send can take; also for who waits in a callback, where none comes.
+        timeout_s = max((batch.deadline_ms + GRACE_MS) / 1_000 - time.monotonic(), 0)
+    if not event.wait(timeout_s):
+        raise RequestTimeout(
+            f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored is "
+            "unknown"
+        )
+
+
+def make_result(batch: PendingBatch, index: int) -> SendResult:
+    """The result of one message of a batch that was stored."""
+    outcome = batch.outcome
+    assert outcome is not None
+    return SendResult(
+        _STATUS[outcome.status],
+        batch.queue,
+        outcome.base_queue_offset + index,  # type: ignore[arg-type]  # calls of NewTypes cost
+        outcome.commitlog_offset,  # type: ignore[arg-type]  # as much as all the rest
+        outcome.store_timestamp,  # type: ignore[arg-type]
+        batch.producer_id,
+        batch.first_sequence + index,
+        batch.explicit_count or 1,
+    )

@@ -1,0 +1,1 @@
+"""Transaction producers: half messages, their ends, and check-backs."""

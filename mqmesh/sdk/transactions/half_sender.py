@@ -1,0 +1,111 @@
+"""Sends half messages: as plain ones are sent, but to the half topic of the same broker."""
+
+from mqmesh.batch.half_batch import half_parts, have_immunity
+from mqmesh.batch.payload import Payload
+from mqmesh.batch.record_batch import Attributes
+from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.producer_options import ProducerOptions
+from mqmesh.sdk.producer.publish_routes import PublishRoutes
+from mqmesh.sdk.producer.queue_selector import QueueSelector
+from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
+from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
+from mqmesh.sdk.producer.sender import BatchCodec, Sender
+
+
+class HalfCodec(BatchCodec):
+    """Encodes batches of half messages of one producer group."""
+
+    def __init__(self, key: bytes, compress_over_bytes: int | None, group: str) -> None:
+        super().__init__(key, compress_over_bytes)
+        self._group = group
+
+    def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
+        return half_parts(
+            payload,
+            producer_group=self._group,
+            real_topic=batch.queue.topic,
+            real_queue_id=batch.queue.queue_id,
+            has_immunity=have_immunity(batch.messages),
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+            born_timestamp=batch.born_timestamp,
+            born_host=self._born_host,
+            attributes=0 if batch.wait_store else int(Attributes.NO_WAIT_STORE),
+        )
+
+
+class HalfRoutes(PublishRoutes):
+    """Where half messages may go: never to a second broker when the first one may have them.
+
+    It would ask back about its own one day, and two commits of one transaction would be two
+    messages.
+    """
+
+    def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
+        """As ``PublishRoutes.another_lane``; None as soon as a broker may have the messages."""
+        return None if never else super().another_lane(queue, never)
+
+
+class HalfSender:
+    """Everything that sends half messages, on a producer's engine.
+
+    Args:
+        engine: The producer's.
+        group: Its group.
+        options: Its options.
+        key: A key of its own, see ``producer_key``.
+    """
+
+    def __init__(
+        self, engine: ClientEngine, group: str, options: ProducerOptions, key: bytes
+    ) -> None:
+        self.key = key
+        self._retries = options.retry_times_when_send_async_failed
+        self.buffer = SendBuffer(
+            max_bytes=options.buffer_memory_bytes,
+            usual_retries=self._retries,
+            max_batch_bytes=options.batch_size_bytes,
+            max_batch_messages=options.batch_messages,
+            clock=engine.loop.clock,
+            may_wait=lambda: not engine.loop.in_loop_thread,
+        )
+        codec = HalfCodec(key, options.compress_msg_body_over_how_much, group)
+        self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
+        self.sender = Sender(
+            engine,
+            self.buffer,
+            codec,
+            self.routes,
+            max_in_flight=options.max_requests_in_flight,
+        )
+
+    def append(
+        self,
+        message: Message,
+        deadline_ms: int,
+        on_done: OnDone | None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: object = None,
+    ) -> SendFuture:
+        """Adds a checked message; arguments and errors as of ``Producer.send_async``."""
+        topic = self.routes.known(message.topic) or self.routes.lanes(message.topic, deadline_ms)
+        lane = None
+        if message.sharding_key is not None or queue is not None or selector is not None:
+            lane = self.routes.bound_lane(topic, message, queue, selector, arg)
+        future, lane = self.buffer.append(
+            lane,
+            topic,
+            message,
+            message_size(message),
+            deadline_ms,
+            on_done,
+            self._retries,
+            lane is not None,
+        )
+        if not lane.in_flight and self.sender.has_room(lane.queue.broker_name):
+            self.sender.schedule()
+        return future

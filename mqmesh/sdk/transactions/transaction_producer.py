@@ -1,0 +1,544 @@
+"""Sends messages that go out only if a local transaction succeeds."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
+
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    ClientClosed,
+    InvalidArgument,
+    MQMeshError,
+    QueueFull,
+)
+from mqmesh.message import (
+    TRANS_HALF_TOPIC,
+    Message,
+    MessageQueue,
+    StoredMessage,
+)
+from mqmesh.message_checks import check_messages
+from mqmesh.producer_key import new_key
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.transactions import Decision, EndOutcome
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.producer_options import (
+    ProducerKeywords,
+    TransactionKeywords,
+    TransactionOptions,
+)
+from mqmesh.sdk.producer.queue_selector import QueueSelector
+from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult
+from mqmesh.sdk.transactions.half_sender import HalfSender
+from mqmesh.sdk.transactions.listener_pool import GROW_MS, ListenerPool
+from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
+from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
+from mqmesh.sdk.transactions.transactions import (
+    DECISION_OF,
+    LocalTransactionState,
+    TransactionFuture,
+    TransactionListener,
+    TransactionSendResult,
+    is_safe,
+    judge_end,
+    local_message,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TransactionProducer(Producer):
+    """Sends messages that consumers see exactly if a local transaction succeeds.
+
+    First the message is stored where nobody sees it (a *half message*), then the local
+    transaction runs, then the message is committed or rolled back. When the producer dies in
+    between, or the decision is lost, the broker asks any living member of the producer group
+    how the transaction ended, so all members need a listener that can tell. Plain messages
+    may be sent, too.
+
+    Args:
+        group: Producer group; its members share the transactions.
+        listener: Runs and checks local transactions.
+        namesrv_addr, client: As for ``Producer``.
+        options: Fields of ``TransactionOptions``, by name.
+
+    Raises:
+        InvalidArgument: A name or an option is out of bounds.
+    """
+
+    _options_type = TransactionOptions
+
+    def __init__(
+        self,
+        group: str,
+        listener: TransactionListener,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        client: ClientOptions | None = None,
+        **options: Unpack[TransactionKeywords],
+    ) -> None:
+        if not callable(getattr(listener, "check_local_transaction", None)) or not callable(
+            getattr(listener, "execute_local_transaction", None)
+        ):
+            raise InvalidArgument("listener must be a TransactionListener")
+        self._listener = listener
+        common = cast("ProducerKeywords", options)  # the others are of _options_type
+        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
+
+    def _make_parts(self) -> None:
+        super()._make_parts()
+        one = self.options
+        assert isinstance(one, TransactionOptions)
+        self._halves = HalfSender(self._engine, self.group, one, new_key())
+        self._ends = EndSender(self._engine, self.group)
+        self._executors = ListenerPool("mqmesh-transaction", one.execute_thread_count)
+        self._checkers = ListenerPool("mqmesh-check-back", one.check_thread_pool_max_size)
+        self._checks = CheckService(
+            self.group,
+            self._listener.check_local_transaction,
+            self._ends,
+            self._checkers,
+            self._engine.loop.clock,
+        )
+        self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
+        self._futures = threading.Lock()
+        self._open: set[TransactionFuture] = set()
+        self._room = threading.BoundedSemaphore(one.max_transactions_in_flight)
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, also to every broker that holds half messages: it may want to ask.
+
+        Raises:
+            ClientClosed: After ``close``.
+        """
+        is_new = self._state == "new"
+        super().start()
+        if is_new:
+            self._engine.post(self._begin)
+
+    def _begin(self) -> None:
+        self._engine.loop.call_every(GROW_MS, self._executors.tick)
+        self._engine.loop.call_every(GROW_MS, self._checkers.tick)
+        self._engine.find_route(TRANS_HALF_TOPIC, self._meet)
+
+    def close(self) -> None:
+        """Waits up to ``close_timeout_ms`` for transactions under way, then closes; idempotent.
+
+        What is not decided by then the broker asks about.
+        """
+        if self._state == "running" and not self._engine.loop.in_loop_thread:
+            deadline = time.monotonic() + self.options.close_timeout_ms / 1_000
+            while self._open and time.monotonic() < deadline:
+                future = next(iter(self._open.copy()), None)
+                if future is None:
+                    break
+                try:
+                    future.result(max(deadline - time.monotonic(), 0))
+                except MQMeshError:
+                    _log.debug("a transaction failed while its producer was closed")
+        self._executors.close()
+        self._checkers.close()
+        super().close()
+
+    # ---- Sending ---------------------------------------------------------------------
+
+    def send_message_in_transaction(
+        self,
+        message: Message,
+        arg: Any = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        selector_arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> TransactionSendResult:
+        """Stores a half message, runs the local transaction in this thread, and ends both.
+
+        Args:
+            message: What to send; it cannot be delayed.
+            arg: For ``execute_local_transaction``.
+            queue, selector, selector_arg: As ``queue``, ``selector`` and ``arg`` of ``send``.
+            timeout_ms: For the half message, and again for the decision; in place of
+                ``send_msg_timeout_ms``.
+
+        Returns:
+            How it ended; a decision that did not reach the broker is no error, because the
+            broker asks back.
+
+        Raises:
+            TransactionConflict: The transaction had ended the other way before.
+            MQMeshError: As for ``send``: the half message was not stored, and the local
+                transaction was not run.
+        """
+        transaction = self.transaction(
+            message,
+            queue=queue,
+            selector=selector,
+            selector_arg=selector_arg,
+            timeout_ms=timeout_ms,
+        )
+        state = LocalTransactionState.ROLLBACK
+        if transaction.is_safe:
+            with transaction.running():
+                state = self._execute(transaction.message, arg)
+        decision = DECISION_OF.get(state)
+        if decision is not None:
+            transaction.end(decision)
+        return TransactionSendResult(transaction.send_result, state, transaction.is_ended)
+
+    def transaction(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        selector_arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> "Transaction":
+        """Stores a half message; ``with`` it the local transaction is run.
+
+        ::
+
+            with producer.transaction(Message("orders", body, keys=[order_id])) as tx:
+                with database:  # commits
+                    database.execute(…, tx.message_id)
+
+        At the end of the block the message is committed, or rolled back when the block raised
+        an ``Exception``. After an interrupt (Ctrl-C, SystemExit) it is left to the check-back,
+        because nobody knows how far the block came.
+
+        Args, Raises: As for ``send_message_in_transaction``.
+        """
+        self._check_blocking()
+        checked = self._check(message)
+        wait_ms = self.options.send_msg_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self._deadline(timeout_ms)
+        future = self._halves.append(
+            checked, deadline_ms, None, queue=queue, selector=selector, arg=selector_arg
+        )
+        left_ms = max(deadline_ms - self._now_ms(), 0) + GRACE_MS
+        result = future.result(left_ms / 1_000)
+        return Transaction(
+            self, checked, result, place_of(future, self._halves.key), future.index, wait_ms
+        )
+
+    def send_message_in_transaction_async(
+        self,
+        message: Message,
+        arg: Any = None,
+        on_done: Callable[[TransactionFuture], None] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        selector_arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> TransactionFuture:
+        """Does the same without waiting; the local transaction runs in a thread of the producer's.
+
+        Half messages and decisions of transactions that are in flight together share requests.
+
+        Args:
+            message: What to send; must not be changed afterwards.
+            arg, queue, selector, selector_arg, timeout_ms: As for
+                ``send_message_in_transaction``.
+            on_done: Called with the future when it is done; must not block.
+
+        Raises:
+            InvalidArgument, NoRoute, ClientClosed: As for ``send_async``.
+            QueueFull: Too many are in flight, for longer than the timeout; at once in a callback.
+        """
+        if self._state != "running":
+            self._refuse()
+        message = self._check(message)
+        deadline_ms = self._deadline(timeout_ms)
+        self._enter(deadline_ms)
+        future = TransactionFuture(self._futures, message, arg)
+        if on_done is not None:
+            future.add_done_callback(on_done)
+        self._open.add(future)
+        try:
+            self._halves.append(
+                message,
+                deadline_ms,
+                partial(self._half_sent, future),
+                queue=queue,
+                selector=selector,
+                arg=selector_arg,
+            )
+        except BaseException:
+            self._open.discard(future)
+            self._room.release()
+            raise
+        return future
+
+    # ---- Inner part ------------------------------------------------------------------
+
+    def end(
+        self,
+        place: HalfPlace,
+        ordinal: int,
+        decision: Decision,
+        timeout_ms: int,
+        on_ended: Callable[[EndOutcome | MQMeshError], None],
+    ) -> None:
+        """Sends a decision; for ``Transaction``."""
+        self._ends.add(place, ordinal, decision, self._now_ms() + timeout_ms, on_ended)
+
+    @contextmanager
+    def running(self, place: HalfPlace, ordinal: int) -> Iterator[None]:
+        """While a local transaction runs in this process, its listener is not asked about it."""
+        key = _key_of(place, ordinal)
+        self._checks.running.add(key)
+        try:
+            yield
+        finally:
+            self._checks.running.discard(key)
+
+    def _check(self, message: Message) -> Message:
+        (checked,) = check_messages((message,), max_message_size=self._max_message_size)
+        if checked.delay_level or checked.deliver_at_ms:
+            raise InvalidArgument("a message in a transaction cannot be delayed")
+        return checked
+
+    def _enter(self, deadline_ms: int) -> None:
+        if self._room.acquire(blocking=False):
+            return
+        waits = not self._engine.loop.in_loop_thread
+        if not waits or not self._room.acquire(
+            timeout=max(deadline_ms - self._now_ms(), 0) / 1_000
+        ):
+            raise QueueFull("too many transactions are in flight (max_transactions_in_flight)")
+
+    def _half_sent(self, future: TransactionFuture, sent: SendFuture) -> None:
+        error = sent.exception()
+        if error is not None:
+            self._finish(future, None, error)
+            return
+        future.sent = result = sent.result()
+        if is_safe(result):
+            # It may wait for a thread for long: already now the listener could only guess.
+            self._checks.running.add(_key_of(place_of(sent, self._halves.key), sent.index))
+            self._executors.submit(partial(self._run, future, sent))
+        else:
+            future.state = LocalTransactionState.ROLLBACK
+            self._end(future, sent, Decision.ROLLBACK)
+
+    def _run(self, future: TransactionFuture, sent: SendFuture) -> None:
+        assert future.sent is not None
+        message = local_message(future.message, future.sent, self.group)
+        try:
+            with self.running(place_of(sent, self._halves.key), sent.index):
+                future.state = self._execute(message, future.arg)
+        except BaseException:
+            # SystemExit, too, ends no more than this thread's call: whoever waits must be told.
+            self._finish(future, TransactionSendResult(future.sent, future.state, False), None)
+            raise
+        decision = DECISION_OF.get(future.state)
+        if decision is None:
+            self._finish(future, TransactionSendResult(future.sent, future.state, False), None)
+        else:
+            self._end(future, sent, decision)
+
+    def _end(self, future: TransactionFuture, sent: SendFuture, decision: Decision) -> None:
+        try:
+            self.end(
+                place_of(sent, self._halves.key),
+                sent.index,
+                decision,
+                self._timeout_ms,
+                partial(self._ended_async, future, decision),
+            )
+        except ClientClosed as error:
+            self._ended_async(future, decision, error)
+
+    def _ended_async(
+        self, future: TransactionFuture, decision: Decision, outcome: EndOutcome | MQMeshError
+    ) -> None:
+        result = future.sent
+        assert result is not None
+        if outcome is EndOutcome.ENDED:
+            self._finish(future, TransactionSendResult(result, future.state, True), None)
+            return
+        try:
+            is_ended = judge_end(outcome, decision, result.message_id)
+        except MQMeshError as error:
+            self._finish(future, None, error)
+        else:
+            self._finish(future, TransactionSendResult(result, future.state, is_ended), None)
+
+    def _finish(
+        self,
+        future: TransactionFuture,
+        result: TransactionSendResult | None,
+        error: MQMeshError | None,
+    ) -> None:
+        if future.finish(result, error):
+            self._open.discard(future)
+            self._room.release()
+
+    def _execute(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
+        try:
+            state = self._listener.execute_local_transaction(message, arg)
+        except Exception:
+            _log.exception("the local transaction of message %s failed", message.message_id)
+            return LocalTransactionState.UNKNOWN
+        return state if isinstance(state, LocalTransactionState) else LocalTransactionState.UNKNOWN
+
+    # ---- Events of the engine ------------------------------------------------------------
+
+    def _meet(self, _outcome: object = None) -> None:
+        # Brokers ask only those whom they know, and they know those who are connected.
+        for broker_name in self._engine.routes.brokers_of(TRANS_HALF_TOPIC):
+            try:
+                self._engine.broker(broker_name)
+            except MQMeshError as error:
+                _log.debug("broker %s cannot be met yet: %s", broker_name, error)
+
+    def _routes_changed(self, topics: set[str]) -> None:
+        super()._routes_changed(topics)
+        self._halves.routes.on_routes(topics)
+        self._halves.sender.schedule()
+        if TRANS_HALF_TOPIC in topics:
+            self._meet()
+
+    def _broker_changed(self, broker_name: str, up: bool) -> None:
+        super()._broker_changed(broker_name, up)
+        self._halves.sender.schedule()
+
+    def _ended(self) -> None:
+        super()._ended()
+        closed = ClientClosed("the producer was closed before the transaction had ended")
+        self._halves.sender.end_all(closed, f"half messages of group {self.group}")
+        self._ends.end_all(closed)
+        for future in list(self._open):
+            self._finish(future, None, closed)
+
+
+class Transaction:
+    """One transaction of a ``TransactionProducer``; a context manager.
+
+    Attributes:
+        message: The message, with its id.
+        send_result: Of the half message.
+        is_ended: The broker has the decision.
+    """
+
+    def __init__(
+        self,
+        producer: TransactionProducer,
+        message: Message,
+        result: SendResult,
+        place: HalfPlace,
+        ordinal: int,
+        timeout_ms: int,
+    ) -> None:
+        self._producer = producer
+        self._place = place
+        self._ordinal = ordinal
+        self._timeout_ms = timeout_ms
+        self._decision: Decision | None = None
+        self.message = local_message(message, result, producer.group)
+        self.send_result = result
+        self.is_ended = False
+        self._block = ExitStack()
+
+    def running(self) -> AbstractContextManager[None]:
+        """While the local transaction runs in this process, its listener is not asked about it."""
+        return self._producer.running(self._place, self._ordinal)
+
+    @property
+    def message_id(self) -> str:
+        """Id of the message, before and after its commit."""
+        return self.send_result.message_id
+
+    @property
+    def is_safe(self) -> bool:
+        """The half message is as safe as the broker's mode promises."""
+        return is_safe(self.send_result)
+
+    def commit(self) -> None:
+        """Ends the transaction well: the message goes out.
+
+        Raises:
+            TransactionConflict: It had ended otherwise before.
+            InvalidArgument: It was ended otherwise here.
+        """
+        self.end(Decision.COMMIT)
+
+    def rollback(self) -> None:
+        """Ends the transaction: nobody ever sees the message; errors as of ``commit``."""
+        self.end(Decision.ROLLBACK)
+
+    def end(self, decision: Decision) -> None:
+        """Ends the transaction; see ``commit``. Doing it again does nothing."""
+        if self._decision is not None:
+            if self._decision is not decision:
+                raise InvalidArgument(f"the transaction was ended by {self._decision.name} before")
+            return
+        self._decision = decision
+        done = threading.Event()
+        outcomes: list[EndOutcome | MQMeshError] = []
+
+        def on_ended(outcome: EndOutcome | MQMeshError) -> None:
+            outcomes.append(outcome)
+            done.set()
+
+        try:
+            self._producer.end(self._place, self._ordinal, decision, self._timeout_ms, on_ended)
+        except ClientClosed as error:
+            on_ended(error)
+        if not done.wait((self._timeout_ms + GRACE_MS) / 1_000):
+            outcomes.append(QueueFull("no outcome of the decision in time"))
+        self.is_ended = judge_end(outcomes[0], decision, self.message_id)
+
+    def __enter__(self) -> Self:
+        if not self.is_safe:
+            self.rollback()
+            raise BrokerNotAvailable(
+                f"the half message is not safe yet ({self.send_result.status.name}); it was "
+                "rolled back"
+            )
+        self._block.enter_context(self.running())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._block:
+            if self._decision is not None:
+                return
+            if error is None:
+                self.commit()
+            elif isinstance(error, Exception):
+                self.rollback()
+            else:
+                _log.warning("message %s is left to the check-back: %r", self.message_id, error)
+
+
+def place_of(future: SendFuture, key: bytes) -> HalfPlace:
+    """Where the half batch of a send that is done stands; the key is its producer's."""
+    batch = future.batch
+    outcome = batch.outcome
+    assert outcome is not None
+    return HalfPlace(
+        batch.queue.broker_name,
+        outcome.base_queue_offset,
+        batch.producer_id,
+        batch.first_sequence,
+        key,
+    )
+
+
+def _key_of(place: HalfPlace, ordinal: int) -> PlaceKey:
+    return (place.broker_name, place.base_queue_offset, ordinal)

@@ -1,0 +1,1 @@
+"""The store on a commit log: opening, recovery, checkpoints, retention, repairs."""

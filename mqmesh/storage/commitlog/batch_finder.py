@@ -1,0 +1,340 @@
+"""From a queue offset to batches: reads consume queue entries and the log.
+
+The entries of a batch are equal in offset and size and stand side by side, and
+offsets grow along a queue. So the end of a batch is found by galloping, in a
+few steps whatever the number of its messages, and nothing here loops over
+messages but the tag filter, which does it in C.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import MAGIC, check_stored
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.queues.consume_queue import (
+    ENTRY_SIZE,
+    MOST_LOOKED_AT_ONCE,
+    OFFSET_MASK,
+    SIZE_MASK,
+    VOID_OFFSET,
+    ConsumeQueue,
+    check_in,
+    check_of,
+    count_void,
+    hashes_of,
+)
+from mqmesh.storage.queues.queue_tail import QueueTail
+
+CHUNK_ENTRIES: Final = 2048
+"""Entries that are read at once, unless a batch has more messages."""
+MOST_BATCHES: Final = 1024
+"""Given out by one read, so that no read takes long."""
+MOST_FILTERED_ENTRIES: Final = 32_768
+"""Looked at by one read with a filter."""
+MOST_TAIL_ROWS: Final = 4096
+"""Batches of a tail looked at by one read."""
+READ_THROUGH_BYTES: Final = 4096
+"""Reading so many bytes of other queues costs less than another system call."""
+MOST_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+
+_PLACE = struct.Struct("<QI")
+_OFFSET = struct.Struct("<Q")
+# Magic, own offset, base queue offset, size, message count, queue id of a batch header.
+_IDENTITY = struct.Struct("<4s4xQQ28xI4xII")
+
+
+class Run(NamedTuple):
+    """A batch, as a consume queue tells of it."""
+
+    commitlog_offset: int
+    size: int
+    start: int
+    """Queue offset of the first entry that was looked at."""
+    stop: int
+    """Queue offset behind its last message."""
+    doubtful: bool = False
+    """Found only because the tag hashes fail their check: damage, or a part of a batch."""
+
+
+class _Found:
+    """Batches found so far, and whether more are wanted."""
+
+    __slots__ = ("max_bytes", "runs", "tag_hashes", "total")
+
+    def __init__(self, max_bytes: int, tag_hashes: frozenset[int] | None) -> None:
+        self.runs: list[Run] = []
+        self.total = 0
+        self.max_bytes = max_bytes
+        self.tag_hashes = tag_hashes
+
+    def add(self, run: Run) -> bool:
+        """Adds a batch if there is room for it."""
+        runs = self.runs
+        self.total += run.size
+        if runs and (self.total > self.max_bytes or len(runs) == MOST_BATCHES):
+            return False
+        runs.append(run)
+        return True
+
+
+def find_batches(
+    queue: ConsumeQueue,
+    files: OpenFiles,
+    start: int,
+    stop: int,
+    *,
+    max_bytes: int,
+    tag_hashes: frozenset[int] | None,
+) -> tuple[list[Run], int]:
+    """Finds the batches of a stretch of a queue.
+
+    Args:
+        queue: The queue.
+        files: Descriptors of its files.
+        start: First queue offset wanted.
+        stop: Queue offset where the stretch ends; a batch ends there too.
+        max_bytes: Of all batches together; the first may exceed it.
+        tag_hashes: Only batches with a message of one of these tags, and those of which the
+            queue cannot tell: the tag hashes are damaged, or ``start`` is within the batch.
+            None for all.
+
+    Returns:
+        The batches, and the queue offset to go on from.
+
+    Raises:
+        CorruptRecord: Entries are missing.
+    """
+    found = _Found(max_bytes, tag_hashes)
+    # A batch stands in the files or in the tail as a whole.
+    in_files = min(stop, queue.written)
+    following = start
+    if start < in_files:
+        following = _find_in_files(queue, files, start, in_files, found)
+    if following >= in_files and following < stop:
+        following = _find_in_tail(queue.tail, following, stop, found)
+    return found.runs, following
+
+
+def _find_in_tail(tail: QueueTail, start: int, stop: int, found: _Found) -> int:
+    """Adds batches of the tail; returns the queue offset to go on from."""
+    wanted = found.tag_hashes
+    ends = tail.ends
+    number = tail.index(start)
+    last = min(len(ends), number + MOST_TAIL_ROWS)
+    scanned = 0
+    index = start
+    while number < last and index < stop and scanned < MOST_FILTERED_ENTRIES:
+        commitlog_offset, size, shared = tail.row(number)
+        end = ends[number]
+        fits = wanted is None or shared in wanted
+        if wanted is not None and (hashes := tail.hashes(number)) is not None:
+            scanned += end - index
+            skipped = (index - tail.base(number)) * 8
+            fits = not wanted.isdisjoint(memoryview(hashes)[skipped:].cast("Q"))
+        if commitlog_offset != VOID_OFFSET and fits:
+            if not found.add(Run(commitlog_offset, size, index, end)):
+                break
+        index = end
+        number += 1
+    return index
+
+
+def _find_in_files(
+    queue: ConsumeQueue, files: OpenFiles, start: int, stop: int, found: _Found
+) -> int:
+    """Adds batches from the files; returns the queue offset to go on from."""
+    tag_hashes = found.tag_hashes
+    index = origin = start
+    available = 0
+    guess = 1
+    chunk = CHUNK_ENTRIES
+    entries = b""
+    hashes: memoryview | None = None
+    limit = stop if tag_hashes is None else min(stop, start + MOST_FILTERED_ENTRIES)
+    while index < limit:
+        at = index - origin
+        if at >= available:
+            origin, at = index, 0
+            entries = queue.read(files, origin, min(stop, origin + chunk))
+            available = len(entries) // ENTRY_SIZE
+            hashes = None if tag_hashes is None else hashes_of(entries)
+        place, extent = _PLACE.unpack_from(entries, at * ENTRY_SIZE)
+        if place == VOID_OFFSET:
+            # No galloping here: messages may be lost before good ones, and behind them again.
+            lost = entries[at * ENTRY_SIZE : (at + MOST_LOOKED_AT_ONCE) * ENTRY_SIZE]
+            index += max(count_void(lost), 1)  # one, if the entry itself is damaged
+            continue
+        end = _end_of_run(entries, at, available, place, guess)
+        if end == available and origin + end < stop:
+            # The batch may go on behind the chunk: look again, from here, and further.
+            if at == 0:
+                chunk *= 2
+            available = 0
+            continue
+        run_stop = origin + end
+        commitlog_offset, size = place & OFFSET_MASK, extent & SIZE_MASK
+        fits, doubtful = True, False
+        if hashes is not None and tag_hashes is not None:
+            some = hashes[at:end]
+            fits = not tag_hashes.isdisjoint(some)
+            if not fits:
+                # If the check fails the batch itself tells. Queues had no checks once.
+                check = check_in(place, extent)
+                fits = check_of(commitlog_offset, size, some) != check
+                doubtful = fits and check != 0
+        if fits and not found.add(Run(commitlog_offset, size, index, run_stop, doubtful)):
+            break
+        guess = end - at
+        index = run_stop
+    return index
+
+
+def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: int) -> int:
+    """Index behind the last entry with the same offset as entry ``start``, a batch's."""
+    unpack = _OFFSET.unpack_from
+    low, high = start + 1, available
+    bound = start + guess
+    step = 1
+    # Usually the batch is as long as the one before: two looks tell.
+    if bound <= high and unpack(entries, (bound - 1) * ENTRY_SIZE)[0] == wanted:
+        low = bound
+    else:
+        bound = low
+    while bound < high:
+        if unpack(entries, bound * ENTRY_SIZE)[0] != wanted:
+            high = bound
+            break
+        low = bound + 1
+        bound += step
+        step *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if unpack(entries, middle * ENTRY_SIZE)[0] == wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def read_batches(
+    log: CommitLog, queue_id: int, runs: list[Run]
+) -> tuple[list[bytes | memoryview], int, int | None]:
+    """Reads batches, those that are neighbours in the log with one call.
+
+    Every batch is checked to be the one that the queue tells of; checksums are left to
+    whoever decodes it.
+
+    Args:
+        log: The log.
+        queue_id: Of the queue.
+        runs: The batches, in queue order.
+
+    Returns:
+        Buffers of whole batches; how many of the runs are in them: fewer than all when the next
+        one is not what the queue tells; and where the queue's tag hashes are damaged, if they are.
+    """
+    data: list[bytes | memoryview] = []
+    damaged = None
+    number = 0
+    while number < len(runs):
+        start = runs[number].commitlog_offset
+        count, stop, dense = _neighbours(log, runs, number)
+        try:
+            buffer = log.view(start, stop - start)
+        except CorruptRecord:
+            break
+        some = runs[number : number + count]
+        good, doubted = _count_good(buffer, start, queue_id, some)
+        damaged = doubted if damaged is None else damaged
+        if dense and good == count:
+            data.append(buffer)
+        else:
+            view = memoryview(buffer)
+            data.extend(
+                view[run.commitlog_offset - start : run.commitlog_offset - start + run.size]
+                for run in some[:good]
+            )
+        number += good
+        if good < count:
+            break
+    return data, number, damaged
+
+
+def sound_batches(
+    data: Sequence[bytes | memoryview],
+) -> tuple[list[bytes | memoryview], int]:
+    """What stands before the first batch that fails its checksums, and how many batches that are.
+
+    Args:
+        data: Buffers of whole batches.
+    """
+    sound: list[bytes | memoryview] = []
+    number = 0
+    for buffer in data:
+        position = 0
+        while position < len(buffer):
+            try:
+                header = check_stored(buffer, position)
+            except CorruptBatch:
+                if position:
+                    sound.append(memoryview(buffer)[:position])
+                return sound, number
+            position += header.total_size
+            number += 1
+        sound.append(buffer)
+    return sound, number
+
+
+def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, bool]:
+    """How many runs to read with one call, where they end, and if they fill it fully."""
+    start = runs[first].commitlog_offset
+    stop = start + runs[first].size
+    if first + 1 == len(runs):
+        return 1, stop, True
+    segment_end = log.segment_end(start)
+    dense = True
+    index = first + 1
+    while index < len(runs):
+        offset, size, *_ = runs[index]
+        gap = offset - stop
+        if (
+            not 0 <= gap <= READ_THROUGH_BYTES
+            or offset + size > segment_end
+            or offset + size - start > MOST_AT_ONCE_BYTES
+        ):
+            break
+        if gap:
+            dense = False
+        stop = offset + size
+        index += 1
+    return index - first, stop, dense
+
+
+def _count_good(
+    buffer: Buffer, start: int, queue_id: int, runs: list[Run]
+) -> tuple[int, int | None]:
+    """How many of the runs, from the first, are in the buffer as they should be; and where the
+    first of them begins that is a whole batch and failed its check."""
+    unpack = _IDENTITY.unpack_from
+    good = 0
+    damaged = None
+    for run in runs:
+        if run.size < _IDENTITY.size:
+            break
+        magic, offset, base, size, count, number = unpack(buffer, run.commitlog_offset - start)
+        if (
+            magic != MAGIC
+            or offset != run.commitlog_offset
+            or size != run.size
+            or number != queue_id
+            or not base <= run.start < run.stop == base + count
+        ):
+            break
+        good += 1
+        if run.doubtful and run.start == base and damaged is None:
+            damaged = run.start
+    return good, damaged

@@ -1,0 +1,285 @@
+"""Saves, bit by bit and beside all other work, how far the store has come.
+
+One round: write what consume queues hold in memory; collect the queue table;
+have the log synced as far as the table tells of it; save table and checkpoint;
+sync the consume queue files, and say so in the checkpoint. A round is a
+generator, so every step of it is short and the event loop goes on in between;
+what waits for the disk is done by the chores thread.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import DiskFull, StorageError, TooManyOpenFiles
+from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mqmesh.storage.files.atomic_file import save_document, storage_error
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.flush import Flusher, Sync
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.producer_states import ProducerStates
+from mqmesh.storage.queues.queue_table import Head, encode_table
+from mqmesh.units import KIB
+
+log = logging.getLogger(__name__)
+
+TAILS_PER_STEP: Final = 32
+FILES_PER_CHORE: Final = 64
+WORK_SHARE: Final = 20
+"""With many queues a round is much work; then the pause behind it is so many times as long."""
+MOST_INTERVALS: Final = 4
+"""... but at most so many intervals, because a restart reads the log from the last round."""
+MOST_SYNCED_AT_CLOSE: Final = 64
+"""Consume queue files; more would make a stop slow, and the log can replace them."""
+MOST_TAILS_AT_CLOSE: Final = 1_000
+"""Written by a stop in any case; of more, see ``LOG_BYTES_A_TAIL``."""
+LOG_BYTES_A_TAIL: Final = 4 * KIB
+"""To read so much of the log takes as long as to make the file that a tail is written to."""
+
+
+class Checkpointer:
+    """Runs rounds, and the last one when the store is closed.
+
+    Attributes:
+        finished: Number of the last round that was done to its end.
+    """
+
+    def __init__(
+        self,
+        *,
+        table_path: Path,
+        file: CheckpointFile,
+        commitlog: CommitLog,
+        queues: ConsumeQueues,
+        states: ProducerStates,
+        flusher: Flusher,
+        chores: Chores,
+        sync: Sync,
+        interval_ms: int,
+        boot_id: bytes,
+        dispatched_through: int,
+        queues_synced_through: int,
+    ) -> None:
+        """Starts between two rounds.
+
+        Args:
+            table_path: Document of the queue table.
+            file: The checkpoint's two slots.
+            commitlog: The log.
+            queues: Consume queues.
+            states: Producers' last batches.
+            flusher: Says how far the log is durable.
+            chores: Thread for saving and syncing.
+            sync: Makes a descriptor's data durable.
+            interval_ms: From the end of a round to the next.
+            boot_id: Of the running system.
+            dispatched_through: As the last checkpoint says.
+            queues_synced_through: As the last checkpoint says.
+        """
+        self._table_path = table_path
+        self._file = file
+        self._log = commitlog
+        self._queues = queues
+        self._states = states
+        self._flusher = flusher
+        self._chores = chores
+        self._sync = sync
+        self._interval_ms = interval_ms
+        self._boot_id = boot_id
+        self._dispatched_through = dispatched_through
+        self._queues_synced_through = queues_synced_through
+        self._round: Iterator[bool] | None = None
+        self._next_ms: int | None = None
+        self._worked_ns = 0
+        self._begun = 0
+        self._wanted = 0
+        self.finished = 0
+
+    @property
+    def queues_synced_through(self) -> int:
+        """Everything derived from the log before this offset is on disk."""
+        return self._queues_synced_through
+
+    def tick(self, now_ms: int) -> bool:
+        """Does a step of a round, or begins one when it is time and there is something to save.
+
+        Returns:
+            True when the next step need not wait for anything.
+
+        Raises:
+            StorageError: A sync failed; the store must stop.
+        """
+        if self._round is None:
+            if self._next_ms is None:
+                self._next_ms = now_ms + self._interval_ms
+            changed = self._log.end != self._dispatched_through or self._wanted > self.finished
+            if now_ms < self._next_ms or not changed:
+                return False
+            self._begun += 1
+            self._round = self._steps()
+            self._worked_ns = 0
+        start_ns = time.monotonic_ns()
+        try:
+            more = next(self._round)
+            self._worked_ns += time.monotonic_ns() - start_ns
+            return more
+        except StopIteration:
+            self.finished = self._begun
+        except (DiskFull, TooManyOpenFiles) as error:
+            # Nothing is lost by that: the log is there, and a restart reads more of it.
+            log.warning("the checkpoint has to wait: %s", error)
+        self._round = None
+        pause_ms = self._worked_ns // 1_000_000 * WORK_SHARE
+        self._next_ms = now_ms + min(
+            max(self._interval_ms, pause_ms), MOST_INTERVALS * self._interval_ms
+        )
+        return False
+
+    def request(self) -> int:
+        """Asks for a round that begins after now, be there something new in the log or not.
+
+        Returns:
+            Its number, to compare with ``finished``.
+        """
+        self._wanted = self._begun + 1
+        return self._wanted
+
+    def close(self) -> None:
+        """Saves everything and notes the clean stop; the log is synced to its end, and the
+        chores are done.
+
+        Where a start left thousands of tails to the rounds that follow, a stop soon after leaves
+        them, too: the next start reads the same part of the log once more.
+
+        Raises:
+            DiskFull: No room; the stop is then not a clean one.
+            StorageError: A sync failed.
+        """
+        end = self._log.end
+        tails = self._queues.dirty_count
+        if tails > MOST_TAILS_AT_CLOSE and (
+            end - self._queues_synced_through <= tails * LOG_BYTES_A_TAIL
+        ):
+            self._save(None, self._checkpoint(clean=True, tails_left=True))
+            return
+        while self._queues.dirty_count:
+            self._queues.write_oldest(TAILS_PER_STEP)
+        changed = self._queues.changed
+        if self._round is None and len(changed) <= MOST_SYNCED_AT_CLOSE:
+            sync_paths(sorted(changed), self._sync)
+            self._queues_synced_through = end
+        table = self._table(end, self._log.epoch)
+        self._dispatched_through = end
+        self._save(b"".join(table), self._checkpoint(clean=True))
+
+    def save_now(self) -> None:
+        """Saves everything, as after recovery; the log is synced to its end."""
+        end = self._log.end
+        while self._queues.dirty_count:
+            self._queues.write_oldest(TAILS_PER_STEP)
+        table = self._table(end, self._log.epoch)
+        self._dispatched_through = end
+        self._save(b"".join(table), self._checkpoint(clean=False))
+
+    def note_start(self) -> None:
+        """Notes that the store is in use: from now on a stop without a word is a crash."""
+        self._save(None, self._checkpoint(clean=False))
+
+    def _steps(self) -> Iterator[bool]:
+        """One round. Yields True for "go on when you like", False for "waiting"."""
+        through, epoch = self._log.end, self._log.epoch
+        queues = self._queues
+        remaining = queues.dirty_count
+        while remaining > 0 and queues.dirty_count:
+            dirty = queues.dirty_count
+            queues.write_oldest(TAILS_PER_STEP)
+            # It may have written fewer, being slow; a tail left out would never be found again.
+            remaining -= dirty - queues.dirty_count
+            yield True
+        frames = []
+        for frame in self._table(through, epoch):
+            frames.append(frame)
+            yield True
+        covered = self._log.end
+        self._flusher.written(
+            covered, self._log.unsynced_fds(self._flusher.durable_offset), urgent=True
+        )
+        while self._flusher.durable_offset < covered:
+            yield False
+        document = b"".join(frames)
+        self._dispatched_through = through
+        checkpoint = self._checkpoint(clean=False)
+        yield from self._wait(lambda: self._save(document, checkpoint))
+        changed, queues.changed = list(queues.changed), set()
+        try:
+            for first in range(0, len(changed), FILES_PER_CHORE):
+                some = changed[first : first + FILES_PER_CHORE]
+                yield from self._wait(lambda some=some: sync_paths(some, self._sync))  # type: ignore[misc]
+        except TooManyOpenFiles:
+            queues.changed.update(changed)  # the next round syncs them
+            raise
+        self._queues_synced_through = through
+        synced = self._checkpoint(clean=False)
+        yield from self._wait(lambda: self._save(None, synced))
+
+    def _table(self, through: int, epoch: int) -> Iterator[bytes]:
+        # Now, before the rows, which may tell of later beginnings but never of earlier ones,
+        # and of topics made since these deletions but never of what they deleted.
+        start = self._log.start
+        head, deletions = Head(through, epoch, start), self._queues.live_deletions(start)
+        return encode_table(head, list(self._queues), self._states.dump(), deletions)
+
+    def _wait(self, task: Callable[[], None]) -> Iterator[bool]:
+        future: Future[None] = self._chores.submit(task)
+        while not future.done():
+            yield False
+        future.result()
+
+    def _checkpoint(self, *, clean: bool, tails_left: bool = False) -> Checkpoint:
+        return Checkpoint(
+            store_id=self._log.store_id,
+            epoch=self._log.epoch,
+            synced_through=self._flusher.durable_offset,
+            dispatched_through=self._dispatched_through,
+            queues_synced_through=self._queues_synced_through,
+            clean=clean,
+            boot_id=self._boot_id,
+            tails_left=tails_left,
+        )
+
+    def _save(self, table: bytes | None, checkpoint: Checkpoint) -> None:
+        if table is not None:
+            save_document(self._table_path, table)
+        try:
+            self._file.save(checkpoint)
+        except OSError as error:
+            raise StorageError(f"the checkpoint cannot be saved: {error}") from error
+
+
+def sync_paths(paths: list[str], sync: Sync) -> None:
+    """Makes files and directories durable; one that is gone needs no sync.
+
+    Raises:
+        TooManyOpenFiles: Some were not synced, for want of descriptors.
+        StorageError: A sync failed.
+    """
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise storage_error(error, f"{path} cannot be opened") from error
+        try:
+            sync(fd)
+        except OSError as error:
+            # Never DiskFull, even if the system says so: after a failed sync nobody knows
+            # what the file holds, and trying again would not tell.
+            raise StorageError(f"{path} cannot be synced: {error}") from error
+        finally:
+            os.close(fd)

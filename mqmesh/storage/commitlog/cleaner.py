@@ -1,0 +1,337 @@
+"""Removes what retention has decided about, bit by bit and beside all other work.
+
+One pass: let all consume queues begin behind the segments that will go; note that these
+will go; take the segments off the list and unlink their files; have a checkpoint tell of it; remove
+consume queue files in which nothing is left. Readers are led away from what goes
+before it does, and a descriptor that is still open keeps what it reads.
+
+A kill at any step does no harm. The list of files in the directory is what counts for
+the log, and it only ever loses its oldest. Consume queues that a queue table knows
+with an earlier beginning are moved on when the store is opened, and their files are
+there, since they go only after a table has told of the later beginning.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.commitlog.checkpointer import Checkpointer
+from mqmesh.storage.commitlog.retention import (
+    HOUR_MS,
+    AgeClock,
+    SealedFile,
+    Verdict,
+    WriteGate,
+    files_to_delete,
+)
+from mqmesh.storage.files.atomic_file import sync_directory
+from mqmesh.storage.files.chores import Chores
+from mqmesh.storage.files.disk_space import Space, SpaceOf
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.interface import QueueMove, StoreConfig
+from mqmesh.storage.log.beginning import NAME, write_log_beginning
+from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.flush import Flusher
+from mqmesh.storage.log.segments import STAT_BLOCK_BYTES, Segment
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.queue_minimum import remove_unused
+from mqmesh.units import QueueOffset
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SPACE_EVERY_MS: Final = 100
+"""How often the room on the disk is looked at."""
+MOST_WORKING_NS: Final = 2_000_000
+"""One step; whoever calls has others to serve."""
+
+
+class Cleaner:
+    """Watches the disk, and runs a pass now and then.
+
+    Attributes:
+        space: The room on the disk, None while it is not known.
+        gate: Refuses writes while there is too little.
+        age_clock: For the ages of files.
+        keep_from: Nothing at or behind this commit-log offset goes; None for no such wish.
+        wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
+        deleted_segments: Removed so far.
+        deleted_bytes: Their size.
+        forced_segments: Those of them that went before their time.
+        forced_moves: Where queues began before that, and begin now, by topic and queue; whoever
+            has been told takes them out.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        config: StoreConfig,
+        commitlog: CommitLog,
+        queues: ConsumeQueues,
+        files: OpenFiles,
+        flusher: Flusher,
+        checkpointer: Checkpointer,
+        chores: Chores,
+        clock: Clock,
+        space_of: SpaceOf,
+        last_alive_ms: int | None,
+    ) -> None:
+        """Starts between two passes, with a look at the disk.
+
+        Args:
+            directory: Of the log's segments.
+            config: Marks and times.
+            commitlog: The log.
+            queues: Consume queues.
+            files: Descriptors for reading.
+            flusher: Says how far the log is durable.
+            checkpointer: Makes the new beginnings durable.
+            chores: Thread that unlinks.
+            clock: For ages and hours.
+            space_of: Looks at the disk.
+            last_alive_ms: When the run before wrote its last checkpoint, by the wall clock.
+        """
+        self._directory = directory
+        self._config = config
+        self._log = commitlog
+        self._queues = queues
+        self._files = files
+        self._flusher = flusher
+        self._checkpointer = checkpointer
+        self._chores = chores
+        self._clock = clock
+        self._space_of = space_of
+        self.age_clock = AgeClock(
+            clock.monotonic_ms(),
+            clock.wall_ms(),
+            reserved_ms=config.file_reserved_time * HOUR_MS,
+            last_alive_ms=last_alive_ms,
+        )
+        self.space: Space | None = None
+        self.gate = WriteGate(config.disk_space_warning_level_ratio)
+        self.keep_from: int | None = None
+        self.wish = 0
+        self.deleted_segments = 0
+        self.deleted_bytes = 0
+        self.forced_segments = 0
+        self.forced_moves: dict[tuple[str, int], QueueMove] = {}
+        self._blind = False
+        self._pass: Iterator[bool] | None = None
+        self._look_ms: int | None = None
+        self._next_ms: int | None = None
+        self._look_at_disk()
+
+    def tick(self, now_ms: int) -> bool:
+        """Looks at the disk when it is time, and does a step of a pass, or begins one.
+
+        Returns:
+            True when the next step need not wait for anything.
+        """
+        if self._look_ms is None or now_ms >= self._look_ms:
+            self._look_ms = now_ms + SPACE_EVERY_MS
+            self._look_at_disk()
+            self._look_at_clock()
+        if self._pass is None:
+            if self._next_ms is None:
+                # Never at once: somebody who starts a broker on a full disk gets the time to
+                # look what fills it before anything is removed by force.
+                self._next_ms = now_ms + self._config.clean_resource_interval_ms
+            if now_ms < self._next_ms:
+                return False
+            self._next_ms = now_ms + self._config.clean_resource_interval_ms
+            verdict = self._decide()
+            if not verdict.count:
+                return False
+            self._pass = self._steps(verdict)
+        try:
+            return next(self._pass)
+        except StopIteration:
+            pass
+        except OSError as error:
+            log.error("retention stops for now: %s", error)
+        self._pass = None
+        return False
+
+    def _look_at_disk(self) -> None:
+        try:
+            self.space = self._space_of(self._directory)
+        except OSError as error:
+            if not self._blind:
+                log.error("the room on the disk is not known, retention by room rests: %s", error)
+            self._blind = True
+            return
+        self._blind = False
+        if self.gate.look(self.space):
+            if self.gate.refusal is None:
+                log.warning(
+                    "the disk is %.1f %% full now, writing goes on", self.space.used_percent
+                )
+            else:
+                log.error("writes are refused: %s", self.gate.refusal)
+
+    def _look_at_clock(self) -> int:
+        clock, ages = self._clock, self.age_clock
+        before = ages.jumps
+        now_ms = ages.look(clock.monotonic_ms(), clock.wall_ms())
+        if ages.jumps != before:
+            log.warning("the wall clock has leaped; ages of log segments are measured without that")
+        return now_ms
+
+    def _decide(self) -> Verdict:
+        files = []
+        sealed = self._sealed()
+        for segment in sealed:
+            try:
+                found = os.stat(segment.path)
+            except OSError as error:
+                # Nothing behind it may go before it.
+                log.error("%s cannot be looked at: %s", segment.path, error)
+                break
+            size = found.st_blocks * STAT_BLOCK_BYTES
+            files.append(SealedFile(size, found.st_mtime_ns // 1_000_000))
+        if not files:
+            return Verdict(0)
+        hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour
+        # Not known is not full: by age alone, then.
+        space = self.space if self.space is not None and not self._blind else Space(0, 1)
+        verdict = files_to_delete(
+            files, space, now_ms=self._look_at_clock(), hour=hour, config=self._config
+        )
+        return self._without_kept(verdict, sealed)
+
+    def _without_kept(self, verdict: Verdict, sealed: list[Segment]) -> Verdict:
+        keep_from, count = self.keep_from, verdict.count
+        if keep_from is not None:
+            count = sum(segment.end <= keep_from for segment in sealed[:count])
+        before, self.wish = self.wish, 0
+        if count < verdict.count:
+            self.wish = sealed[verdict.count - 1].end
+            if self.wish != before:
+                log.warning(
+                    "%d log segments stay until the schedule service has rewritten what waits in "
+                    "them: %s",
+                    verdict.count - count,
+                    verdict.reason,
+                )
+        return Verdict(count, verdict.reason, verdict.forced) if count else Verdict(0)
+
+    def _sealed(self) -> list[Segment]:
+        """Segments that are full, durable and closed, up to the first one that is not."""
+        found = []
+        # Without writes nobody else closes what has become durable.
+        self._log.unsynced_fds(self._flusher.durable_offset)
+        durable = min(self._flusher.durable_offset, self._log.end)
+        for segment in self._log.segments:
+            if segment.fd >= 0 or segment.end > durable:
+                break
+            found.append(segment)
+        # The newest of the list is never one of them, or the log would have no file at all.
+        return found if len(found) < len(self._log.segments) else found[:-1]
+
+    def _steps(self, verdict: Verdict) -> Iterator[bool]:
+        """One pass. Yields True for "go on when you like", False for "waiting"."""
+        segments = self._log.segments
+        going = self._sealed()[: verdict.count]
+        following = segments.after(going[-1])
+        assert following is not None
+        moved: set[str] = set()
+        yield from self._advance(following.start, moved, forced=verdict.forced)
+        note = partial(write_log_beginning, self._directory.parent / NAME, following.start)
+        yield from _wait(self._chores.submit(note))
+        yield from self._remove_segments(len(going), verdict)
+        if not moved:
+            return
+        # Only now: on a full disk the segments make the room that the queue table needs.
+        wanted = self._checkpointer.request()
+        while self._checkpointer.finished < wanted:
+            yield False
+        for topic in moved:
+            yield from self._remove_queue_files(topic)
+
+    def _advance(self, log_start: int, moved: set[str], *, forced: bool) -> Iterator[bool]:
+        """Moves the beginnings of queues; notes the topics in which there were some."""
+        until_ns = time.monotonic_ns() + MOST_WORKING_NS
+        for queue in list(self._queues):
+            if time.monotonic_ns() >= until_ns:
+                yield True
+                until_ns = time.monotonic_ns() + MOST_WORKING_NS
+            if self._queues.find(queue.topic, queue.queue_id) is not queue:
+                continue  # deleted meanwhile
+            before = queue.first
+            try:
+                if self._queues.advance(queue, log_start):
+                    moved.add(queue.topic)
+                    if forced:
+                        self._note_forced(queue, before)
+            except CorruptRecord as error:
+                # Whoever reads there has the queue repaired.
+                log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
+
+    def _note_forced(self, queue: ConsumeQueue, before: int) -> None:
+        place = queue.topic, queue.queue_id
+        known = self.forced_moves.get(place)
+        self.forced_moves[place] = QueueMove(
+            *place,
+            first_before=QueueOffset(before) if known is None else known.first_before,
+            first=QueueOffset(queue.first),
+        )
+
+    def _remove_segments(self, count: int, verdict: Verdict) -> Iterator[bool]:
+        segments = self._log.segments
+        gone = segments.take_first(count)
+        for segment in gone:
+            self._files.close_path(segment.path)
+        log.log(
+            logging.ERROR if verdict.forced else logging.INFO,
+            "%d log segments go%s, the log begins at %d now: %s",
+            count,
+            " before their time" if verdict.forced else "",
+            self._log.start,
+            verdict.reason,
+        )
+        for number, segment in enumerate(gone):
+            try:
+                yield from _wait(self._chores.submit(partial(self._unlink, segment.path)))
+            except OSError:
+                segments.put_back(gone[number:])
+                raise
+            self._log.maps.forget(segment)
+            self.deleted_segments += 1
+            self.forced_segments += verdict.forced
+            self.deleted_bytes += segment.size
+
+    def _unlink(self, path: str) -> None:
+        os.unlink(path)
+        # One after the other, or a power cut could leave a hole.
+        sync_directory(self._directory)
+
+    def _remove_queue_files(self, topic: str) -> Iterator[bool]:
+        directory = self._queues.topic_directory(topic)
+        firsts = {
+            queue_id: min(queue.first, queue.written)
+            for queue_id, queue in self._queues.by_topic.get(topic, {}).items()
+        }
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return
+        entries = self._config.mapped_file_size_consume_queue
+        future = self._chores.submit(partial(remove_unused, fd, firsts, entries))
+        for name in (yield from _wait(future)):
+            self._files.close_path(f"{directory}/{name}")
+
+
+def _wait(future: "Future[T]") -> Generator[bool, None, T]:
+    while not future.done():
+        yield False
+    return future.result()

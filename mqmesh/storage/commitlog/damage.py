@@ -1,0 +1,70 @@
+"""The list of what is lost: ranges of the log that were on disk and are bad now.
+
+Such a range is never cut and never given out. It stays in the log, is passed
+over, and is written down here, for the operator and, later, for repair from a
+replica.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.interface import DamagedRange
+from mqmesh.units import CommitLogOffset, TimestampMs
+
+log = logging.getLogger(__name__)
+
+
+class DamageList:
+    """Damaged ranges, in a JSON document."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the document.
+
+        Args:
+            path: Its file.
+
+        Raises:
+            StorageError: It could not be read.
+        """
+        self._path = path
+        self._ranges: dict[int, DamagedRange] = {}
+        self._changed = False
+        try:
+            document = load_document(path)
+            if document is not None:
+                found = msgspec.json.decode(document, type=list[DamagedRange])
+                self._ranges = {one.start_offset: one for one in found}
+        except (CorruptRecord, msgspec.MsgspecError) as error:
+            # Only a report: verifying the store finds the same ranges again.
+            log.error("the list of damaged ranges starts anew: %s", error)
+
+    @property
+    def ranges(self) -> Sequence[DamagedRange]:
+        """All of them, ascending."""
+        return [self._ranges[start] for start in sorted(self._ranges)]
+
+    def add(self, start: int, end: int, reason: str, now_ms: int) -> None:
+        """Notes and reports a range; one that is known is left as it is."""
+        known = self._ranges.get(start)
+        if known is not None and known.end_offset >= end:
+            return
+        log.error("bytes %d to %d of the log are damaged and passed over: %s", start, end, reason)
+        self._ranges[start] = DamagedRange(
+            CommitLogOffset(start), CommitLogOffset(end), reason, TimestampMs(now_ms)
+        )
+        self._changed = True
+
+    def save(self) -> None:
+        """Makes additions durable.
+
+        Raises:
+            StorageError: They could not be saved.
+        """
+        if self._changed:
+            save_document(self._path, msgspec.json.encode(self.ranges))
+            self._changed = False

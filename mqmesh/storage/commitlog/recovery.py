@@ -1,0 +1,426 @@
+"""Finds the true end of the log, and brings everything derived from it up to there.
+
+The log is read from where the queue table ends. Before the synced mark a record
+that fails its checks is damage: it is passed over and reported, and what stands
+behind it is kept. Behind the mark it is a torn tail: the log ends there, and the
+tail is cut durably. Only if the system has not restarted, so that no page was
+lost, a bad record with good ones behind it is damage there too. Opening a store
+that was closed in order is the same, only that there is nothing to read.
+
+First, what the page cache shows behind the synced mark is compared with the disk, which does
+not have it after a failed sync; a segment that differs is copied into a new file.
+
+A crash in the middle of recovery does no harm: nothing is changed before the
+end was found (a copy of a segment is the same), and the
+steps of the cut are in an order that can be repeated.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import MAX_MESSAGES
+from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, read_meta
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.storage.commitlog.checkpoint import Checkpoint
+from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.commitlog.rewriting import rewrite
+from mqmesh.storage.interface import OnProgress, RecoveryProgress
+from mqmesh.storage.log.marker import MARKER_SIZE, Marker, MarkerKind, encode_marker
+from mqmesh.storage.log.scan import ZEROS, LogScanner, Record
+from mqmesh.storage.log.segments import Segment, Segments
+from mqmesh.storage.log.store_key import StoreKey
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.queue_table import QueueTable
+from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_BYTES: Final = 8 * MIB
+PROGRESS_EVERY_RECORDS: Final = 2048
+"""Whichever comes first: some ten milliseconds."""
+SAVE_EVERY_BYTES: Final = 1 * GIB
+"""How much of the log is read at most before what was learned is saved."""
+MOST_TAILS_AT_ONCE: Final = 256
+MOST_LOST_UNSEEN: Final = 1 << 20
+"""Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
+_REDELIVERED: Final = int(Attributes.REDELIVERED)
+EVERYTHING: Final = MAX_OFFSET // 2
+"""Behind the end of any log."""
+
+SaveProgress = Callable[[int, int], None]
+"""Saves the derived state as complete to an offset; the second argument is the epoch."""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What recovery found.
+
+    Attributes:
+        end: Where the log goes on.
+        epoch: Of the next record.
+        store_id: Identity of the store; a new one if neither checkpoint nor log has one.
+        read_bytes: Log bytes that were checked.
+        cut_bytes: Of the torn tail.
+        begins_at: Where the epoch begins, if what stood behind that is, or may be, lost; else None.
+        is_marked: The log tells so; else its next record has to.
+        queues_synced_through: Consume queue files are on disk to here.
+    """
+
+    end: int
+    epoch: int
+    store_id: int
+    read_bytes: int
+    cut_bytes: int
+    begins_at: int | None
+    is_marked: bool
+    queues_synced_through: int
+
+
+class Recovery:
+    """One run over the log."""
+
+    def __init__(
+        self,
+        *,
+        segments: Segments,
+        key: StoreKey,
+        queues: ConsumeQueues,
+        states: ProducerStates,
+        damage: DamageList,
+        checkpoint: Checkpoint | None,
+        same_boot: bool,
+        clock: Clock,
+        on_progress: OnProgress,
+        save_progress: SaveProgress,
+    ) -> None:
+        """Prepares a run.
+
+        Args:
+            segments: Files of the log.
+            key: Of the store.
+            queues: Empty; filled by the run.
+            states: Empty; filled by the run.
+            damage: Gets what is damaged.
+            checkpoint: The newest, None if it is lost or the store is new.
+            same_boot: The system has not restarted since the checkpoint.
+            clock: For the labels of damage.
+            on_progress: Told now and then how far the run is.
+            save_progress: Called when much was read, with everything saved up to there.
+        """
+        self._segments = segments
+        self._key = key
+        self._queues = queues
+        self._states = states
+        self._damage = damage
+        self._checkpoint = checkpoint
+        self._same_boot = same_boot
+        self._clock = clock
+        self._on_progress = on_progress
+        self._save_progress = save_progress
+        self._scanner = LogScanner(
+            segments,
+            key=key,
+            store_id=None if checkpoint is None else checkpoint.store_id,
+            # A search through damage may be long, and whoever waits may want to stop.
+            on_piece=lambda offset: self._tell("searching the log", offset, offset),
+        )
+        self._epoch = 0
+        self._read_bytes = 0
+        self._queues_synced_through = 0
+        # Nothing is missing between the table and the log, and no damage was passed: then a
+        # queue offset that is skipped means that the table is wrong. Topics where it is.
+        self._complete = False
+        self._gaps: set[str] = set()
+        # Queues whose entries are written anew from the first batch that is met, because
+        # their files may have lost pages when the system died. None: trust the files.
+        self._rewritten: set[ConsumeQueue] | None = None
+
+    def run(self, table: QueueTable | None) -> Recovered:
+        """Does everything.
+
+        Args:
+            table: The queue table, None if it is lost or the store is new.
+
+        Raises:
+            StorageError: The log is gone, of a newer version, or cannot be read.
+        """
+        checkpoint = self._checkpoint
+        if not len(self._segments):
+            if checkpoint is not None and checkpoint.synced_through > 0:
+                raise StorageError(
+                    f"the commit log is gone: {checkpoint.synced_through} bytes were stored, and "
+                    f"there is no file; put it back, or remove the whole store to start empty"
+                )
+            return Recovered(0, 1, self.store_id, 0, 0, None, True, 0)
+        try:
+            rewrite(
+                self._segments,
+                self._first_doubtful(),
+                lambda offset: self._tell("comparing the log with the disk", offset, offset),
+            )
+            end = self._rebuild(table)
+            epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
+            begins_at = end
+            cut = self._cut(end, epoch + 1)
+        finally:
+            self._scanner.close()
+        if cut:
+            end += MARKER_SIZE
+        # Without a torn tail, too: zeros may stand where records were that somebody has read.
+        is_new = bool(cut) or self._may_have_lost()
+        epoch += is_new
+        # If the log lost its end, others will stand where the rest of it was.
+        for topic, deleted_at in self._queues.deletions.items():
+            self._queues.deletions[topic] = min(deleted_at, end)
+        return Recovered(
+            end,
+            epoch,
+            self.store_id,
+            self._read_bytes,
+            cut,
+            begins_at if is_new else None,
+            bool(cut) or not is_new,
+            self._queues_synced_through,
+        )
+
+    def _may_have_lost(self) -> bool:
+        """True when records may be gone without a trace: the system died, or nobody knows."""
+        checkpoint = self._checkpoint
+        return checkpoint is None or not (checkpoint.clean or self._same_boot)
+
+    @property
+    def store_id(self) -> int:
+        """Identity of the store; a new one while neither checkpoint nor log has told one."""
+        if self._scanner.store_id is None:
+            self._scanner.store_id = int.from_bytes(os.urandom(4), "little")
+        return self._scanner.store_id
+
+    def _rebuild(self, table: QueueTable | None) -> int:
+        if table is not None:
+            self._queues.deletions.update(table.deletions)
+        if table is not None and self._checkpoint is not None:
+            end = self._scan(self._load(table, self._checkpoint))
+            topic = self._incomplete_topic()
+            if topic is None:
+                return end
+            log.error("queues of topic %r lack entries, all queues are made anew", topic)
+        self._queues.clear()
+        self._complete = False
+        self._gaps.clear()
+        self._states.load([])
+        self._rewritten = None
+        self._epoch = 0
+        self._queues_synced_through = self._segments.first.start
+        return self._scan(self._segments.first.start)
+
+    def _incomplete_topic(self) -> str | None:
+        """A topic that has fewer entries than the table told or the log says; None is good."""
+        for topic in self._gaps:
+            return topic
+        lost = self._queues.lost()
+        return None if lost is None else lost.topic
+
+    def _load(self, table: QueueTable, checkpoint: Checkpoint) -> int:
+        """Takes up the table; returns where the log must be read from."""
+        for row in table.queues:
+            self._queues.add(row.topic, row.queue_id, first=row.first, end=row.end)
+        self._states.load(table.producers)
+        self._queues_synced_through = checkpoint.queues_synced_through
+        start = min(table.head.through, checkpoint.dispatched_through)
+        if start == table.head.through:
+            self._epoch = table.head.epoch
+        # Nor are pages of queues believed that a sync may have failed for.
+        trusted = self._same_boot and checkpoint.clean and not checkpoint.tails_left
+        if not trusted and checkpoint.queues_synced_through < table.head.through:
+            start = min(start, checkpoint.queues_synced_through)
+            self._rewritten = set()
+            self._epoch = 0
+        self._complete = start >= table.head.through
+        return max(start, self._segments.first.start)
+
+    def _scan(self, start: int) -> int:
+        """Reads and applies records; returns where the log ends."""
+        position = told = saved = start
+        total = max(0, self._last_byte() - start)
+        for number in count(1):
+            try:
+                record = self._scanner.read(position, epoch=self._epoch)
+            except CorruptRecord as error:
+                beyond = self._beyond_damage(position, str(error))
+                if beyond is None:
+                    break
+                position = beyond
+                continue
+            self._epoch = record.epoch
+            self._apply(record)
+            position = record.end
+            if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
+                told = position
+                self._tell("reading the log", position - start, total)
+            if position - saved >= SAVE_EVERY_BYTES and self._rewritten is None:
+                saved = position
+                self._damage.save()
+                self._save_progress(position, self._epoch)
+        self._read_bytes += position - start
+        if position > start:
+            self._tell("the end of the log is found", position - start, position - start)
+        return position
+
+    def _last_byte(self) -> int:
+        last = self._segments.last
+        synced = self._checkpoint.synced_through if self._checkpoint else 0
+        return max(synced, last.start if len(self._segments) > 1 else last.end)
+
+    def _tell(self, step: str, done: int, total: int) -> None:
+        self._on_progress(RecoveryProgress(step, done, max(done, total)))
+
+    def _beyond_damage(self, position: int, reason: str) -> int | None:
+        """Where the log goes on behind a bad record; None if it ends there."""
+        checkpoint = self._checkpoint
+        synced = 0 if checkpoint is None else checkpoint.synced_through
+        beyond: int | None
+        if position < synced:
+            beyond = self._scanner.resync(position, synced, epoch=self._epoch) or synced
+        elif checkpoint is None or (self._same_boot and not checkpoint.clean):
+            # Nobody knows what was synced, or it does not matter: the death of a process
+            # tears nothing but its last write. What has good records behind it is damaged.
+            beyond = self._scanner.resync(position, EVERYTHING, epoch=self._epoch)
+        else:
+            beyond = None
+        if beyond is None:
+            return None
+        # From here on queues may have gaps.
+        self._complete = False
+        self._damage.add(position, beyond, reason, self._clock.wall_ms())
+        return beyond
+
+    def _first_doubtful(self) -> int:
+        """Commit-log offset behind which the page cache may show what the disk does not have."""
+        checkpoint, segments = self._checkpoint, self._segments
+        if checkpoint is not None:
+            return EVERYTHING if checkpoint.clean else checkpoint.synced_through
+        # Nobody knows. What is full was synced soon after, and one segment is made ahead.
+        return min((segment.start for segment in list(segments)[-2:]), default=0)
+
+    def _apply(self, record: Record) -> None:
+        if record.batch is not None:
+            self._apply_batch(record, record.batch)
+        elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
+            self._apply_deletion(record.start, record.marker)
+
+    def _apply_batch(self, record: Record, header: BatchHeader) -> None:
+        try:
+            meta = read_meta(record.data, header)
+        except CorruptBatch as error:
+            # Its checksums are right, so it was stored like that; no queue can have it.
+            self._damage.add(record.start, record.end, str(error), self._clock.wall_ms())
+            return
+        if self._queues.is_deleted(meta.topic, record.start):
+            return
+        base = header.base_queue_offset
+        queue = self._queues.find(meta.topic, header.queue_id)
+        if queue is not None and base - queue.end > self._most_lost_messages():
+            reason = f"queue offset {base} after {queue.end}: so many messages cannot be lost"
+            self._damage.add(record.start, record.end, reason, self._clock.wall_ms())
+            return
+        if self._complete and base > (queue.end if queue else 0):
+            self._gaps.add(meta.topic)
+        if queue is None:
+            queue = self._queues.add(meta.topic, header.queue_id, first=base, end=base)
+            if self._rewritten is not None:
+                self._rewritten.add(queue)
+        elif self._rewritten is not None and queue not in self._rewritten:
+            self._rewritten.add(queue)
+            queue.rewind(base)
+        if base >= queue.end:
+            self._queues.skip_to(queue, base)
+            self._queues.append(
+                queue, record.start, header.total_size, header.message_count, meta.tag_hashes
+            )
+            queue.visible = queue.end
+            if self._queues.full:
+                self._queues.write_large()
+                self._queues.write_oldest(MOST_TAILS_AT_ONCE)
+        if header.attributes & _REDELIVERED:
+            return
+        stored = StoredBatch(
+            header.first_sequence,
+            header.message_count,
+            header.base_queue_offset,
+            CommitLogOffset(record.start),
+            CommitLogOffset(record.start + header.total_size),
+            header.store_timestamp,
+            header.producer_crc,
+        )
+        self._states.note(meta.topic, header.queue_id, header.producer_id, stored)
+
+    def _most_lost_messages(self) -> int:
+        """By how much a queue may go on behind its end: what the damaged bytes held at most.
+
+        Void entries take room on the disk, so nothing else may bring them about.
+        """
+        lost_bytes = sum(one.end_offset - one.start_offset for one in self._damage.ranges)
+        return MOST_LOST_UNSEEN + lost_bytes // HEADER_SIZE * MAX_MESSAGES
+
+    def _apply_deletion(self, start: int, marker: Marker) -> None:
+        topic = marker.data.decode("utf-8", "replace")
+        if start <= self._queues.deletions.get(topic, -1):
+            return  # The table told of it, and what is known of the topic is of later.
+        # What the table told may have been of a later topic of the same name.
+        self._gaps.discard(topic)
+        unused = self._queues.drop_topic(topic, start)
+        if unused is not None:
+            shutil.rmtree(unused)
+        self._states.forget_topic(topic)
+
+    def _cut(self, end: int, epoch: int) -> int:
+        """Makes sure that nothing behind the end is ever taken for a record.
+
+        First a void marker of a new epoch, which makes all older records behind it void;
+        when that is durable, the rest is zeroed, so that the next start finds nothing.
+
+        Returns:
+            Bytes from the end to the last one that was not zero, 0 if there were none.
+        """
+        last = 0
+        for start, piece in self._scanner.pieces(end, EVERYTHING):
+            if piece != ZEROS[: len(piece)]:
+                last = start + len(piece.rstrip(b"\0"))
+        if last <= end:
+            return 0
+        segment = self._segments.find(end)
+        if segment is None or segment.end - end < MARKER_SIZE:
+            raise StorageError(f"the log ends at {end}, where no file has room to say so")
+        log.warning("a torn tail of %d bytes at %d is cut", last - end, end)
+        marker = encode_marker(
+            MarkerKind.VOID,
+            commitlog_offset=end,
+            epoch=epoch,
+            store_id=self.store_id,
+            store_timestamp=self._clock.wall_ms(),
+            store_check=self._key.marker_check,
+        )
+        self._void(segment, end, marker)
+        return last - end
+
+    def _void(self, segment: Segment, end: int, marker: bytes) -> None:
+        fd = os.open(segment.path, os.O_RDWR)
+        try:
+            os.pwrite(fd, marker, end - segment.start)
+            os.fdatasync(fd)
+            for start, piece in self._scanner.pieces(end + len(marker), segment.end):
+                low, high = max(start, end + len(marker)), min(start + len(piece), segment.end)
+                if low < high:
+                    os.pwrite(fd, bytes(high - low), low - segment.start)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self._segments.remove_after(segment)

@@ -1,0 +1,196 @@
+"""What retention decides: which log segments may go, and when writes are refused.
+
+Pure: ages, hours and the room on the disk are given. Three rules, in this order:
+
+1. With ``clean_file_forcibly_enable``, at or past ``disk_space_clean_forcibly_ratio``, the
+   oldest segments go whatever their age, as many as bring the disk below that mark.
+2. Segments older than ``file_reserved_time`` go at once at or past
+   ``disk_max_used_space_ratio``, else in the hours of ``delete_when``.
+3. No pass takes more than ``delete_files_batch_max``: whatever is wrong, somebody can
+   still step in.
+
+Ages are measured by the wall clock, because they go on while the broker does not
+run. A clock that is set forward would make everything old at once; see ``AgeClock``.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import DiskFull
+from mqmesh.storage.files.disk_space import Space
+from mqmesh.storage.interface import StoreConfig
+
+HOUR_MS: Final = 3_600_000
+JUMP_MS: Final = 60_000
+"""What the wall clock may gain on the monotonic one between two looks at them."""
+RESUME_BELOW_PERCENT: Final = 1
+"""Writing goes on when the disk is so far below the mark: else it would flicker there."""
+
+
+class SealedFile(msgspec.Struct, frozen=True, gc=False):
+    """A log segment that is not written to any more.
+
+    Attributes:
+        size: Of its blocks on the disk, in bytes.
+        modified_ms: Wall-clock time of its last write.
+    """
+
+    size: int
+    modified_ms: int
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """What may go now.
+
+    Attributes:
+        count: So many of the oldest segments.
+        reason: Why, for people.
+        forced: Before their time, since the disk is full.
+    """
+
+    count: int
+    reason: str = ""
+    forced: bool = False
+
+
+def files_to_delete(
+    files: Sequence[SealedFile], space: Space, *, now_ms: int, hour: int, config: StoreConfig
+) -> Verdict:
+    """Decides about one pass.
+
+    Args:
+        files: All sealed segments, oldest first.
+        space: Of their file system.
+        now_ms: Time to measure ages with, see ``AgeClock``.
+        hour: Of the day, local time, 0 to 23.
+        config: Marks and times.
+    """
+    percent = space.used_percent
+    reserved_ms = config.file_reserved_time * HOUR_MS
+    expired = count_older(files, now_ms - reserved_ms)
+    if config.clean_file_forcibly_enable and percent >= config.disk_space_clean_forcibly_ratio:
+        count = _enough_files(files, space, config.disk_space_clean_forcibly_ratio)
+        reason = (
+            f"the disk is {percent:.1f} % full (disk_space_clean_forcibly_ratio = "
+            f"{config.disk_space_clean_forcibly_ratio})"
+        )
+    else:
+        count = expired
+        reason = f"older than {config.file_reserved_time} h (file_reserved_time)"
+        if percent < config.disk_max_used_space_ratio and hour not in hours_of(config.delete_when):
+            count = 0
+    count = min(count, config.delete_files_batch_max)
+    return Verdict(count, reason, count > expired) if count else Verdict(0)
+
+
+def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:
+    """How many files, from the oldest, were last written at or before a time.
+
+    A file is at least as old as those that follow it, whatever its own time says: one
+    that was written while the clock was ahead would hold back all others for ever.
+    """
+    for index in range(len(files), 0, -1):
+        if files[index - 1].modified_ms <= limit_ms:
+            return index
+    return 0
+
+
+def _enough_files(files: Sequence[SealedFile], space: Space, percent: int) -> int:
+    """How many of the oldest files bring the disk below a mark; all, if that is too few."""
+    too_much = space.used - (space.used + space.available) * percent / 100
+    for count, file in enumerate(files, 1):
+        too_much -= file.size
+        if too_much < 0:
+            return count
+    return len(files)
+
+
+def hours_of(delete_when: str) -> frozenset[int]:
+    """Hours of the day in a setting like ``04`` or ``04;16``."""
+    return frozenset(map(int, delete_when.split(";")))
+
+
+class AgeClock:
+    """The wall clock, less what it has leaped.
+
+    Time by which it gains on the monotonic clock, and time that the broker was not
+    running, does not make files older until files are kept for once ``reserved_ms``
+    longer: then all that was there before the leap is old by any clock.
+
+    Attributes:
+        jumps: Leaps, forward or back, that were noticed while running.
+    """
+
+    def __init__(
+        self, monotonic_ms: int, wall_ms: int, *, reserved_ms: int, last_alive_ms: int | None
+    ) -> None:
+        """Starts.
+
+        Args:
+            monotonic_ms: Monotonic clock.
+            wall_ms: Wall clock.
+            reserved_ms: How long files are kept.
+            last_alive_ms: Wall-clock time of the last sign of life of the run before; None if
+                there was none.
+        """
+        self._reserved_ms = reserved_ms
+        self._monotonic_ms = monotonic_ms
+        self._wall_ms = wall_ms
+        self._since_ms = monotonic_ms
+        rested_ms = 0 if last_alive_ms is None else wall_ms - last_alive_ms
+        self._lead_ms = rested_ms if rested_ms > JUMP_MS else 0
+        self.jumps = 0
+
+    def look(self, monotonic_ms: int, wall_ms: int) -> int:
+        """The time to measure ages with; to be called often."""
+        gained_ms = (wall_ms - self._wall_ms) - (monotonic_ms - self._monotonic_ms)
+        self._monotonic_ms, self._wall_ms = monotonic_ms, wall_ms
+        if abs(gained_ms) > JUMP_MS:
+            self.jumps += 1
+            self._lead_ms = max(0, self._lead_ms + gained_ms)
+            if gained_ms > 0:
+                self._since_ms = monotonic_ms
+        if self._lead_ms and monotonic_ms - self._since_ms >= self._reserved_ms:
+            self._lead_ms = 0
+        return wall_ms - self._lead_ms
+
+
+class WriteGate:
+    """Refuses writes while the disk is too full, and lets them in again by itself.
+
+    Attributes:
+        refusal: What producers are told; None while writes are welcome.
+    """
+
+    def __init__(self, limit_percent: int) -> None:
+        """Starts open.
+
+        Args:
+            limit_percent: At or past it writes are refused.
+        """
+        self._limit_percent = limit_percent
+        self.refusal: str | None = None
+
+    def check(self) -> None:
+        """Refuses a write while the gate is closed.
+
+        Raises:
+            DiskFull: It is; the sentence says how full the disk is and which setting counts.
+        """
+        if self.refusal is not None:
+            raise DiskFull(self.refusal)
+
+    def look(self, space: Space) -> bool:
+        """Takes note of the room on the disk; True if the gate has opened or closed."""
+        percent, limit = space.used_percent, self._limit_percent
+        was_closed = self.refusal is not None
+        if percent >= limit - (RESUME_BELOW_PERCENT if was_closed else 0):
+            self.refusal = (
+                f"the disk is {percent:.1f} % full, and from {limit} % on nothing is written "
+                f"(disk_space_warning_level_ratio); {space.available} bytes are available"
+            )
+        else:
+            self.refusal = None
+        return was_closed is not (self.refusal is not None)

@@ -1,0 +1,192 @@
+"""Takes what the page cache shows behind the synced mark to the disk, before recovery believes it.
+
+What is read after a crash may be in the page cache only, see ``disk_check.py``. A segment that the
+disk has as it is shown stays as it is. Of any other all goes into a new file: to write into the
+same file again is not enough, since of its blocks, too, the system may know more than the disk.
+The new file is synced and takes the name of the old one; a crash leaves the one or the other, and
+``Segments`` removes a new one that was not finished. Where the disk has no room for that, pages
+are dropped and written anew one by one, and what the disk has is compared once more; the log says
+so where it differs after all: a full disk must not keep the store from being read.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from mqmesh.private_files import FILE_MODE
+from mqmesh.storage.files.atomic_file import NO_ROOM, storage_error, sync_directory
+from mqmesh.storage.log.disk_check import DiskCheck
+from mqmesh.storage.log.scan import data_ranges
+from mqmesh.storage.log.segments import Segment, Segments
+from mqmesh.units import MIB
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 2 * MIB
+"""Pages come and go in groups of at most so many bytes."""
+SECTOR_BYTES: Final = 4096
+"""Where a piece cannot be read, it is read in parts of this size."""
+
+
+def rewrite(segments: Segments, since: int, on_piece: Callable[[int], None]) -> None:
+    """Makes sure that the disk has what the log's files show. Nobody may have them mapped.
+
+    Args:
+        segments: Files of the log.
+        since: Commit-log offset before which all was synced without an error.
+        on_piece: Told the commit-log offset of each piece that is compared or copied; may raise.
+
+    Raises:
+        StorageError: The disk refuses; of each file the old or the new one is there.
+    """
+    for segment in list(segments):
+        if segment.end <= since:
+            continue
+        with _errors_of(segment):
+            start = max(0, since - segment.start)
+            if _is_on_disk(segment, start, on_piece):
+                continue
+            with contextlib.closing(_Copy(segment, on_piece)) as copy:
+                if copy.make(segments.directory):
+                    continue
+                copy.write_in_place(start)
+            if not _is_on_disk(segment, start, on_piece):
+                _report_in_place(segment)
+
+
+def _is_on_disk(segment: Segment, start: int, on_piece: Callable[[int], None]) -> bool:
+    check = DiskCheck(segment.path, start, lambda position: on_piece(segment.start + position))
+    with contextlib.closing(check):
+        return check.is_on_disk()
+
+
+class _Copy:
+    """One segment, and the file that is to replace it."""
+
+    def __init__(self, segment: Segment, on_piece: Callable[[int], None]) -> None:
+        self._segment = segment
+        self._on_piece = on_piece
+        self._old = os.open(segment.path, os.O_RDWR)
+        self._new = -1
+        self._unreadable_bytes = 0
+
+    def close(self) -> None:
+        """Closes the files; what is not finished is given up."""
+        for fd in (self._old, self._new):
+            if fd >= 0:
+                os.close(fd)
+        self._old = self._new = -1
+
+    def make(self, directory: Path) -> bool:
+        """Copies the segment and puts the copy in its place, durably; False if there is no room."""
+        segment = self._segment
+        log.info("%s is copied: not all of it is known to be on the disk", segment.path)
+        self._new = os.open(_new_path(segment), os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        if not self._has_room():
+            return False
+        for position, piece in self._pieces(0):
+            _write(self._new, piece, position)
+            self._on_piece(segment.start + position)
+        os.fdatasync(self._new)
+        if self._unreadable_bytes:
+            self._keep_old()
+        os.rename(_new_path(segment), segment.path)
+        sync_directory(directory)
+        segment.note_blocks(os.fstat(self._new))
+        return True
+
+    def write_in_place(self, start: int) -> None:
+        """Writes all behind a position over itself, with pages that know nothing of before."""
+        for position, piece in self._pieces(start - start % PIECE_BYTES):
+            # A kill between these two loses a piece that the disk may not have had anyway.
+            os.posix_fadvise(self._old, position, len(piece), os.POSIX_FADV_DONTNEED)
+            _write(self._old, piece, position)
+            self._on_piece(self._segment.start + position)
+
+    def _has_room(self) -> bool:
+        """Takes the blocks that the new file will need."""
+        segment = self._segment
+        try:
+            os.ftruncate(self._new, os.fstat(self._old).st_size)
+            for low, high in list(data_ranges(self._old, 0, segment.size)):
+                os.posix_fallocate(self._new, low, high - low)
+        except OSError as error:
+            os.unlink(_new_path(segment))
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def _pieces(self, start: int) -> Iterator[tuple[int, bytes]]:
+        """What the file shows from a position on, but for holes and what cannot be read.
+
+        By reading and writing: a copy that the file system makes may share what the disk has.
+        """
+        for low, high in list(data_ranges(self._old, start, self._segment.size)):
+            position, size = low, PIECE_BYTES
+            while position < high:
+                # Groups of pages do not reach over multiples of a piece.
+                wanted = min(size, high - position, PIECE_BYTES - position % PIECE_BYTES)
+                try:
+                    piece = os.pread(self._old, wanted, position)
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
+                    if size > SECTOR_BYTES:
+                        size = SECTOR_BYTES
+                        continue
+                    self._unreadable_bytes += wanted
+                    position += wanted
+                    continue
+                if not piece:
+                    break
+                yield position, piece
+                position += len(piece)
+
+    def _keep_old(self) -> None:
+        """Gives the old file a second name, since the new one lacks what could not be read."""
+        number = 1
+        while Path(aside := f"{self._segment.path}.damaged-{number}").exists():
+            number += 1
+        os.link(self._segment.path, aside)
+        log.error(
+            "%d bytes of %s could not be read and are missing in its copy; the old file is kept as "
+            "%s",
+            self._unreadable_bytes,
+            self._segment.path,
+            aside,
+        )
+
+
+def _report_in_place(segment: Segment) -> None:
+    log.error(
+        "%s cannot be copied, it was written again in its place: there is no room for %d bytes "
+        "more on its disk (store_path_root_dir; a smaller mapped_file_size_commit_log needs less "
+        "the next time). If a sync failed before, a power cut may still take what was written "
+        "since",
+        segment.path,
+        segment.disk_bytes,
+    )
+
+
+@contextlib.contextmanager
+def _errors_of(segment: Segment) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, f"{segment.path} cannot be written again") from error
+
+
+def _new_path(segment: Segment) -> str:
+    return segment.path + ".new"
+
+
+def _write(fd: int, data: bytes, position: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, position)
+        view, position = view[count:], position + count

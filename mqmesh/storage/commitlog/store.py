@@ -1,0 +1,531 @@
+"""CommitLogStore: puts the parts together; the default backend.
+
+Files of a store's directory, all described in ``docs/storage-format.md``::
+
+    lock                one process at a time
+    checkpoint          how far everything is, two slots
+    store-key           proves that a record is this store's; twice
+    queue-table         bounds of all queues, last batches of producers
+    damaged-ranges      what is lost, if anything is
+    log-cuts            where the log lost its end
+    commitlog/          the segments: the truth
+    consumequeue/       derived from it
+"""
+
+import logging
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    HEADER_SIZE,
+    Attributes,
+    check_stored,
+    read_header,
+    stamp,
+)
+from mqmesh.batch.store_check import bears_check
+from mqmesh.clock import Clock
+from mqmesh.errors import (
+    CorruptBatch,
+    CorruptRecord,
+    OffsetOutOfRange,
+    StorageError,
+    StoreClosed,
+    StoreLocked,
+)
+from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, sound_batches
+from mqmesh.storage.commitlog.checkpointer import Checkpointer
+from mqmesh.storage.commitlog.cleaner import Cleaner
+from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
+from mqmesh.storage.commitlog.opening import Parts, open_parts
+from mqmesh.storage.commitlog.queue_repair import QueueRepairs
+from mqmesh.storage.files.disk_space import SpaceOf, system_space
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.interface import (
+    BatchToPut,
+    FlushDiskType,
+    GetResult,
+    GetStatus,
+    MessageStore,
+    OnProgress,
+    PutResult,
+    PutStatus,
+    QueueMove,
+    StoreConfig,
+    StoreStats,
+    Wake,
+)
+from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.flush import SYSTEM_SYNC, Flusher, Sync
+from mqmesh.storage.log.marker import NOT_OURS, MarkerKind
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.queue_minimum import first_at_or_behind
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+log = logging.getLogger(__name__)
+
+# A plain number: operators of enum.Flag take longer than a look-up of the queue.
+_REDELIVERED = int(Attributes.REDELIVERED)
+
+TAILS_AT_ONCE = 32
+"""Consume queues written in one slice."""
+
+
+class CommitLogStore(MessageStore):
+    """A commit log, consume queues that point into it, and the threads that sync them."""
+
+    def __init__(self, parts: Parts, config: StoreConfig) -> None:
+        """Takes over parts that were brought to one state; see ``open``."""
+        self._parts = parts
+        self._config = config
+        self._log: CommitLog = parts.commitlog
+        self._queues: ConsumeQueues = parts.queues
+        self._states: ProducerStates = parts.states
+        self._files: OpenFiles = parts.files
+        self._flusher: Flusher = parts.flusher
+        self._checkpointer: Checkpointer = parts.checkpointer
+        self._cleaner: Cleaner = parts.cleaner
+        self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
+        self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._repairs = QueueRepairs(
+            parts.queues,
+            parts.commitlog.segments,
+            parts.damage,
+            key=parts.commitlog.key,
+            store_id=parts.commitlog.store_id,
+            clock=parts.clock,
+        )
+        self._put_batches = 0
+        self._put_messages = 0
+        self._duplicates = 0
+        self._failure: str | None = None
+        self._tails_stuck = False
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        wake: Wake,
+        on_progress: OnProgress,
+        sync: Sync = SYSTEM_SYNC,
+        space_of: SpaceOf = system_space,
+    ) -> "CommitLogStore":
+        """Opens a store, recovering it first if it was not closed in order.
+
+        Args:
+            directory: Where its files are; made if need be.
+            config: Settings.
+            clock: Source of time, for labels.
+            wake: Called from the flush thread when ``durable_offset`` has moved or the
+                store has stopped; must not raise.
+            on_progress: Called now and then while recovery goes on.
+            sync: Makes a descriptor's data durable; tests pass one that fails.
+            space_of: Looks at the disk, on any thread; tests pass one that lies.
+
+        Raises:
+            StoreLocked: Another process has it open.
+            StorageError: It cannot be opened.
+        """
+        parts = open_parts(
+            directory,
+            config,
+            clock=clock,
+            wake=wake,
+            on_progress=on_progress,
+            sync=sync,
+            space_of=space_of,
+        )
+        return cls(parts, config)
+
+    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+        """See ``MessageStore.put``."""
+        self._check_writable()
+        self._cleaner.gate.check()
+        if self._queues.full:
+            self._queues.write_oldest(TAILS_AT_ONCE)
+        start = self._log.end
+        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]] = []
+        try:
+            results = self._place(batches, store_timestamp, placed)
+        except StorageError:
+            self._states.forget_from(
+                ((b.topic, b.queue_id, b.header.producer_id) for b, _, _ in placed), start
+            )
+            raise
+        for batch, queue, result in placed:
+            header = batch.header
+            self._queues.append(
+                queue,
+                result.commitlog_offset,
+                header.total_size,
+                header.message_count,
+                batch.tag_hashes,
+            )
+            self._put_messages += header.message_count
+            if self._sync_flush:
+                self._unseen.append((result.end_offset, queue, queue.end))
+            else:
+                queue.visible = queue.end
+        if placed:
+            self._put_batches += len(placed)
+            self._tell_flusher()
+        return results
+
+    def _place(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]],
+    ) -> list[PutResult]:
+        """Gives batches their offsets and writes them; ``placed`` gets those that are new."""
+        commitlog, states = self._log, self._states
+        epoch, store_id = commitlog.epoch, commitlog.store_id
+        store_check = commitlog.key.batch_check
+        append = commitlog.begin(store_timestamp)
+        ends: dict[ConsumeQueue, int] = {}
+        results = []
+        most_bytes = self._config.max_batch_bytes
+        for batch in batches:
+            header, topic, queue_id = batch.header, batch.topic, batch.queue_id
+            assert queue_id == header.queue_id
+            size, count = header.total_size, header.message_count
+            if size > most_bytes:
+                results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
+                continue
+            if not header.attributes & _REDELIVERED:
+                known = states.known(topic, queue_id, header, store_timestamp)
+                if known is not None:
+                    self._duplicates += known.status is PutStatus.DUPLICATE
+                    results.append(known)
+                    continue
+            queue = self._queues.find(topic, queue_id) or self._queues.add(topic, queue_id)
+            base = ends.get(queue)
+            if base is None:
+                base = queue.end
+            ends[queue] = base + count
+            position = append.place(size)
+            append.pieces += (
+                stamp(
+                    header,
+                    commitlog_offset=position,
+                    base_queue_offset=base,
+                    store_timestamp=store_timestamp,
+                    epoch=epoch,
+                    store_id=store_id,
+                    store_check=store_check,
+                ),
+                memoryview(batch.data)[BROKER_PART_SIZE:],
+            )
+            base_offset, start = QueueOffset(base), CommitLogOffset(position)
+            end = CommitLogOffset(position + size)
+            result = PutResult(PutStatus.PUT_OK, base_offset, start, end, store_timestamp)
+            if not header.attributes & _REDELIVERED:
+                first = header.first_sequence
+                crc = header.producer_crc
+                stored = StoredBatch(first, count, base_offset, start, end, store_timestamp, crc)
+                states.note(topic, queue_id, header.producer_id, stored)
+            placed.append((batch, queue, result))
+            results.append(result)
+        if placed:
+            append.write()
+        return results
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
+    ) -> GetResult:
+        """See ``MessageStore.get``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        first, end = (0, 0) if queue is None else (queue.first, queue.visible)
+        bounds = QueueOffset(first), QueueOffset(end)
+        if queue_offset < first:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, bounds[0], *bounds)
+        if queue_offset > end:
+            return GetResult(GetStatus.OFFSET_OVERFLOW, bounds[1], *bounds)
+        if queue is None or queue_offset == end:
+            return GetResult(GetStatus.NO_NEW_MESSAGE, bounds[1], *bounds)
+        try:
+            runs, following = find_batches(
+                queue, self._files, queue_offset, end, max_bytes=max_bytes, tag_hashes=tag_hashes
+            )
+            if not runs:
+                return GetResult(GetStatus.NO_MATCHED_MESSAGE, QueueOffset(following), *bounds)
+            data, good, damaged = read_batches(self._log, queue_id, runs)
+            if verify:
+                data, good = sound_batches(data)
+        except CorruptRecord as error:
+            raise self._repair(queue, queue_offset, str(error)) from error
+        if good < len(runs):
+            following = runs[good].start
+            if not good:
+                place = runs[0].commitlog_offset
+                what = f"it leads to {place} in the log, where its batch is not, or not sound"
+                raise self._repair(queue, following, what)
+            del runs[good:]
+        if damaged is not None:
+            reason = "its tag hashes fail their check"
+            self._repairs.begin(queue, damaged, reason, log_end=self._log.end)
+        count = sum(run.stop - run.start for run in runs)
+        return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
+
+    def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
+        """Has a queue compared with the log; returns what the reader is told meanwhile."""
+        self._repairs.begin(queue, queue_offset, reason, log_end=self._log.end)
+        where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
+        return CorruptRecord(f"{where} is damaged: {reason}")
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """See ``MessageStore.queue_bounds``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueOffset(0), QueueOffset(0)
+        return QueueOffset(queue.first), QueueOffset(queue.visible)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
+        """See ``MessageStore.offset_by_time``."""
+        self._check_open()
+        self._see()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return QueueOffset(0)
+        try:
+            return QueueOffset(find_offset_by_time(queue, self._files, self._log, timestamp_ms))
+        except CorruptRecord as error:
+            raise self._repair(queue, queue.first, str(error)) from error
+
+    def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
+        """See ``MessageStore.read_at``."""
+        self._check_open()
+        end = self._flusher.durable_offset if self._sync_flush else self._log.end
+        if not self._log.start <= commitlog_offset < end:
+            raise OffsetOutOfRange(f"{commitlog_offset} is not between {self._log.start} and {end}")
+        try:
+            header = read_header(self._log.read(commitlog_offset, HEADER_SIZE))
+            data = self._log.read(commitlog_offset, header.total_size)
+            header = check_stored(data)
+        except CorruptBatch as error:
+            raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
+        if not bears_check(data, self._log.key.batch_check):
+            # It may stand in the body of a message: offsets come from clients, too.
+            raise CorruptRecord(f"no batch begins at {commitlog_offset}: {NOT_OURS}")
+        if header.commitlog_offset != commitlog_offset or header.store_id != self._log.store_id:
+            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
+        return data
+
+    def queues(self, topic: str) -> list[int]:
+        """See ``MessageStore.queues``."""
+        self._check_open()
+        queues = self._queues.by_topic.get(topic, {})
+        return sorted(queue_id for queue_id, queue in queues.items() if queue.end)
+
+    def topics(self) -> list[str]:
+        """See ``MessageStore.topics``."""
+        self._check_open()
+        return [
+            topic
+            for topic, queues in self._queues.by_topic.items()
+            if any(queue.end for queue in queues.values())
+        ]
+
+    def delete_topic(self, topic: str) -> None:
+        """See ``MessageStore.delete_topic``."""
+        self._check_writable()
+        if topic not in self._queues.by_topic:
+            return
+        append = self._log.begin(self._parts.clock.wall_ms())
+        deleted_at = append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
+        append.write()
+        self._tell_flusher()
+        self._states.forget_topic(topic)
+        for queue in self._queues.by_topic[topic].values():
+            self._repairs.forget(queue)
+        unused = self._queues.drop_topic(topic, deleted_at)
+        if unused is not None:
+            self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
+
+    def durable_offset(self) -> CommitLogOffset:
+        """See ``MessageStore.durable_offset``."""
+        self._check_open()
+        return CommitLogOffset(self._flusher.durable_offset)
+
+    def epoch(self) -> int:
+        """See ``MessageStore.epoch``."""
+        return self._log.epoch
+
+    def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
+        """See ``MessageStore.cut_offset``."""
+        self._check_open()
+        cut = self._parts.cuts.since(epoch)
+        if cut is None:
+            return None
+        queue = self._queues.find(topic, queue_id)
+        return QueueOffset(0 if queue is None else first_at_or_behind(queue, self._files, cut))
+
+    def keep_from(self, commitlog_offset: CommitLogOffset) -> None:
+        """See ``MessageStore.keep_from``."""
+        self._cleaner.keep_from = commitlog_offset
+
+    def retention_wish(self) -> CommitLogOffset:
+        """See ``MessageStore.retention_wish``."""
+        return CommitLogOffset(self._cleaner.wish)
+
+    def take_forced_moves(self) -> list[QueueMove]:
+        """See ``MessageStore.take_forced_moves``."""
+        moves = self._cleaner.forced_moves
+        if not moves:
+            return []
+        self._cleaner.forced_moves = {}
+        return list(moves.values())
+
+    def tick(self, now_ms: int) -> bool:
+        """See ``MessageStore.tick``."""
+        self._check_writable()
+        self._check_place()
+        self._see()
+        self._log.prepare_ahead()
+        more = self._write_tails()
+        more = self._repairs.step() or more
+        more = self._cleaner.tick(now_ms) or more
+        self._parts.cuts.tick(now_ms, self._parts.chores.submit)
+        try:
+            self._log.check_files(now_ms)
+            return self._checkpointer.tick(now_ms) or more
+        except StorageError as error:
+            self._failure = str(error)
+            log.critical("the store stops: %s", error)
+            raise StoreClosed(self._failure) from error
+
+    def _write_tails(self) -> bool:
+        """Writes some consume queues if they hold much in memory; True if there is more."""
+        try:
+            more = not self._queues.write_large()
+            if self._queues.crowded and not self._queues.write_oldest(TAILS_AT_ONCE):
+                more = True
+        except StorageError as error:
+            if not self._tails_stuck:
+                log.error("consume queues stay in memory: %s", error)
+            self._tails_stuck = True
+            return False
+        self._tails_stuck = False
+        return more
+
+    def stats(self) -> StoreStats:
+        """See ``MessageStore.stats``."""
+        self._check_open()
+        segments = self._log.segments
+        recovered, cleaner = self._parts.recovered, self._cleaner
+        return StoreStats(
+            backend="commitlog",
+            disk_bytes=segments.disk_bytes,
+            segments=len(segments),
+            min_commitlog_offset=self._log.start,
+            max_commitlog_offset=self._log.end,
+            durable_offset=self._flusher.durable_offset,
+            topics=len(self._queues.by_topic),
+            queues=len(self._queues),
+            put_batches=self._put_batches,
+            put_messages=self._put_messages,
+            duplicates=self._duplicates,
+            unwritten_queue_bytes=self._queues.unwritten_bytes,
+            flushes=self._flusher.flushes,
+            flush_errors=int(self._flusher.error is not None or self._failure is not None),
+            epoch=self._log.epoch,
+            store_id=self._log.store_id,
+            started_clean=self._parts.started_clean,
+            recovered_bytes=recovered.read_bytes,
+            cut_bytes=recovered.cut_bytes,
+            damaged=self._parts.damage.ranges,
+            writable=self._stopped_by() is None,
+            disk_used_percent=0.0 if cleaner.space is None else cleaner.space.used_percent,
+            disk_full=cleaner.gate.refusal is not None or self._log.refusal is not None,
+            deleted_segments=cleaner.deleted_segments,
+            deleted_bytes=cleaner.deleted_bytes,
+            forcibly_deleted_segments=cleaner.forced_segments,
+            clock_jumps=cleaner.age_clock.jumps,
+            mapped_bytes=self._log.maps.mapped_bytes,
+            log_views=self._log.maps.views,
+            held_bytes=self._log.maps.held_bytes,
+        )
+
+    def wait_for_chores(self) -> None:
+        """Blocks until the helper thread has done what it was asked for; for tests."""
+        if not self._closed:
+            self._parts.chores.submit(lambda: None).result()
+
+    def checkpointed_through(self) -> CommitLogOffset:
+        """What lies before needs not be read again after whatever kind of crash."""
+        return CommitLogOffset(self._checkpointer.queues_synced_through)
+
+    def close(self) -> None:
+        """See ``MessageStore.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flusher.close()
+        self._parts.chores.close()
+        if self._stopped_by() is None:
+            try:
+                self._checkpointer.close()
+            except StorageError as error:
+                log.error("the store was not closed in order, the next start recovers: %s", error)
+        self._parts.resources.close()
+
+    def _see(self) -> None:
+        """Lets consumers see what has become durable."""
+        unseen = self._unseen
+        if unseen:
+            durable = self._flusher.durable_offset
+            while unseen and unseen[0][0] <= durable:
+                _, queue, end = unseen.popleft()
+                queue.visible = end
+
+    def _tell_flusher(self) -> None:
+        flusher, commitlog = self._flusher, self._log
+        flusher.written(commitlog.end, commitlog.unsynced_fds(flusher.durable_offset))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        reason = self._stopped_by()
+        if reason is not None:
+            raise StoreClosed(f"the store has stopped: {reason}")
+
+    def _check_place(self) -> None:
+        try:
+            self._parts.lock.check()
+        except StoreLocked as error:
+            self._failure = str(error)
+            log.critical("the store stops: %s", error)
+            raise StoreClosed(self._failure) from error
+
+    def _stopped_by(self) -> str | None:
+        error = self._flusher.error
+        return self._failure if error is None else f"the commit log cannot be synced: {error}"
+
+
+def _refused(status: PutStatus, store_timestamp: TimestampMs) -> PutResult:
+    nowhere = CommitLogOffset(-1)
+    return PutResult(status, QueueOffset(-1), nowhere, nowhere, store_timestamp)

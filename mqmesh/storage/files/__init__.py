@@ -1,0 +1,1 @@
+"""Files and folders: written as a whole, locked, open within a limit."""

@@ -1,0 +1,454 @@
+"""Reads the commit log beside the broker: finds its files, and learns what the index needs.
+
+Nothing here writes, and nothing touches what the broker has not yet said is there.
+Stretches of the log are read as ``LogScanner`` does it, through a map whose pages are
+brought in before: a file that was cut, or a bad sector, is known then. What cannot be
+brought in, and headers, are read by ``os.pread``.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from mqmesh.batch.half_batch import is_half
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    BatchHeader,
+    check_stored,
+    read_header,
+    read_meta,
+)
+from mqmesh.batch.store_check import bears_check
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
+from mqmesh.storage.files.atomic_file import storage_error
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.index.entries import (
+    distinct_keys,
+    has_keys,
+    id_entries,
+    key_entries,
+    raw_keys,
+    width_of,
+)
+from mqmesh.storage.index.part import Deletion, LogSlice
+from mqmesh.storage.index.texts import TextMaker
+from mqmesh.storage.log.mapped_file import ScannedFile
+from mqmesh.storage.log.marker import (
+    MARKER_MAGIC,
+    MARKER_SIZE,
+    MAX_MARKER_DATA,
+    NOT_OURS,
+    MarkerKind,
+    decode_marker,
+)
+from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.store_key import StoreKey
+from mqmesh.units import KIB, MIB
+
+log = logging.getLogger(__name__)
+
+MARK_SIZE: Final = 8
+"""Magic and checksum of a record: enough to know it again."""
+
+MOST_RAW_BYTES: Final = 32 * MIB
+"""A slice ends behind the batch with which its batches with keys have so much, uncompressed."""
+
+SKIM_BYTES: Final = 16 * KIB
+"""A batch without keys of so many bytes is worth not being read as a whole."""
+SKIM_BATCHES: Final = 64
+"""A slice of such batches ends after so many."""
+
+VIEW_BYTES: Final = 64 * KIB
+"""Stretches from this size on are views; shorter ones cost no more by a call."""
+
+_NAME: Final = re.compile(r"\d{20}")
+_TOTAL_SIZE: Final = slice(52, 56)
+_MARKER_SIZE_FIELD: Final = slice(16, 20)
+_MOST_OPEN: Final = 16
+
+
+class SegmentList:
+    """The segments of a log, as who may only read finds them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Lists the files.
+
+        Args:
+            directory: The log's.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        self._directory = directory
+        self._list: list[Segment] = []
+        self._starts: list[int] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Lists the files again.
+
+        Raises:
+            StorageError: The directory cannot be read.
+        """
+        found = []
+        try:
+            with os.scandir(self._directory) as entries:
+                names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+        except FileNotFoundError:
+            return  # the store is just being made
+        except OSError as error:
+            raise storage_error(error, f"{self._directory} cannot be read") from error
+        for name in names:
+            path = self._directory / name
+            try:
+                found.append(Segment(int(name), path.stat().st_size, str(path)))
+            except FileNotFoundError:
+                continue  # it went while we looked
+        found.sort(key=lambda segment: segment.start)
+        for segment, follower in pairwise(found):
+            # A file that was cut from outside ends where the next one begins, unless a whole
+            # file is missing between them.
+            gap = follower.start - segment.end
+            if gap < 0 or 0 < gap < follower.size:
+                segment.size = follower.start - segment.start
+        self._list = found
+        self._starts = [segment.start for segment in found]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._list)
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def find(self, commitlog_offset: int) -> Segment | None:
+        """The segment that an offset lies in, None if there is none."""
+        index = bisect_right(self._starts, commitlog_offset) - 1
+        if index < 0 or commitlog_offset >= self._list[index].end:
+            return None
+        return self._list[index]
+
+    def at_or_after(self, commitlog_offset: int) -> Segment | None:
+        """The segment of an offset, or the next one behind it; None behind the last."""
+        found = self.find(commitlog_offset)
+        if found is None:
+            index = bisect_right(self._starts, commitlog_offset)
+            found = self._list[index] if index < len(self._list) else None
+        return found
+
+
+class LogReader:
+    """Reads records of a log that another process writes."""
+
+    def __init__(self, segments: SegmentList, *, key: StoreKey, store_id: int) -> None:
+        """Opens nothing yet.
+
+        Args:
+            segments: The log's files.
+            key: Of the store.
+            store_id: That records must have.
+        """
+        self.segments = segments
+        self._key = key
+        self._store_id = store_id
+        self._files = OpenFiles(_MOST_OPEN)
+        self._scanned: tuple[str, ScannedFile] | None = None
+
+    def close(self) -> None:
+        """Closes all files."""
+        self.forget_files()
+
+    def forget_files(self) -> None:
+        """Closes all files; they may be gone, or others by now."""
+        self._files.close()
+        self._scanned = None
+
+    def read_batch(self, commitlog_offset: int) -> tuple[BatchHeader, bytes]:
+        """The stored batch that begins at an offset, and its header.
+
+        Raises:
+            OffsetOutOfRange: No file holds this part of the log.
+            CorruptRecord: No good batch of this log begins there.
+            StorageError: It cannot be read.
+        """
+        segment = self.segments.find(commitlog_offset)
+        if segment is None:
+            raise OffsetOutOfRange(f"no file holds byte {commitlog_offset} of the log")
+        try:
+            head = self._pread(segment, commitlog_offset, HEADER_SIZE)
+            if not head:
+                raise OffsetOutOfRange(f"{segment.path} is gone")
+            data = self._pread(segment, commitlog_offset, read_header(head).total_size)
+            header = self._check_batch(data)
+        except CorruptBatch as error:
+            raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
+        if header.commitlog_offset != commitlog_offset or header.store_id != self._store_id:
+            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
+        return header, data
+
+    def mark_at(self, commitlog_offset: int) -> bytes:
+        """The first bytes of the record at an offset, ``MARK_SIZE`` of them; fewer if the log
+        has none there.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        segment = self.segments.find(commitlog_offset)
+        return b"" if segment is None else self._pread(segment, commitlog_offset, MARK_SIZE)
+
+    def read_slice(
+        self,
+        segment: Segment,
+        start: int,
+        stop: int,
+        *,
+        epoch: int,
+        most_bytes: int,
+        as_text: bool = False,
+    ) -> LogSlice:
+        """Learns what the index needs to know of the next records.
+
+        Args:
+            segment: Theirs.
+            start: Commit-log offset of the first; in the segment.
+            stop: Where the log ends, for now: behind a whole record.
+            epoch: Of the record before; 0 if there is none.
+            most_bytes: Stop at about so many; a record that is larger is taken whole. Stops
+                sooner where batches are compressed very well: memory is bounded, too.
+            as_text: Leave the keys as they are, which is quicker.
+
+        Returns:
+            At least one record, or what was damaged.
+
+        Raises:
+            StorageError: The disk refuses.
+        """
+        stop = min(stop, segment.end)
+        assert start < stop
+        texts = TextMaker() if as_text else None
+        learned = LogSlice(start=start, stop=start, epoch=epoch, texts=texts)
+        self._skim(segment, stop, learned)
+        size = min(most_bytes, stop - start)
+        while learned.stop == start:
+            data = self._stretch(segment, start, size)
+            try:
+                wanted = self._learn(data, segment, learned)
+            except (CorruptBatch, CorruptRecord) as error:
+                if learned.stop == start:
+                    self._skip(segment, stop, str(error), learned)
+                break
+            if learned.stop > start:
+                break
+            # Not even one record: read all of it, however large.
+            if wanted <= size or start + wanted > stop:
+                reason = f"the record is cut off after {len(data)} bytes"
+                self._skip(segment, stop, reason, learned)
+                break
+            size = wanted
+        if learned.stop >= segment.end:
+            learned.complete = True
+        return learned
+
+    def _skim(self, segment: Segment, stop: int, learned: LogSlice) -> None:
+        """Takes in large batches without keys, by their headers alone, as long as they come.
+
+        Reading and checking their bodies would cost the machine more than all the rest of
+        indexing. Damage in a body is not seen then: ids are indexed of messages that nobody can
+        read, which look-ups find out, since they compare every hit with the log. Sizes stand
+        twice in a header, so damage there leads nowhere else unnoticed.
+        """
+        while learned.stop < stop and learned.batches < SKIM_BATCHES:
+            offset = learned.stop
+            head = self._pread(segment, offset, HEADER_SIZE)
+            try:
+                header = _check_head(head)
+                self._check_ours(head)
+                if has_keys(header) or header.total_size < SKIM_BYTES:
+                    return
+                if offset + header.total_size > stop:
+                    return
+                self._learn_header(header, offset, segment, learned)
+            except (CorruptBatch, CorruptRecord):
+                return  # a marker, or damage: to be told by a look at all of it
+            learned.stop = offset + header.total_size
+            learned.last_offset = offset
+            learned.last_mark = head[:MARK_SIZE]
+
+    def _learn(self, data: Buffer, segment: Segment, learned: LogSlice) -> int:
+        """Takes in whole records from the beginning of some bytes.
+
+        Returns:
+            How many bytes the record has that was not whole any more; 0 if there is none.
+        """
+        view = memoryview(data)
+        position, end, origin = 0, len(data), learned.start
+        while position < end and learned.raw_bytes < MOST_RAW_BYTES:
+            wanted = _record_size(view[position:])
+            if position + wanted > end:
+                return wanted
+            record = view[position : position + wanted]
+            offset = origin + position
+            if bytes(record[:4]) == MAGIC:
+                self._learn_batch(record, offset, segment, learned)
+                position += wanted
+                learned.stop = offset + wanted
+            else:
+                ended = self._learn_marker(record, offset, learned)
+                position += wanted
+                learned.stop = segment.end if ended else offset + wanted
+                if ended:
+                    break
+            learned.last_offset = offset
+            learned.last_mark = bytes(record[:MARK_SIZE])
+        return 0
+
+    def _learn_batch(
+        self, record: memoryview, offset: int, segment: Segment, learned: LogSlice
+    ) -> None:
+        header = self._check_batch(record)
+        place = self._learn_header(header, offset, segment, learned)
+        if is_half(header) or not has_keys(header):
+            return
+        learned.raw_bytes += header.raw_size
+        try:
+            topic = read_meta(record, header).topic
+            if learned.texts is not None:
+                learned.texts.add(topic, *raw_keys(record, header), place)
+            else:
+                learned.entries += key_entries(topic, distinct_keys(record, header), place)
+        except CorruptBatch as error:
+            # The broker took it like that, so no consumer can read it either.
+            log.warning("the batch at %d cannot be indexed: %s", offset, error)
+
+    def _learn_header(
+        self, header: BatchHeader, offset: int, segment: Segment, learned: LogSlice
+    ) -> int:
+        """Takes in all but the keys; returns the batch's place in its segment."""
+        self._check_place(offset, header.commitlog_offset, header.store_id)
+        self._check_epoch(header.epoch, learned)
+        learned.batches += 1
+        learned.widths |= 1 << width_of(header.message_count)
+        stored = header.store_timestamp
+        learned.oldest_ms = min(learned.oldest_ms, stored)
+        learned.newest_ms = max(learned.newest_ms, stored)
+        place = offset - segment.start
+        if not is_half(header):  # nobody finds what may never be visible
+            learned.entries += id_entries(header, place)
+        return place
+
+    def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
+        marker = decode_marker(record, store_check=self._key.marker_check)
+        self._check_place(offset, marker.commitlog_offset, marker.store_id)
+        self._check_epoch(marker.epoch, learned)
+        if marker.kind is MarkerKind.TOPIC_DELETED:
+            topic = marker.data.decode("utf-8", "replace")
+            learned.deletions = [*learned.deletions, Deletion(offset, topic)]
+        return marker.kind is MarkerKind.END
+
+    def _check_batch(self, record: Buffer) -> BatchHeader:
+        header = check_stored(record)
+        self._check_ours(record)
+        return header
+
+    def _check_ours(self, record: Buffer) -> None:
+        if not bears_check(record, self._key.batch_check):
+            raise CorruptBatch(NOT_OURS)
+
+    def _check_place(self, offset: int, commitlog_offset: int, store_id: int) -> None:
+        if commitlog_offset != offset:
+            raise CorruptRecord(f"the record belongs at {commitlog_offset}")
+        if store_id != self._store_id:
+            raise CorruptRecord(f"the record is of store {store_id:#x}, not {self._store_id:#x}")
+
+    def _check_epoch(self, epoch: int, learned: LogSlice) -> None:
+        if epoch < learned.epoch:
+            raise CorruptRecord(f"epoch {epoch} after epoch {learned.epoch}")
+        learned.epoch = epoch
+
+    def _skip(self, segment: Segment, stop: int, reason: str, learned: LogSlice) -> None:
+        """Passes over damage, up to the next good record."""
+        scanner = LogScanner(self.segments, key=self._key, store_id=self._store_id)
+        try:
+            found = scanner.resync(learned.start, stop, epoch=learned.epoch)
+        finally:
+            scanner.close()
+        learned.stop = stop if found is None else found
+        learned.skipped_bytes = learned.stop - learned.start
+        log.error(
+            "bytes %d to %d of the log cannot be indexed: %s", learned.start, learned.stop, reason
+        )
+
+    def _stretch(self, segment: Segment, start: int, size: int) -> Buffer:
+        """Bytes from an offset on, fewer where the file ends; not copied if there are many."""
+        if size >= VIEW_BYTES:
+            with contextlib.suppress(OSError):  # by a call, the reason is learned
+                if self._scanned is None or self._scanned[0] != segment.path:
+                    self._scanned = None
+                    fd = self._files.get(segment.path)
+                    self._scanned = segment.path, ScannedFile(fd)
+                view = self._scanned[1].view(start - segment.start, size)
+                if view is not None and len(view) == size:
+                    return view
+        return self._pread(segment, start, size)
+
+    def _pread(self, segment: Segment, start: int, size: int) -> bytes:
+        """Bytes from an offset on, fewer where the file ends."""
+        try:
+            fd = self._files.get(segment.path)
+            data = os.pread(fd, size, start - segment.start)
+            while len(data) < size:
+                more = os.pread(fd, size - len(data), start - segment.start + len(data))
+                if not more:
+                    break
+                data += more
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise storage_error(error, f"{segment.path} cannot be read") from error
+        return data
+
+
+def _record_size(data: memoryview) -> int:
+    """Size of the record that some bytes begin with, as far as they tell.
+
+    Raises:
+        CorruptRecord: They do not begin a record.
+    """
+    if len(data) < MARKER_SIZE:
+        return MARKER_SIZE
+    magic = bytes(data[:4])
+    if magic == MAGIC:
+        if len(data) < HEADER_SIZE:
+            return HEADER_SIZE
+        size = int.from_bytes(data[_TOTAL_SIZE], "little")
+        if HEADER_SIZE <= size <= MAX_BATCH_BYTES:
+            return size
+    elif magic == MARKER_MAGIC:
+        size = int.from_bytes(data[_MARKER_SIZE_FIELD], "little")
+        if MARKER_SIZE <= size <= MARKER_SIZE + MAX_MARKER_DATA:
+            return size
+    raise CorruptRecord(f"no record: it begins with {magic.hex()}")
+
+
+def _check_head(head: bytes) -> BatchHeader:
+    """The header of a stored batch, with the checksum over the broker's part of it.
+
+    Raises:
+        CorruptBatch: It is none, or damaged.
+    """
+    header = read_header(head)
+    crc = crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
+    if crc != header.header_crc:
+        raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
+    return header

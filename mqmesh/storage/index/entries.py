@@ -1,0 +1,202 @@
+"""What the index keeps of a batch: entries of 20 bytes.
+
+Layout of an entry, big endian, so that sorted bytes are sorted entries (the
+same table stands in ``docs/storage-format.md``):
+
+======== ===== ===== ===========================================================
+position bytes type  meaning
+======== ===== ===== ===========================================================
+0        16    bytes hash of what can be looked up
+16       4     u32   place: where the batch begins in its log segment
+======== ===== ===== ===========================================================
+
+There are two kinds of hash, both BLAKE2b-128. For each distinct key of a batch,
+of the physical topic, a zero byte and the key. For the batch's message ids, of
+a zero byte (no topic begins with one), the producer id, a width w, and the
+number n of a stretch of 2**w sequences: those from n * 2**w on. The width of a
+batch is the smallest of which one stretch could hold it all, so it is found in
+one or two stretches, and an id is found by asking for one stretch of every
+width there is.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import MAX_MESSAGES, MAX_STRINGS, Buffer
+from mqmesh.batch.payload_check import keys_in
+from mqmesh.batch.record_batch import (
+    Attributes,
+    BatchHeader,
+    decode_messages,
+    read_payload,
+)
+from mqmesh.errors import CorruptBatch
+
+HASH_SIZE: Final = 16
+ENTRY_SIZE: Final = 20
+WIDTHS: Final = (MAX_MESSAGES - 1).bit_length() + 1
+"""Widths are 0 to one less than this."""
+
+_HAS_KEYS: Final = int(Attributes.HAS_KEYS)
+_STRETCH = struct.Struct("<xQBQ")
+_PLACE = struct.Struct(">I")
+
+
+class _Keys(msgspec.Struct, array_like=True, gc=False):
+    # A message of which nothing but its keys is made into objects.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: tuple[str, ...] = ()
+
+
+class _RawKeys(msgspec.Struct, array_like=True, gc=False):
+    # Not even these.
+    topic: msgspec.Raw
+    body: msgspec.Raw
+    tag: msgspec.Raw = msgspec.Raw()
+    keys: msgspec.Raw = msgspec.Raw(b"\x90")
+
+
+_keys_decoder = msgspec.msgpack.Decoder(list[_Keys])
+_raw_keys_decoder = msgspec.msgpack.Decoder(list[_RawKeys])
+_lists_decoder = msgspec.msgpack.Decoder(list[tuple[str, ...]])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def key_hash(topic: str, key: str) -> bytes:
+    """The hash that batches with a key are found under. On disk: never changes.
+
+    Args:
+        topic: Physical topic of the batch.
+        key: A key of one of its messages.
+    """
+    found = _topic_hash(topic).copy()
+    found.update(key.encode())
+    return found.digest()
+
+
+def id_hash(producer_id: int, sequence: int, width: int) -> bytes:
+    """The hash that batches of a width are found under by a message id. On disk: never changes.
+
+    Args:
+        producer_id: First half of the id.
+        sequence: Second half.
+        width: 0 to ``WIDTHS`` - 1.
+    """
+    stretch = _STRETCH.pack(producer_id, width, sequence >> width)
+    return hashlib.blake2b(stretch, digest_size=HASH_SIZE).digest()
+
+
+def width_of(message_count: int) -> int:
+    """The width of a batch."""
+    return (message_count - 1).bit_length()
+
+
+def id_entries(header: BatchHeader, place: int) -> list[bytes]:
+    """The entries of a batch's message ids.
+
+    Args:
+        header: Of the batch.
+        place: Where it begins in its segment, u32.
+
+    Returns:
+        Layout: one or two entries.
+    """
+    suffix = _PLACE.pack(place)
+    first, producer_id = header.first_sequence, header.producer_id
+    width = width_of(header.message_count)
+    last = first + header.message_count - 1
+    found = [id_hash(producer_id, first, width) + suffix]
+    if first >> width != last >> width:
+        found.append(id_hash(producer_id, last, width) + suffix)
+    return found
+
+
+def key_entries(topic: str, keys: Iterable[str], place: int) -> list[bytes]:
+    """The entries of a batch's keys.
+
+    Args:
+        topic: Physical topic of the batch.
+        keys: Each once.
+        place: Where the batch begins in its segment, u32.
+
+    Returns:
+        Layout: entries, in the order of the keys.
+    """
+    suffix = _PLACE.pack(place)
+    copy = _topic_hash(topic).copy
+    found = []
+    for key in keys:
+        hasher = copy()
+        hasher.update(key.encode())
+        found.append(hasher.digest() + suffix)
+    return found
+
+
+def has_keys(header: BatchHeader) -> bool:
+    """True when a message of the batch has a key."""
+    return bool(header.attributes & _HAS_KEYS)
+
+
+def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
+    """All keys of a batch's messages.
+
+    Raises:
+        CorruptBatch: They cannot be decoded.
+    """
+    if header.raw_size > MAX_STRINGS:
+        # It may have more strings than one reader should make; this way is slower, and safe.
+        return {key for message in decode_messages(data, header) for key in message.keys}
+    payload = read_payload(data, header)
+    try:
+        messages = _keys_decoder.decode(payload)
+        return set().union(*[message.keys for message in messages])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+
+
+def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
+    """The keys of a batch's messages as they are: a tenth of the work of ``distinct_keys``.
+
+    Returns:
+        Msgpack arrays of texts, one behind the other; and how many they are.
+
+    Raises:
+        CorruptBatch: They cannot be found.
+    """
+    payload = read_payload(data, header)
+    found = keys_in(payload, header.message_count)
+    if found is not None:
+        return found
+    if header.raw_size > MAX_STRINGS:
+        return _encoder.encode(sorted(distinct_keys(data, header))), 1
+    try:
+        messages = _raw_keys_decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+    return b"".join([message.keys for message in messages]), header.message_count
+
+
+def distinct_of_raw(raw: bytes, count: int) -> set[str]:
+    """What ``distinct_keys`` would have said of what ``raw_keys`` returned.
+
+    Raises:
+        CorruptBatch: It cannot be decoded.
+    """
+    try:
+        lists = _lists_decoder.decode(b"\xdd" + count.to_bytes(4, "big") + raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBatch(f"keys cannot be decoded: {error}") from error
+    return set().union(*lists)
+
+
+@lru_cache(maxsize=4096)
+def _topic_hash(topic: str) -> hashlib.blake2b:
+    # Only ever copied: a copy costs less than hashing the topic again.
+    return hashlib.blake2b(topic.encode() + b"\0", digest_size=HASH_SIZE)

@@ -1,0 +1,98 @@
+"""Merges large runs of a part, in many short steps: the fewer runs, the quicker a search.
+
+A run of the level that the log's followers make is merged with others of it when there is
+nothing else to do, and so are those that come of that. Each entry moves once a level.
+Readers see the old runs until the new one is complete; a crash in between leaves blocks that
+belong to no run, which nobody reads and sealing leaves behind.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Final
+
+from mqmesh.errors import CorruptRecord, DiskFull
+from mqmesh.storage.index.blocks import (
+    BEYOND,
+    BLOCK_ENTRIES,
+    LOWEST,
+    RunReader,
+    encode_run,
+)
+from mqmesh.storage.index.part import LARGE, IndexPart, Run
+
+MERGED_AT_ONCE: Final = 16
+"""Runs of one level that become one of the next."""
+STEP_ENTRIES: Final = 65_536
+"""Entries merged in one step, about."""
+
+Stretch = tuple[bytes, bytes, list[bytes]]
+"""Where it begins, where it ends, and its entries, sorted."""
+
+
+def runs_to_merge(runs: Sequence[Run]) -> list[Run]:
+    """Runs that had better be one; none if there are not as many of a level."""
+    large = sorted((run for run in runs if run.level >= LARGE), key=_level)
+    for _, group in groupby(large, key=_level):
+        alike = sorted(group, key=_start)
+        if len(alike) >= MERGED_AT_ONCE:
+            return alike[:MERGED_AT_ONCE]
+    return []
+
+
+def merge_runs(part: IndexPart, runs: Sequence[Run]) -> Iterator[None]:
+    """Makes one run of some, a step each time it is resumed.
+
+    Args:
+        part: Others may add to it meanwhile, but not merge these runs.
+        runs: Of one level, from ``runs_to_merge``.
+
+    Raises:
+        DiskFull: No room; nothing has changed.
+        CorruptRecord: The part is damaged.
+        StorageError: It cannot be read or written.
+    """
+    number = part.reserve_run()
+    count = 0
+    try:
+        for low, high, entries in stretches(part.reader, [run.number for run in runs]):
+            part.env.write(encode_run(number, entries, low=low, high=high))
+            count += len(entries)
+            yield
+    except DiskFull:
+        part.env.write([], part.reader.keys(number))  # makes room for others
+        raise
+    if count != sum(run.count for run in runs):
+        raise CorruptRecord(f"{count} entries were found in runs of the index that had others")
+    kinds = 0
+    for run in runs:
+        kinds |= run.kinds
+    start, stop = min(run.start for run in runs), max(run.stop for run in runs)
+    part.replace_runs(runs, Run(number, runs[0].level + 1, count, start, stop, kinds))
+
+
+def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
+    """The entries of some runs together, in stretches that tile all there is.
+
+    Args:
+        reader: Of their environment.
+        numbers: Of the runs.
+
+    Raises:
+        CorruptRecord: A run is damaged.
+        StorageError: It cannot be read.
+    """
+    bounds = sorted(reader.lows(numbers))[:: STEP_ENTRIES // BLOCK_ENTRIES]
+    bounds = [LOWEST, *(bound for bound in bounds if bound != LOWEST), BEYOND]
+    for low, high in pairwise(bounds) if numbers else ():
+        if low != high:
+            entries = [one for number in numbers for one in reader.entries(number, low, high)]
+            entries.sort()
+            yield low, high, entries
+
+
+def _level(run: Run) -> int:
+    return run.level
+
+
+def _start(run: Run) -> int:
+    return run.start

@@ -1,0 +1,552 @@
+"""The index of one log segment: an LMDB environment with its head and its runs.
+
+The head says which part of which log the entries cover. It is written in the
+same transaction as they are, so neither is ever ahead of the other. New entries
+come as a run of their own; eight small runs of one level become one of the next,
+so a segment that fills slowly has few runs, too.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.index.blocks import (
+    BEYOND,
+    LOWEST,
+    RunReader,
+    encode_run,
+)
+from mqmesh.storage.index.entries import id_hash, key_hash
+from mqmesh.storage.index.texts import KeyText, TextMaker, text_key
+from mqmesh.storage.lmdb.env import LmdbEnv, Pair
+from mqmesh.units import MIB
+
+FORMAT_VERSION: Final = 1
+HEAD_KEY: Final = b"\0"
+"""Stands before all blocks."""
+
+RUNS_PER_LEVEL: Final = 8
+MOST_MERGED_ENTRIES: Final = 65_536
+"""No merge while the log is followed takes more; sealing merges the rest."""
+LARGE: Final = 255
+"""Level of a run that is merged only when there is nothing else to do; see
+``message_index_merge``, whose runs have the levels behind. Small ones get it as soon as they
+would be too large together, so never more than seven of a level stay small."""
+SPAN_BYTES: Final = 4 * MIB
+"""Times are kept for stretches of the log of about this size."""
+
+IDS: Final = 1
+KEYS: Final = 2
+
+_NO_TIME: Final = (1 << 63) - 1
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sorted entries of consecutive batches.
+
+    Attributes:
+        number: Begins the keys of its blocks, u32.
+        level: Merges it went through; from 255 on, it is a large one.
+        count: Entries, at least 1.
+        start: Place that none of its batches stands before.
+        stop: Place behind all of them.
+        kinds: What the entries are of: 1 ids, 2 keys, 3 both.
+    """
+
+    number: _Word
+    level: int
+    count: int
+    start: int
+    stop: int
+    kinds: int
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Keys of consecutive batches that wait to become a run.
+
+    Attributes:
+        number: Of the text, u32.
+        start: Place that none of its batches stands before.
+        stop: Place behind all of them.
+    """
+
+    number: _Word
+    start: int
+    stop: int
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When the batches of a stretch were stored.
+
+    Attributes:
+        stop: Place where the stretch ends; it begins where the one before ends.
+        oldest_ms: Smallest store timestamp; larger than ``newest_ms`` if there is no batch.
+        newest_ms: Largest store timestamp.
+    """
+
+    stop: int
+    oldest_ms: int
+    newest_ms: int
+
+
+class Deletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A topic was deleted: its batches before this offset do not count any more."""
+
+    commitlog_offset: int
+    topic: str
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """What an environment covers. A place counts bytes from where the segment begins.
+
+    Attributes:
+        version: ``FORMAT_VERSION``.
+        store_id: Of the store whose log this is.
+        boot_id: Of the system that wrote it; empty once everything is synced.
+        segment_start: Commit-log offset of the segment's first byte.
+        through: Place to which the entries cover the log.
+        complete: That is the segment's end.
+        epoch: Of the last record covered.
+        last_place: Where that record begins, -1 if there is none.
+        last_mark: Its first 8 bytes: magic and checksum.
+        widths: Bit w is set when there is a batch of width w.
+        next_run: Number for the next run.
+        runs: All runs, in no order.
+        next_text: Number for the next text.
+        texts: Keys that are not in runs yet, in the order of the log.
+        spans: Times of the stretches from the segment's start to ``through``.
+        deletions: Topics that were deleted in this segment.
+        batches: Number of batches covered.
+    """
+
+    version: int = FORMAT_VERSION
+    store_id: int
+    boot_id: bytes
+    segment_start: int
+    through: _Natural = 0
+    complete: bool = False
+    epoch: int = 0
+    last_place: int = -1
+    last_mark: bytes = b""
+    widths: _Natural = 0
+    next_run: int = 1
+    runs: list[Run] = []
+    next_text: int = 0
+    texts: list[Text] = []
+    spans: list[Span] = []
+    deletions: list[Deletion] = []
+    batches: int = 0
+
+
+class LogSlice(msgspec.Struct, kw_only=True, gc=False):
+    """What the index needs to know of a stretch of one segment.
+
+    Attributes:
+        start: Commit-log offset where the stretch begins.
+        stop: Of the record behind it.
+        complete: That is where the segment ends.
+        entries: Of its batches; layout: entries, in no order.
+        texts: Their keys, where these are not among the entries.
+        oldest_ms: Smallest store timestamp.
+        newest_ms: Largest store timestamp; -1 if there is no batch.
+        widths: Bits of the batches' widths.
+        epoch: Of the last record.
+        last_offset: Where the last record begins, -1 if there is none.
+        last_mark: Its first 8 bytes.
+        deletions: Topics that were deleted.
+        batches: Number of batches.
+        skipped_bytes: Damaged bytes that were passed over.
+        raw_bytes: Size of the batches with keys before they were compressed.
+    """
+
+    start: int
+    stop: int
+    complete: bool = False
+    entries: list[bytes] = []
+    texts: TextMaker | None = None
+    oldest_ms: int = _NO_TIME
+    newest_ms: int = -1
+    widths: int = 0
+    epoch: int = 0
+    last_offset: int = -1
+    last_mark: bytes = b""
+    deletions: list[Deletion] = []
+    batches: int = 0
+    skipped_bytes: int = 0
+    raw_bytes: int = 0
+
+
+_Unit = TypeVar("_Unit", Run, Text)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Head)
+
+
+def encode_head(head: Head) -> bytes:
+    """The value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
+    data = _encoder.encode(head)
+    return crc32(data).to_bytes(4, "little") + data
+
+
+def decode_head(value: bytes | None) -> Head:
+    """Reads what ``encode_head`` wrote.
+
+    Raises:
+        CorruptRecord: It is damaged, missing, or of another version; or says what no head does,
+            which would have a look-up take any time or memory.
+    """
+    if value is None:
+        raise CorruptRecord("the index has no head")
+    if crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        raise CorruptRecord("the head of the index fails its checksum")
+    try:
+        head = _decoder.decode(memoryview(value)[4:])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptRecord(f"the head of the index cannot be decoded: {error}") from error
+    if head.version != FORMAT_VERSION:
+        raise CorruptRecord(f"the index is of version {head.version}, not {FORMAT_VERSION}")
+    for units in (head.runs, head.texts):
+        if len({unit.number for unit in units}) < len(units):
+            raise CorruptRecord("the head of the index has a run or a text twice")
+    return head
+
+
+class IndexPart:
+    """The index of one segment.
+
+    Attributes:
+        head: What it covers.
+    """
+
+    def __init__(self, env: LmdbEnv, head: Head) -> None:
+        """Takes over an environment; see ``create`` and ``open``."""
+        self.head = head
+        self.env = env
+        self.reader = RunReader(env)
+
+    @classmethod
+    def create(cls, directory: Path, head: Head, *, map_size: int) -> "IndexPart":
+        """Makes an empty one.
+
+        Args:
+            directory: Its own; it does not exist yet.
+            head: Covers nothing.
+            map_size: Room for data at first, in bytes.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: It cannot be made.
+        """
+        env = LmdbEnv(directory, map_size=map_size)
+        try:
+            env.write([(HEAD_KEY, encode_head(head))])
+        except BaseException:
+            env.close()
+            raise
+        return cls(env, head)
+
+    @classmethod
+    def open(cls, directory: Path, *, map_size: int) -> "IndexPart":
+        """Opens one that exists.
+
+        Raises:
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be opened.
+        """
+        env = LmdbEnv(directory, map_size=map_size)
+        try:
+            return cls(env, decode_head(env.get(HEAD_KEY)))
+        except BaseException:
+            env.close()
+            raise
+
+    @property
+    def entry_count(self) -> int:
+        """Entries in all runs."""
+        return sum(run.count for run in self.head.runs)
+
+    def append(self, slice_: LogSlice) -> None:
+        """Adds what stands next in the log, in one transaction.
+
+        Raises:
+            DiskFull: No room; nothing was added.
+            CorruptRecord: It is damaged.
+            StorageError: Nothing was added, and what the file holds is not known.
+        """
+        head = self.head
+        origin = head.segment_start
+        assert slice_.start == origin + head.through
+        assert not head.complete
+        puts: list[Pair] = []
+        deletes: list[bytes] = []
+        runs = list(head.runs)
+        if slice_.entries:
+            run, entries = self._join(runs, slice_, deletes)
+            puts = encode_run(run.number, entries)
+            runs.append(run)
+        texts = list(head.texts)
+        if slice_.texts:
+            puts.append(slice_.texts.encode(head.next_text))
+            texts.append(Text(head.next_text, head.through, slice_.stop - origin))
+        last = slice_.last_offset
+        head = msgspec.structs.replace(
+            head,
+            through=slice_.stop - origin,
+            complete=slice_.complete,
+            epoch=max(head.epoch, slice_.epoch),
+            last_place=head.last_place if last < 0 else last - origin,
+            last_mark=head.last_mark if last < 0 else slice_.last_mark,
+            widths=head.widths | slice_.widths,
+            next_run=head.next_run + bool(slice_.entries),
+            runs=runs,
+            next_text=head.next_text + len(texts) - len(head.texts),
+            texts=texts,
+            spans=_add_span(head, slice_),
+            deletions=[*head.deletions, *slice_.deletions],
+            batches=head.batches + slice_.batches,
+        )
+        # The head comes last among the arguments, but its key sorts first: LMDB does not mind.
+        self.env.write([*puts, (HEAD_KEY, encode_head(head))], deletes)
+        self.head = head
+
+    def _join(
+        self, runs: list[Run], slice_: LogSlice, deletes: list[bytes]
+    ) -> tuple[Run, list[bytes]]:
+        """The run that a slice's entries end up in, after it took in small runs before it."""
+        head = self.head
+        entries = sorted(slice_.entries)
+        origin = head.segment_start
+        start, level = slice_.start - origin, 0
+        kinds = IDS if slice_.texts is not None else IDS | KEYS
+        if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
+            level = LARGE
+        # Large ones stand in between: bursts, texts that were tidied, and what was merged at rest.
+        small = [run for run in runs if run.level < LARGE]
+        while level != LARGE and _count_of_level(small, level) >= RUNS_PER_LEVEL - 1:
+            others = {run.number: run for run in small[1 - RUNS_PER_LEVEL :]}
+            del small[1 - RUNS_PER_LEVEL :]
+            if len(entries) + sum(run.count for run in others.values()) > MOST_MERGED_ENTRIES:
+                runs[:] = [_large(run) if run.number in others else run for run in runs]
+                level = LARGE
+                break
+            runs[:] = [run for run in runs if run.number not in others]
+            for run in others.values():
+                entries += self.reader.entries(run.number, LOWEST, BEYOND)
+                deletes += self.reader.keys(run.number)
+                start, kinds = min(start, run.start), kinds | run.kinds
+            entries.sort()
+            level += 1
+        stop = slice_.stop - origin
+        return Run(head.next_run, level, len(entries), start, stop, kinds), entries
+
+    def tidy(self) -> bool:
+        """Makes a run of the oldest texts, in one transaction.
+
+        As many as make a run that is not merged again: the fewer runs, the quicker a search.
+
+        Returns:
+            True if there are more texts.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            CorruptRecord: It is damaged.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        head = self.head
+        if not head.texts:
+            return False
+        entries: list[bytes] = []
+        done: list[Text] = []
+        for text in head.texts:
+            more = self._text(text).entries()
+            if done and len(entries) + len(more) > MOST_MERGED_ENTRIES:
+                break
+            entries += more
+            done.append(text)
+        entries.sort()
+        start, stop = min(text.start for text in done), max(text.stop for text in done)
+        run = Run(head.next_run, LARGE, len(entries), start, stop, KEYS)
+        others = head.texts[len(done) :]
+        head = msgspec.structs.replace(
+            head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
+        )
+        puts = [*encode_run(run.number, entries), (HEAD_KEY, encode_head(head))]
+        self.env.write(puts, [text_key(text.number) for text in done])
+        self.head = head
+        return bool(others)
+
+    def reserve_run(self) -> int:
+        """A number for a run that will be there later.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        number = self.head.next_run
+        self._set_head(msgspec.structs.replace(self.head, next_run=number + 1))
+        return number
+
+    def replace_runs(self, runs: Sequence[Run], merged: Run) -> None:
+        """Puts a run in place of others, in one transaction.
+
+        Args:
+            runs: Of this part; their blocks are removed.
+            merged: Its blocks are there, under a reserved number.
+
+        Raises:
+            DiskFull: No room; nothing has changed.
+            StorageError: Nothing has changed, and what the file holds is not known.
+        """
+        gone = {run.number for run in runs}
+        left = [run for run in self.head.runs if run.number not in gone]
+        assert len(left) == len(self.head.runs) - len(runs)
+        deletes = [key for run in runs for key in self.reader.keys(run.number)]
+        # In front: what the followers merge are the last ones.
+        self._set_head(msgspec.structs.replace(self.head, runs=[merged, *left]), deletes)
+
+    def _set_head(self, head: Head, deletes: Sequence[bytes] = ()) -> None:
+        self.env.write([(HEAD_KEY, encode_head(head))], deletes)
+        self.head = head
+
+    def _text(self, text: Text) -> KeyText:
+        return KeyText(text.number, self.env.get(text_key(text.number)))
+
+    def id_places(
+        self, producer_id: int, sequence: int, *, below: int, most: int
+    ) -> tuple[list[int], int]:
+        """Where batches may begin that hold the message with an id, last first.
+
+        Args:
+            producer_id: First half of the id.
+            sequence: Second half.
+            below: Only places before this one.
+            most: Stop when there are about as many.
+
+        Returns:
+            Places, and the one before which there may be others; 0 if there are none.
+
+        Raises:
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be read.
+        """
+        found: set[int] = set()
+        floor = 0
+        widths = self.head.widths
+        for width in range(widths.bit_length()):
+            if widths >> width & 1:
+                wanted = id_hash(producer_id, sequence, width)
+                places = self._places(IDS, wanted, below, most)
+                found.update(places)
+                if len(places) >= most:
+                    floor = max(floor, places[-1])
+        # Below the floor one of the hashes may have places that were not returned.
+        return sorted((place for place in found if place >= floor), reverse=True), floor
+
+    def key_places(self, topic: str, key: str, *, below: int, most: int) -> tuple[list[int], int]:
+        """Where batches with a key may begin, last first; else as ``id_places``.
+
+        Args:
+            topic: Physical topic.
+            key: The key.
+            below: Only places before this one.
+            most: Stop when there are about as many.
+        """
+        head = self.head
+
+        def in_text(text: Text) -> list[int]:
+            return self._text(text).places(topic, key, below=below)
+
+        found = self._places(KEYS, key_hash(topic, key), below, most)
+        found += _newest(head.texts, in_text, below, most)
+        found.sort(reverse=True)
+        del found[most:]
+        return found, found[-1] if len(found) >= most else 0
+
+    def _places(self, kind: int, wanted: bytes, below: int, most: int) -> list[int]:
+        runs = [run for run in self.head.runs if run.kinds & kind]
+
+        def in_run(run: Run) -> list[int]:
+            return self.reader.places(run.number, wanted, below=below, most=most)
+
+        with self.env.reading():
+            return _newest(runs, in_run, below, most)
+
+    def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
+        """The places where batches of a time may stand, as ranges, last first.
+
+        Args:
+            from_ms: Smallest store timestamp.
+            to_ms: Largest store timestamp.
+        """
+        found: list[tuple[int, int]] = []
+        start = 0
+        for span in self.head.spans:
+            if span.oldest_ms <= to_ms and from_ms <= span.newest_ms:
+                if found and found[-1][1] == start:
+                    found[-1] = (found[-1][0], span.stop)
+                else:
+                    found.append((start, span.stop))
+            start = span.stop
+        found.reverse()
+        return found
+
+    def close(self) -> None:
+        """Closes the environment; may be called again."""
+        self.env.close()
+
+
+def _newest(
+    units: Sequence[_Unit], look: Callable[[_Unit], list[int]], below: int, most: int
+) -> list[int]:
+    """The last places that runs or texts have, last first.
+
+    Args:
+        units: Where to look; their stretches of the log may overlap.
+        look: Finds all places in one, or the last ``most``.
+        below: Only places before this one are looked for.
+        most: Places to return.
+    """
+    found: list[int] = []
+    for unit in sorted(units, key=_stop, reverse=True):
+        if len(found) >= most and found[most - 1] >= unit.stop:
+            break  # nothing in here, or in what follows, is newer
+        if unit.start < below:
+            places = look(unit)
+            if places:
+                found += places
+                found.sort(reverse=True)
+    return found[:most]
+
+
+def _count_of_level(runs: Sequence[Run], level: int) -> int:
+    """How many of the last runs are of a level, without one of another between them."""
+    return sum(1 for _ in takewhile(lambda run: run.level == level, reversed(runs)))
+
+
+def _large(run: Run) -> Run:
+    return msgspec.structs.replace(run, level=LARGE)
+
+
+def _stop(unit: Run | Text) -> int:
+    return unit.stop
+
+
+def _add_span(head: Head, slice_: LogSlice) -> Sequence[Span]:
+    spans = list(head.spans)
+    new = Span(slice_.stop - head.segment_start, slice_.oldest_ms, slice_.newest_ms)
+    if spans:
+        start = spans[-2].stop if len(spans) > 1 else 0
+        last = spans[-1]
+        if new.stop - start <= SPAN_BYTES:
+            oldest, newest = min(last.oldest_ms, new.oldest_ms), max(last.newest_ms, new.newest_ms)
+            spans[-1] = Span(new.stop, oldest, newest)
+            return spans
+    spans.append(new)
+    return spans

@@ -1,0 +1,132 @@
+"""Seals the index of a segment that is full: all its runs become one, synced and checked.
+
+Work of many short steps, in memory bounded by the size of a step. Nothing counts
+before the new directory has its final name; a crash in between costs the work.
+
+A sealed directory holds, beside LMDB's file, a document ``seal`` with the size
+and the CRC-32 of that file, which never changes again. So after trouble a
+damaged file is told from a good one without LMDB looking into it.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.files.atomic_file import (
+    load_document,
+    save_document,
+    storage_error,
+    sync_directory,
+)
+from mqmesh.storage.index.blocks import encode_run
+from mqmesh.storage.index.merge import stretches
+from mqmesh.storage.index.part import HEAD_KEY, IDS, KEYS, IndexPart, Run, encode_head
+from mqmesh.storage.lmdb.env import DATA_FILE
+from mqmesh.units import MIB
+
+SEAL_FILE: Final = "seal"
+CHECK_BYTES: Final = 8 * MIB
+"""Bytes checked in one step."""
+
+_RUN: Final = 1
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """What a sealed environment's file is like.
+
+    Attributes:
+        size: In bytes.
+        crc32: Of all of it.
+    """
+
+    size: int
+    crc32: int
+
+
+def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[None]:
+    """Makes the sealed twin of a part that is complete, a step each time it is resumed.
+
+    Args:
+        source: Has no texts, and must not change meanwhile.
+        directory: For the twin; it does not exist yet.
+        map_size: Room for data at first, in bytes.
+
+    Raises:
+        DiskFull: No room.
+        CorruptRecord: The source is damaged.
+        StorageError: It cannot be read, or the twin not be made.
+    """
+    head = source.head
+    assert head.complete
+    assert not head.texts
+    numbers = [run.number for run in head.runs]
+    runs = [Run(_RUN, 0, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
+    sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)
+    target = IndexPart.create(directory, sealed, map_size=map_size)
+    try:
+        count = 0
+        for low, high, entries in stretches(source.reader, numbers):
+            count += len(entries)
+            target.env.write(encode_run(_RUN, entries, low=low, high=high))
+            yield
+        if count != source.entry_count:
+            raise CorruptRecord(f"{count} of {source.entry_count} index entries were found")
+        target.env.write([(HEAD_KEY, encode_head(sealed))])
+        target.env.sync()
+    finally:
+        target.close()
+    yield
+    seal = yield from _measure(directory / DATA_FILE)
+    save_document(directory / SEAL_FILE, msgspec.json.encode(seal))
+    sync_directory(directory)
+
+
+def load_seal(directory: Path) -> Seal:
+    """The seal of a directory.
+
+    Raises:
+        CorruptRecord: It is damaged or missing.
+        StorageError: It cannot be read.
+    """
+    document = load_document(directory / SEAL_FILE)
+    try:
+        if document is not None:
+            return msgspec.json.decode(document, type=Seal)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"the seal in {directory} cannot be decoded: {error}") from error
+    raise CorruptRecord(f"{directory} has no seal")
+
+
+def check_seal(directory: Path) -> Iterator[None]:
+    """Compares a sealed file with its seal, a step each time it is resumed.
+
+    Raises:
+        CorruptRecord: It is not the file that was sealed.
+        StorageError: It cannot be read.
+    """
+    seal = load_seal(directory)
+    found = yield from _measure(directory / DATA_FILE)
+    if found != seal:
+        raise CorruptRecord(f"{directory / DATA_FILE} is not the file that was sealed")
+
+
+def _measure(path: Path) -> Generator[None, None, Seal]:
+    """What the seal of a file as it is now would say."""
+    crc = size = 0
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            while data := os.pread(fd, CHECK_BYTES, size):
+                size += len(data)
+                crc = crc32(data, crc)
+                yield
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be read") from error
+    return Seal(size, crc)

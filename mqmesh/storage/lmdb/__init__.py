@@ -1,0 +1,1 @@
+"""The store in LMDB, and the environments that the index uses as well."""

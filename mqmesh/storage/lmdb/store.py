@@ -1,0 +1,502 @@
+"""LmdbStore: the whole store in one LMDB environment, for small installations.
+
+Batches, queues and what makes repeated sends harmless are written by one
+transaction a ``put``, so after the death of the process all of them agree and
+there is nothing to recover. The broker puts all batches of a turn of its event
+loop at once: that is the group which a commit, and with ``SYNC_FLUSH`` its two
+syncs, is shared by.
+
+With ``ASYNC_FLUSH`` commits are not synced; a thread syncs the file now and
+then. If the *system* dies, LMDB promises nothing then: such a store is checked
+when it is opened next, and if LMDB cannot read it, all of it is lost.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.record_batch import BROKER_PART_SIZE, Attributes, check_stored, stamp
+from mqmesh.clock import Clock
+from mqmesh.errors import (
+    CorruptBatch,
+    CorruptRecord,
+    DiskFull,
+    OffsetOutOfRange,
+    StorageError,
+    StoreClosed,
+)
+from mqmesh.storage.interface import (
+    BatchToPut,
+    FlushDiskType,
+    GetResult,
+    GetStatus,
+    MessageStore,
+    OnProgress,
+    PutResult,
+    PutStatus,
+    StoreConfig,
+    StoreStats,
+    Wake,
+)
+from mqmesh.storage.lmdb import layout
+from mqmesh.storage.lmdb.env import LmdbEnv, Pair
+from mqmesh.storage.lmdb.opening import Parts, Queue, open_environment
+from mqmesh.storage.lmdb.reading import entry_at, read_batches
+from mqmesh.storage.log.flush import Flusher
+from mqmesh.storage.log.marker import MarkerKind, encode_marker
+from mqmesh.storage.queues.producer_states import Key, StoredBatch
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+log = logging.getLogger(__name__)
+
+DELETES_AT_ONCE: Final = 500
+"""Pairs of deleted topics, or of forgotten producers, removed by one tick."""
+
+_REDELIVERED: Final = int(Attributes.REDELIVERED)
+_NOWHERE: Final = CommitLogOffset(-1)
+
+
+class _Draft:
+    """What a put is about to write."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.pairs: dict[bytes, bytes] = {}
+        self.ends: dict[tuple[str, int], int] = {}
+        self.topic_ids: dict[str, int] = {}
+        self.noted: set[Key] = set()
+        self.batches = 0
+        self.messages = 0
+        self.duplicates = 0
+
+
+class LmdbStore(MessageStore):
+    """One environment; everything on the caller's thread but syncs of ``ASYNC_FLUSH``."""
+
+    def __init__(self, parts: Parts, config: StoreConfig, *, clock: Clock, wake: Wake) -> None:
+        """Takes over an opened environment; see ``open``."""
+        self._parts = parts
+        self._env: LmdbEnv = parts.env
+        contents = self._contents = parts.contents
+        self._config = config
+        self._clock = clock
+        self._states = contents.states
+        self._end = contents.end
+        self._flusher: Flusher | None = None
+        if config.flush_disk_type is FlushDiskType.ASYNC_FLUSH:
+            self._flusher = Flusher(
+                durable_offset=contents.end,
+                at_once=False,
+                interval_ms=config.flush_interval_commitlog_ms,
+                wake=wake,
+                sync=self._sync,
+            )
+        self._directory: Path = parts.directory
+        # Written last batches that are no longer in memory, about to be removed.
+        self._forgotten: set[bytes] = set()
+        self._put_batches = 0
+        self._put_messages = 0
+        self._duplicates = 0
+        self._commits = 0
+        self._failure: str | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        wake: Wake,
+        on_progress: OnProgress,
+    ) -> "LmdbStore":
+        """Opens a store.
+
+        Args:
+            directory: Where its files are; made if need be.
+            config: Settings; of the sizes only ``mapped_file_size_commit_log`` counts, as
+                the limit of a batch.
+            clock: Source of time, for labels.
+            wake: Called from the flush thread when ``durable_offset`` has moved or the
+                store has stopped; must not raise.
+            on_progress: Called now and then while the store is checked after a power cut.
+
+        Raises:
+            StoreLocked: Another process has it open.
+            StorageError: It cannot be opened.
+        """
+        parts = open_environment(
+            directory, config, now_ms=TimestampMs(clock.wall_ms()), on_progress=on_progress
+        )
+        return cls(parts, config, clock=clock, wake=wake)
+
+    # ---- Writing ---------------------------------------------------------------------
+
+    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+        """See ``MessageStore.put``."""
+        self._check_writable()
+        start = self._end
+        draft = _Draft(start)
+        try:
+            results = [self._place(draft, batch, store_timestamp) for batch in batches]
+            if draft.batches:
+                self._note_producers(draft)
+                self._commit(sorted(draft.pairs.items()))
+        except StorageError:
+            self._states.forget_from(draft.noted, start)
+            raise
+        self._apply(draft)
+        return results
+
+    def _place(self, draft: _Draft, batch: BatchToPut, store_timestamp: TimestampMs) -> PutResult:
+        """Gives a batch its offsets and adds its pairs to the draft."""
+        header, topic, queue_id = batch.header, batch.topic, batch.queue_id
+        size, count = header.total_size, header.message_count
+        if size > self._config.max_batch_bytes:
+            return PutResult(
+                PutStatus.MESSAGE_ILLEGAL, QueueOffset(-1), _NOWHERE, _NOWHERE, store_timestamp
+            )
+        if not header.attributes & _REDELIVERED:
+            known = self._states.known(topic, queue_id, header, store_timestamp)
+            if known is not None:
+                draft.duplicates += known.status is PutStatus.DUPLICATE
+                return known
+        topic_id = self._topic_id(draft, topic)
+        base = draft.ends.get((topic, queue_id), -1)
+        if base < 0:
+            queue = self._contents.topics.get(topic, {}).get(queue_id)
+            base = 0 if queue is None else queue.end
+            if queue is None:
+                draft.pairs[layout.queue_key(topic_id, queue_id)] = b""
+        position, draft.end = draft.end, draft.end + size
+        draft.ends[topic, queue_id] = base + count
+        head = self._contents.head
+        part = stamp(
+            header,
+            commitlog_offset=position,
+            base_queue_offset=base,
+            store_timestamp=store_timestamp,
+            epoch=head.epoch,
+            store_id=head.store_id,
+        )
+        data = b"".join((part, memoryview(batch.data)[BROKER_PART_SIZE:]))
+        draft.pairs[layout.log_key(position)] = data
+        draft.pairs[layout.entry_key(topic_id, queue_id, base)] = layout.encode_entry(
+            position, size, count, store_timestamp, batch.tag_hashes
+        )
+        where = QueueOffset(base), CommitLogOffset(position), CommitLogOffset(draft.end)
+        key = (topic, queue_id, header.producer_id)
+        crc = header.producer_crc
+        stored = StoredBatch(header.first_sequence, count, *where, store_timestamp, crc)
+        if not header.attributes & _REDELIVERED:
+            self._states.note(*key, stored)
+            draft.noted.add(key)
+        draft.batches += 1
+        draft.messages += count
+        return PutResult(PutStatus.PUT_OK, *where, store_timestamp)
+
+    def _topic_id(self, draft: _Draft, topic: str) -> int:
+        topic_id = self._contents.topic_ids.get(topic) or draft.topic_ids.get(topic)
+        if topic_id is None:
+            topic_id = self._contents.next_topic_id + len(draft.topic_ids)
+            draft.topic_ids[topic] = topic_id
+            draft.pairs[layout.topic_key(topic)] = layout.encode_topic(topic_id, topic)
+        return topic_id
+
+    def _note_producers(self, draft: _Draft) -> None:
+        for topic, queue_id, producer_id in draft.noted:
+            key = layout.producer_key(self._topic_id(draft, topic), queue_id, producer_id)
+            window = self._states.window((topic, queue_id, producer_id))
+            draft.pairs[key] = msgspec.msgpack.encode(window)
+
+    def _apply(self, draft: _Draft) -> None:
+        """Takes up what was written."""
+        contents = self._contents
+        self._duplicates += draft.duplicates
+        if not draft.batches:
+            return
+        contents.topic_ids |= draft.topic_ids
+        contents.next_topic_id += len(draft.topic_ids)
+        for (topic, queue_id), end in draft.ends.items():
+            queues = contents.topics.setdefault(topic, {})
+            queue = queues.get(queue_id)
+            if queue is None:
+                queue = queues[queue_id] = Queue(topic, contents.topic_ids[topic], queue_id)
+            queue.end = end
+        producers = [key for key in draft.pairs if key.startswith(layout.PRODUCER)]
+        contents.producers.update(producers)
+        self._forgotten.difference_update(producers)
+        self._put_batches += draft.batches
+        self._put_messages += draft.messages
+        self._move_to(draft.end)
+
+    def _move_to(self, end: int) -> None:
+        self._end = end
+        if self._flusher is not None:
+            self._flusher.written(end, [-1])
+
+    def _commit(self, pairs: Sequence[Pair], deletes: Sequence[bytes] = ()) -> None:
+        """Writes in one transaction.
+
+        Raises:
+            DiskFull: No room; nothing was written.
+            StorageError: It failed; the store has stopped.
+        """
+        if not deletes:
+            self._check_room(sum(len(value) for _, value in pairs))
+        try:
+            self._env.write(pairs, deletes)
+        except StorageError as error:
+            # Without room the transaction is gone, and nothing refers to what it has written.
+            # After any other error nobody knows, and a second try may only seem to succeed.
+            if not isinstance(error, DiskFull):
+                self._failure = str(error)
+                log.critical("the store stops: %s", error)
+            raise
+        self._commits += 1
+
+    def _check_room(self, wanted: int) -> None:
+        room = os.statvfs(self._directory)
+        if room.f_bavail * room.f_frsize < wanted + self._config.disk_reserve_bytes:
+            raise DiskFull(
+                f"{self._directory}: {os.strerror(errno.ENOSPC)} for {wanted} bytes besides "
+                f"the reserve of {self._config.disk_reserve_bytes}"
+            )
+
+    def _sync(self, fd: int) -> None:
+        """For the flush thread; LMDB allows this one call beside those of our thread."""
+        del fd
+        try:
+            self._env.sync()
+        except StorageError as error:
+            raise OSError(errno.EIO, str(error)) from error
+
+    def delete_topic(self, topic: str) -> None:
+        """See ``MessageStore.delete_topic``."""
+        self._check_writable()
+        contents = self._contents
+        topic_id = contents.topic_ids.get(topic)
+        if topic_id is None:
+            return
+        marker = encode_marker(
+            MarkerKind.TOPIC_DELETED,
+            commitlog_offset=self._end,
+            epoch=contents.head.epoch,
+            store_id=contents.head.store_id,
+            store_timestamp=self._clock.wall_ms(),
+            data=topic.encode(),
+        )
+        # Deletions may use the reserve: they make room.
+        self._commit(
+            [(layout.deleted_key(topic_id), b""), (layout.log_key(self._end), marker)],
+            [layout.topic_key(topic)],
+        )
+        del contents.topic_ids[topic]
+        contents.topics.pop(topic, None)
+        contents.deleted.append(topic_id)
+        self._states.forget_topic(topic)
+        self._move_to(self._end + len(marker))
+
+    # ---- Reading ---------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None = None,
+        verify: bool = False,
+    ) -> GetResult:
+        """See ``MessageStore.get``."""
+        self._check_open()
+        queue = self._contents.topics.get(topic, {}).get(queue_id)
+        bounds = QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
+        if queue_offset < 0:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, bounds[0], *bounds)
+        if queue_offset > bounds[1]:
+            return GetResult(GetStatus.OFFSET_OVERFLOW, bounds[1], *bounds)
+        if queue is None or queue_offset == bounds[1]:
+            return GetResult(GetStatus.NO_NEW_MESSAGE, bounds[1], *bounds)
+        data, position, count = read_batches(
+            self._env,
+            queue,
+            queue_offset,
+            max_bytes=max_bytes,
+            tag_hashes=tag_hashes,
+            verify=verify,
+        )
+        status = GetStatus.FOUND if data else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, QueueOffset(position), *bounds, data, count)
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """See ``MessageStore.queue_bounds``."""
+        self._check_open()
+        queue = self._contents.topics.get(topic, {}).get(queue_id)
+        return QueueOffset(0), QueueOffset(0 if queue is None else queue.end)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: TimestampMs) -> QueueOffset:
+        """See ``MessageStore.offset_by_time``."""
+        self._check_open()
+        queue = self._contents.topics.get(topic, {}).get(queue_id)
+        low, high = 0, 0 if queue is None else queue.end
+        while queue is not None and low < high:
+            entry = entry_at(self._env, queue, (low + high) // 2)
+            if entry.store_timestamp >= timestamp_ms:
+                high = entry.base
+            else:
+                low = entry.end
+        return QueueOffset(low)
+
+    def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
+        """See ``MessageStore.read_at``."""
+        self._check_open()
+        if not 0 <= commitlog_offset < self._end:
+            raise OffsetOutOfRange(f"{commitlog_offset} is not between 0 and {self._end}")
+        data = self._env.get(layout.log_key(commitlog_offset))
+        if data is None:
+            raise CorruptRecord(f"no batch begins at {commitlog_offset}")
+        try:
+            header = check_stored(data)
+        except CorruptBatch as error:
+            raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
+        store_id = self._contents.head.store_id
+        if header.commitlog_offset != commitlog_offset or header.store_id != store_id:
+            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
+        return data
+
+    def queues(self, topic: str) -> list[int]:
+        """See ``MessageStore.queues``."""
+        self._check_open()
+        return sorted(self._contents.topics.get(topic, {}))
+
+    def topics(self) -> list[str]:
+        """See ``MessageStore.topics``."""
+        self._check_open()
+        return list(self._contents.topics)
+
+    # ---- Background and end ----------------------------------------------------------
+
+    def durable_offset(self) -> CommitLogOffset:
+        """See ``MessageStore.durable_offset``."""
+        self._check_open()
+        return CommitLogOffset(self._end if self._flusher is None else self._flusher.durable_offset)
+
+    def tick(self, now_ms: int) -> bool:
+        """See ``MessageStore.tick``."""
+        del now_ms
+        self._check_writable()
+        try:
+            self._parts.lock.check()
+            return self._remove_deleted() or self._remove_forgotten()
+        except DiskFull as error:
+            # LMDB copies what it changes; there may be room at the next tick.
+            log.warning("what was deleted stays for now: %s", error)
+            return False
+        except StorageError as error:
+            self._failure = str(error)
+            raise StoreClosed(f"the store has stopped: {error}") from error
+
+    def _remove_deleted(self) -> bool:
+        """Removes some pairs of a deleted topic; True if there are more."""
+        deleted = self._contents.deleted
+        if not deleted:
+            return False
+        topic_id, most = deleted[0], DELETES_AT_ONCE
+        keys: list[bytes] = []
+        for kind in (layout.QUEUE, layout.PRODUCER, layout.ENTRY):
+            keys += self._env.keys(*layout.of_topic(kind, topic_id), most=most - len(keys))
+        is_last = len(keys) < most
+        if is_last:
+            keys.append(layout.deleted_key(topic_id))
+        self._commit([], keys)
+        self._contents.producers.difference_update(keys)
+        self._forgotten.difference_update(keys)
+        if is_last:
+            del deleted[0]
+        return bool(deleted)
+
+    def _remove_forgotten(self) -> bool:
+        """Removes last batches of producers once most of them were forgotten."""
+        written, ids, forgotten = (
+            self._contents.producers,
+            self._contents.topic_ids,
+            self._forgotten,
+        )
+        if not forgotten:
+            if len(written) <= 2 * self._config.max_producer_states:
+                return False
+            forgotten |= written
+            for (topic, queue_id, producer_id), _ in self._states.dump():
+                forgotten.discard(layout.producer_key(ids[topic], queue_id, producer_id))
+        keys = list(islice(forgotten, DELETES_AT_ONCE))
+        self._commit([], keys)
+        written.difference_update(keys)
+        forgotten.difference_update(keys)
+        return bool(forgotten)
+
+    def stats(self) -> StoreStats:
+        """See ``MessageStore.stats``."""
+        self._check_open()
+        contents, flusher = self._contents, self._flusher
+        return StoreStats(
+            backend="lmdb",
+            disk_bytes=self._env.file_bytes,
+            max_commitlog_offset=self._end,
+            durable_offset=self.durable_offset(),
+            topics=len(contents.topics),
+            queues=sum(map(len, contents.topics.values())),
+            put_batches=self._put_batches,
+            put_messages=self._put_messages,
+            duplicates=self._duplicates,
+            flushes=self._commits if flusher is None else flusher.flushes,
+            flush_errors=int(self._stopped_by() is not None),
+            epoch=contents.head.epoch,
+            store_id=contents.head.store_id,
+            started_clean=contents.started_clean,
+            recovered_bytes=contents.checked_bytes,
+            damaged=contents.damaged,
+            writable=self._stopped_by() is None,
+        )
+
+    def close(self) -> None:
+        """See ``MessageStore.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._flusher is not None:
+            self._flusher.close()
+        if self._stopped_by() is None:
+            head = msgspec.structs.replace(
+                self._contents.head, next_topic_id=self._contents.next_topic_id, clean=True
+            )
+            try:
+                self._env.write([(layout.HEAD_KEY, msgspec.msgpack.encode(head))])
+                self._env.sync()
+            except StorageError as error:
+                log.error("the store was not closed in order: %s", error)
+        self._parts.resources.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store was closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        reason = self._stopped_by()
+        if reason is not None:
+            raise StoreClosed(f"the store has stopped: {reason}")
+
+    def _stopped_by(self) -> str | None:
+        if self._failure is None and self._flusher is not None:
+            error = self._flusher.error
+            return None if error is None else f"the environment cannot be synced: {error}"
+        return self._failure

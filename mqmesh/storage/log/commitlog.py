@@ -1,0 +1,462 @@
+"""The commit log: all batches of a broker, one behind the other.
+
+The only truth of the store; everything else is derived from it. Its segments are
+mapped, and written where their blocks were taken before (``log_room.py``). Small
+writes are stores into pages that were brought in ahead, all others one gathered
+``os.pwritev``, which the map shows as well. Large reads are views of what is in
+memory, all others ``os.pread``, which tells trouble with the disk by an exception
+instead of a signal.
+
+Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.storage.files.atomic_file import storage_error
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.log.maps import LogMaps
+from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log.page_window import PageWindow
+from mqmesh.storage.log.room import LogRoom
+from mqmesh.storage.log.segments import Segment, Segments
+from mqmesh.storage.log.store_key import StoreKey
+from mqmesh.units import KIB
+
+log = logging.getLogger(__name__)
+
+MOST_PIECES: Final = 1024
+"""Linux takes no more buffers in one call."""
+JOIN_BELOW_BYTES: Final = 1024
+"""Smaller pieces are copied together first: that costs less than handing them over."""
+VIEW_BYTES: Final = 16 * KIB
+"""Reads from this size on are views; a copy of fewer bytes costs no more, and keeps no map."""
+MOST_STORED_BYTES: Final = 32 * KIB
+"""Writes up to this size are stores, where pages are ready. Larger ones fill whole pages, which
+a call need not zero before: they cost the machine more as stores."""
+CHECK_MS: Final = 1_000
+"""How often it is looked whether somebody cut or removed a mapped segment."""
+
+
+class CommitLog:
+    """Appends records and reads ranges of bytes.
+
+    Attributes:
+        key: That records are checked by.
+        end: Commit-log offset of the next record.
+        epoch: That records get.
+        store_id: That records carry.
+        maps: Of its segments.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        files: OpenFiles,
+        room: LogRoom,
+        window: PageWindow,
+        *,
+        key: StoreKey,
+        end: int,
+        epoch: int,
+        store_id: int,
+        is_marked: bool = True,
+    ) -> None:
+        """Takes up a log whose end was found.
+
+        Where there is no room to go on it only reads, until there is.
+
+        Args:
+            segments: Its files.
+            files: Descriptors for reading.
+            room: Takes blocks for them.
+            key: Of the store.
+            window: Pages that are ready for stores; the log closes it.
+            end: Where to go on.
+            epoch: Of new records.
+            store_id: Of new records.
+            is_marked: The log tells already that this epoch begins; else a marker in front of the
+                next record does.
+
+        Raises:
+            DiskFull: There is no segment to go on in, and none can be made.
+        """
+        self._segments = segments
+        self._files = files
+        self._room = room
+        self.key = key
+        self._window = window
+        self.maps = LogMaps()
+        self.end = end
+        self.epoch = epoch
+        self.store_id = store_id
+        self._void_needed = not is_marked
+        self._writing: list[Segment] = []
+        self._retired: list[tuple[int, Segment]] = []
+        self._check_at_ms = 0
+        self._stored_to = end
+        self._current = self._open(segments.find(end) or segments.get_or_make(end))
+        self._current.allocated_through = end
+        self._ask_from = end
+        try:
+            room.take(self._current, min(end + MARKER_SIZE, self._current.end))
+        except StorageError:
+            pass  # It is in the log, and every write will say it again.
+
+    @property
+    def start(self) -> int:
+        """Commit-log offset of the oldest byte."""
+        return self._segments.first.start
+
+    @property
+    def segments(self) -> Segments:
+        """Its files."""
+        return self._segments
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no room to write; None while there is."""
+        return self._room.refusal
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the segment that is written to."""
+        return self._current.fd
+
+    def begin(self, store_timestamp: int) -> "Append":
+        """Starts a gathered write.
+
+        Args:
+            store_timestamp: For markers that it may need.
+        """
+        append = Append(self, self._current, self.end, store_timestamp)
+        if self._void_needed:
+            append.mark_failure()
+        return append
+
+    def view(self, start: int, size: int) -> bytes | memoryview:
+        """Bytes that lie in one segment; if there are many, and in memory, not copied.
+
+        A view keeps a segment's map, and its room on the disk, when retention removes the file:
+        nobody may keep one for longer than it takes to hand it on.
+
+        Raises:
+            CorruptRecord: The file is not there or too short.
+            StorageError: The disk refuses to read them.
+        """
+        if size >= VIEW_BYTES:
+            segment = self._segments.find(start)
+            if segment is not None and start + size <= segment.end:
+                mapped = self.maps.get(segment)
+                if mapped is not None:
+                    stop = min(self.end, segment.end)
+                    if start + size <= stop:
+                        view = mapped.view(start - segment.start, size, stop=stop - segment.start)
+                        if view is not None:
+                            return view
+        return self.read(start, size)
+
+    def read(self, start: int, size: int) -> bytes:
+        """Reads bytes that lie in one segment.
+
+        Raises:
+            CorruptRecord: The file is not there or too short.
+            StorageError: The disk refuses to read them.
+        """
+        segment = self._segments.find(start)
+        if segment is None or start + size > segment.end:
+            raise CorruptRecord(f"no segment holds bytes {start} to {start + size} of the log")
+        try:
+            fd = segment.fd if segment.fd >= 0 else self._files.get(segment.path)
+            data = os.pread(fd, size, start - segment.start)
+            while len(data) < size:
+                more = os.pread(fd, size - len(data), start - segment.start + len(data))
+                if not more:
+                    raise CorruptRecord(f"{segment.path} ends before byte {start + size}")
+                data += more
+        except FileNotFoundError as error:
+            raise CorruptRecord(f"{segment.path} is gone") from error
+        except OSError as error:
+            raise storage_error(error, f"byte {start} of the log cannot be read") from error
+        return data
+
+    def segment_end(self, commitlog_offset: int) -> int:
+        """Where the segment of an offset ends; the offset itself if there is none."""
+        segment = self._segments.find(commitlog_offset)
+        return commitlog_offset if segment is None else segment.end
+
+    def unsynced_fds(self, durable_offset: int) -> list[int]:
+        """Descriptors of segments written behind an offset; retires those before it.
+
+        The flush thread may still be using a list that it got earlier, for at most what is
+        written by now. So a descriptor is closed only when all of that is durable too.
+        """
+        writing = self._writing
+        while writing and writing[0].end <= durable_offset:
+            self._retired.append((self.end, writing.pop(0)))
+        while self._retired and self._retired[0][0] <= durable_offset:
+            _close(self._retired.pop(0)[1])
+        return [segment.fd for segment in writing]
+
+    def write(self, segment: Segment, file_position: int, pieces: Sequence[Buffer]) -> None:
+        """Writes buffers one behind the other: by stores, if they are small and pages ready.
+
+        Raises:
+            OSError: Some or all of it could not be written.
+        """
+        size = sum(map(len, pieces))
+        stop = file_position + size
+        if size > MOST_STORED_BYTES:
+            write_pieces(segment.fd, pieces, file_position)
+            return
+        mapped = self.maps.get(segment)
+        if mapped is None:
+            write_pieces(segment.fd, pieces, file_position)
+            return
+        if stop <= self._window.ready(mapped):
+            mapped.store(file_position, pieces)
+        else:
+            write_pieces(segment.fd, pieces, file_position)
+        self._window.follow(mapped, stop, segment.allocated_through - segment.start)
+
+    def check_files(self, now_ms: int) -> None:
+        """Looks each second whether somebody cut or removed a file; lets go of unused pages.
+
+        Args:
+            now_ms: Monotonic time.
+
+        Raises:
+            StorageError: It is the one that is written.
+        """
+        if now_ms < self._check_at_ms:
+            return
+        self._check_at_ms = now_ms + CHECK_MS
+        self.maps.check(self._current)
+        if self._stored_to == self.end:
+            self._window.give_back()
+        self._stored_to = self.end
+
+    def prepare_ahead(self) -> None:
+        """Has room taken, and segments made, before they are needed; to be called often."""
+        segments, segment = self._segments, self._current
+        segments.take_up()
+        self._room.poll()
+        ahead = self._room.bytes_ahead(self.end - self.start, segments.segment_size)
+        while segment.allocated_through == segment.end:
+            following = segments.find(segment.end)
+            if following is None:
+                if self.end + ahead // 2 > segment.end:
+                    segments.prepare(segment.end)
+                break
+            segment = following
+        else:
+            if segment.allocated_through - self.end <= ahead // 2:
+                self._room.ask(segment, min(self.end + ahead, segment.end))
+        self._ask_from = segment.allocated_through - ahead // 2
+
+    def next_segment(self, segment: Segment) -> Segment:
+        """The one behind, open for writing.
+
+        Raises:
+            DiskFull: No room for it.
+        """
+        return self._open(self._segments.get_or_make(segment.end))
+
+    def take_room(self, segment: Segment, needed: int) -> None:
+        """Takes blocks of a segment that are not there yet.
+
+        Args:
+            segment: One that is open for writing.
+            needed: Through this commit-log offset.
+
+        Raises:
+            DiskFull: There are not as many.
+        """
+        self._room.take(segment, needed)
+
+    def adopt(self, segment: Segment, end: int) -> None:
+        """Notes that a gathered write has succeeded.
+
+        Args:
+            segment: Where it ended.
+            end: The log's new end.
+        """
+        self._current = segment
+        self.end = end
+        self._void_needed = False
+        if end > self._ask_from:
+            self.prepare_ahead()
+
+    def note_failed_write(self) -> None:
+        """Sees to it that what a failed write left behind is never taken for good.
+
+        Before the next record a void marker of a higher epoch is written; records of a
+        lower epoch behind it mark the end of the log.
+        """
+        self.epoch += 1
+        self._void_needed = True
+
+    def write_void(self, store_timestamp: int) -> None:
+        """Writes the void marker at once; if that fails too, the next write will do it."""
+        try:
+            self.begin(store_timestamp).write()
+        except StorageError as error:
+            log.error("the end of the log could not be marked yet: %s", error)
+
+    def close(self) -> None:
+        """Closes the files, after the flush thread has ended; syncs nothing."""
+        self._window.close()
+        self.maps.close()
+        for segment in self._segments:
+            if segment.fd >= 0:
+                _close(segment)
+        self._writing.clear()
+        self._retired.clear()
+
+    def _open(self, segment: Segment) -> Segment:
+        if segment.fd < 0:
+            try:
+                segment.fd = os.open(segment.path, os.O_RDWR)
+                if os.fstat(segment.fd).st_size < segment.size:
+                    # Cut from outside, or made when a smaller size was configured.
+                    os.ftruncate(segment.fd, segment.size)
+                    os.fsync(segment.fd)
+            except OSError as error:
+                raise storage_error(error, f"{segment.path} cannot be opened") from error
+            self._writing.append(segment)
+        return segment
+
+
+class Append:
+    """One gathered write in the making: place records, add their pieces, write.
+
+    Attributes:
+        pieces: Buffers that stand one behind the other; the placed records' bytes are added
+            here, by whoever places them, before the next record is placed.
+    """
+
+    __slots__ = (
+        "_groups",
+        "_limit",
+        "_log",
+        "_marks_failure",
+        "_position",
+        "_segment",
+        "_timestamp",
+        "pieces",
+    )
+
+    def __init__(self, log: CommitLog, segment: Segment, position: int, timestamp: int) -> None:
+        """Begins at the log's end; made by ``CommitLog.begin``."""
+        self._log = log
+        self._timestamp = timestamp
+        self._groups: list[tuple[Segment, int, list[Buffer]]] = []
+        self._marks_failure = False
+        self._start(segment, position)
+
+    def _start(self, segment: Segment, position: int) -> None:
+        self._segment = segment
+        self._position = position
+        self._limit = segment.allocated_through - MARKER_SIZE
+        self.pieces: list[Buffer] = []
+        self._groups.append((segment, position, self.pieces))
+
+    def place(self, size: int) -> int:
+        """The offset of the next record; it may be in the next segment.
+
+        Args:
+            size: Of the record, at most a segment less two markers.
+
+        Raises:
+            DiskFull: No room for it; nothing was written.
+        """
+        if self._position + size > self._limit:
+            self._make_room(size)
+        position = self._position
+        self._position = position + size
+        return position
+
+    def _make_room(self, size: int) -> None:
+        """Sees to it that a record and the marker behind it have their blocks."""
+        commitlog, segment, needed = self._log, self._segment, size + MARKER_SIZE
+        if self._position + needed <= segment.end:
+            commitlog.take_room(segment, self._position + needed)
+            self._limit = segment.allocated_through - MARKER_SIZE
+            return
+        commitlog.take_room(segment, self._position + MARKER_SIZE)
+        following = commitlog.next_segment(segment)
+        assert needed <= following.size
+        commitlog.take_room(following, following.start + needed)
+        self.pieces.append(self._marker(MarkerKind.END, self._position, b""))
+        self._start(following, following.start)
+
+    def mark(self, kind: MarkerKind, data: bytes = b"") -> int:
+        """Places a marker; returns its commit-log offset."""
+        position = self.place(MARKER_SIZE + len(data))
+        self.pieces.append(self._marker(kind, position, data))
+        return position
+
+    def mark_failure(self) -> None:
+        """Places the marker that makes void what an earlier write left behind."""
+        self.mark(MarkerKind.VOID)
+        self._marks_failure = True
+
+    def write(self) -> None:
+        """Writes everything, or notes that what was written does not count.
+
+        Raises:
+            DiskFull: No room; may be tried again.
+            StorageError: The disk refused; may be tried again.
+        """
+        try:
+            for segment, position, pieces in self._groups:
+                if pieces:
+                    self._log.write(segment, position - segment.start, pieces)
+        except OSError as error:
+            self._log.note_failed_write()
+            if not self._marks_failure:
+                self._log.write_void(self._timestamp)
+            raise storage_error(error, "the commit log cannot be written") from error
+        self._log.adopt(self._segment, self._position)
+
+    def _marker(self, kind: MarkerKind, position: int, data: bytes) -> bytes:
+        return encode_marker(
+            kind,
+            commitlog_offset=position,
+            epoch=self._log.epoch,
+            store_id=self._log.store_id,
+            store_timestamp=self._timestamp,
+            data=data,
+            store_check=self._log.key.marker_check,
+        )
+
+
+def _close(segment: Segment) -> None:
+    os.close(segment.fd)
+    segment.fd = -1
+
+
+def write_pieces(fd: int, pieces: Sequence[Buffer], file_position: int) -> None:
+    """Writes buffers one behind the other, all of them, in as few calls as possible.
+
+    Raises:
+        OSError: Some or all of it could not be written.
+    """
+    size = sum(map(len, pieces))
+    if len(pieces) > MOST_PIECES or size < JOIN_BELOW_BYTES * len(pieces):
+        pieces = [b"".join(pieces)]
+    done = os.pwritev(fd, pieces, file_position)
+    if done == size:
+        return
+    # Rare: a signal, or the disk is nearly full; the next call then says so.
+    rest = memoryview(b"".join(pieces))
+    while done < size:
+        count = os.pwrite(fd, rest[done:], file_position + done)
+        if count == 0:
+            raise OSError(errno.EIO, "the system wrote nothing")
+        done += count

@@ -1,0 +1,277 @@
+"""Files in memory: written by stores, read as views. The only place that knows ``mmap``.
+
+A map answers trouble with a signal (SIGBUS) where a call would raise an error. So nothing is
+touched here that the kernel has not vouched for before: stores go only into pages that
+``bring_in`` has made ready, views are made only of pages that are in memory, and scans bring in
+a stretch, which fails with an error, before they look at it.
+
+A map is never shrunk and never flushed (``mmap.flush`` holds the interpreter's lock; whoever
+syncs does it by the descriptor). It goes when its last view is gone, by itself: views keep it.
+Calls by ``ctypes`` let go of the interpreter's lock, the methods of ``mmap`` do not.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.units import MIB
+
+PAGE: Final = mmap.PAGESIZE
+MOST_LOOKED_AT_BYTES: Final = 64 * MIB
+"""Of one view; longer than any record."""
+LOOK_AHEAD_BYTES: Final = 4 * MIB
+"""Whether pages are in memory is asked for so many bytes at once: readers come one behind the
+other, and from several queues whose batches lie side by side."""
+
+_POPULATE_READ: Final = 22
+_POPULATE_WRITE: Final = 23
+_DONT_NEED: Final = 4
+_RANDOM: Final = 1
+_SEQUENTIAL: Final = 2
+_IN_MEMORY: Final = b"\x01"
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_madvise: Final = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise.restype = ctypes.c_int
+_IS_LINUX: Final = sys.platform == "linux"
+if _IS_LINUX:
+    _mincore: Final = _libc.mincore
+    _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    _mincore.restype = ctypes.c_int
+
+
+def page_buffer(size: int) -> mmap.mmap:
+    """Memory that begins with a page, as reads past the page cache want it.
+
+    Args:
+        size: In bytes.
+    """
+    return mmap.mmap(-1, size)
+
+
+def pages_in_memory(fd: int, size: int) -> bytes:
+    """What of a file is in the page cache, which it does not change.
+
+    Args:
+        fd: Open for reading.
+        size: Of the file, in bytes; at least 1.
+
+    Returns:
+        One byte for each page: 1 if it is there, else 0.
+
+    Raises:
+        OSError: This system does not tell.
+    """
+    if not _IS_LINUX:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    pages = bytearray(-(-size // PAGE))
+    found = ctypes.c_char.from_buffer(pages)
+    # Copy on write, since ctypes tells addresses of what may be written only; nothing is.
+    mapped = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    first = ctypes.c_char.from_buffer(mapped)
+    try:
+        if _mincore(ctypes.addressof(first), size, ctypes.addressof(found)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        del first
+        mapped.close()
+    return bytes(pages)
+
+
+class MappedFile:
+    """A file of a fixed size, mapped once and in full, for reading and for stores.
+
+    Attributes:
+        size: In bytes.
+    """
+
+    __slots__ = (
+        "_address",
+        "_map",
+        "_residency",
+        "_residency_address",
+        "_resident_from",
+        "_resident_to",
+        "size",
+    )
+
+    def __init__(self, path: str, size: int) -> None:
+        """Maps it.
+
+        Args:
+            path: The file.
+            size: That it must have at least.
+
+        Raises:
+            OSError: It cannot be opened or mapped, or is shorter.
+        """
+        fd = os.open(path, os.O_RDWR)
+        try:
+            found = os.fstat(fd).st_size
+            if found < size:
+                raise OSError(errno.EIO, f"{path} has {found} bytes instead of {size}")
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self.size = size
+        # The array that tells the address goes at once, or the map never could.
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Only what is in memory is looked at; to read ahead would fetch what is not written yet,
+        # which are pages of zeros, each cleared and then written over.
+        _advise(self._address, 0, size, _RANDOM)
+        self._residency = bytearray(MOST_LOOKED_AT_BYTES // PAGE + 2)
+        self._residency_address = ctypes.addressof(ctypes.c_char.from_buffer(self._residency))
+        self._resident_from = self._resident_to = 0
+
+    @property
+    def views(self) -> int:
+        """Views that are still in use; slices of one another count as one."""
+        return sys.getrefcount(self._map) - 2  # this object's, and the argument
+
+    def leave(self) -> "LeftMap":
+        """What is left of it for as long as there are views, when nobody else uses it."""
+        return LeftMap(weakref.ref(self._map), self.size)
+
+    def look_again(self) -> None:
+        """Forgets what was found to be in memory."""
+        self._resident_from = self._resident_to = 0
+
+    def view(self, position: int, size: int, *, stop: int) -> memoryview | None:
+        """Bytes of the file, not copied.
+
+        Args:
+            position: Of the first, in the file.
+            size: How many.
+            stop: Where what is written ends; so far it looks ahead.
+
+        Returns:
+            Read-only; None unless all of it is in memory, or was when it was looked last, since
+            ``look_again``. Then it is the time to read it by a call: what the disk refuses is an
+            error then, and so is a file that was cut.
+        """
+        end = position + size
+        assert 0 <= position <= end <= stop <= self.size
+        if position < self._resident_from or end > self._resident_to:
+            far = min(stop, max(end, position + LOOK_AHEAD_BYTES))
+            if not self._is_resident(position, far):
+                if far == end or not self._is_resident(position, end):
+                    return None
+                far = end
+            self._resident_from, self._resident_to = position, far
+        return memoryview(self._map)[position:end].toreadonly()
+
+    def store(self, position: int, pieces: Sequence[Buffer]) -> None:
+        """Puts buffers into the file, one behind the other.
+
+        Args:
+            position: Of the first byte, in the file; all of them stand in pages that
+                ``bring_in`` made ready.
+            pieces: The buffers.
+        """
+        for piece in pieces:
+            end = position + len(piece)
+            self._map[position:end] = piece
+            position = end
+
+    def bring_in(self, position: int, stop: int) -> bool:
+        """Makes pages ready for stores; takes long, and other threads go on meanwhile.
+
+        Args:
+            position: In the file.
+            stop: Where to end; at most ``size``.
+
+        Returns:
+            False if that cannot be done here: the kernel is older than 5.14, is no Linux, has
+            no memory, or the file has no such pages.
+        """
+        assert 0 <= position <= stop <= self.size
+        return _advise(self._address, position, stop, _POPULATE_WRITE)
+
+    def give_back(self, position: int, stop: int) -> None:
+        """Lets go of pages that were made ready; what they hold stays in the file."""
+        assert 0 <= position <= stop <= self.size
+        _advise(self._address, position, stop, _DONT_NEED)
+
+    def _is_resident(self, position: int, stop: int) -> bool:
+        start = position - position % PAGE
+        length = stop - start
+        # Memory may hold more than the file, if it was cut: pages come in groups.
+        if not _IS_LINUX or length > MOST_LOOKED_AT_BYTES or self._map.size() < stop:
+            return False
+        if _mincore(self._address + start, length, self._residency_address):
+            return False
+        pages = -(-length // PAGE)
+        return self._residency.count(_IN_MEMORY, 0, pages) == pages
+
+
+class LeftMap:
+    """A map that only its views keep.
+
+    Attributes:
+        size: In bytes.
+    """
+
+    __slots__ = ("_map", "size")
+
+    def __init__(self, left: "weakref.ref[mmap.mmap]", size: int) -> None:
+        """Made by ``MappedFile.leave``."""
+        self._map = left
+        self.size = size
+
+    @property
+    def views(self) -> int:
+        """Views that are still in use; with 0 of them the file is not mapped any more."""
+        left = self._map()
+        return 0 if left is None else sys.getrefcount(left) - 2
+
+
+class ScannedFile:
+    """A file that is read from its beginning to its end, once, a window at a time."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps what it has now.
+
+        Args:
+            fd: Open for reading; not needed any more behind this.
+
+        Raises:
+            OSError: It cannot be mapped; an empty file never can.
+        """
+        size = os.fstat(fd).st_size
+        if not size:
+            raise OSError(errno.EINVAL, "an empty file cannot be mapped")
+        # A private map, which nobody writes to: of one that only may be read, ctypes tells no
+        # address. What others write to the file is seen in it.
+        self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+        self._size = size
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        _advise(self._address, 0, size, _SEQUENTIAL)
+
+    def view(self, position: int, size: int) -> memoryview | None:
+        """Bytes of the file, not copied; fewer where it ended when it was mapped.
+
+        Args:
+            position: Of the first, in the file.
+            size: How many.
+
+        Returns:
+            None if they cannot be brought in: by a call, the reason can be learned.
+        """
+        stop = min(position + size, self._size)
+        if position >= stop or not _advise(self._address, position, stop, _POPULATE_READ):
+            return None
+        return memoryview(self._map)[position:stop].toreadonly()
+
+
+def _advise(address: int, position: int, stop: int, advice: int) -> bool:
+    """Tells the system something about bytes of a map; other threads go on meanwhile."""
+    start = position - position % PAGE
+    return _IS_LINUX and not _madvise(address + start, stop - start, advice)

@@ -1,0 +1,153 @@
+"""Markers: the records of the commit log that are no batches.
+
+Layout, little endian (the same table stands in ``docs/storage-format.md``):
+
+======== ===== ====== ==========================================================
+position bytes type   meaning
+======== ===== ====== ==========================================================
+0        4     bytes  magic, ``MQM1``
+4        4     u32    crc: CRC-32 of byte 8 to the end
+8        8     u64    commitlog_offset: where the marker begins in the log
+16       4     u32    total_size: marker and data
+20       2     u16    kind, see ``MarkerKind``
+22       2     bytes  reserved, 0
+24       4     u32    epoch
+28       4     u32    store_id
+32       8     i64    store_timestamp, ms
+40       8     bytes  store_check: by the store's key over bytes 8 to 39 and the data; else 0
+48       …     data   depends on the kind
+======== ===== ====== ==========================================================
+"""
+
+import enum
+import struct
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.store_check import NO_CHECK, StoreCheck
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptRecord, StorageError
+
+MARKER_MAGIC: Final = b"MQM1"
+MARKER_SIZE: Final = 48
+"""Of a marker without data; every segment keeps room for one at its end."""
+MAX_MARKER_DATA: Final = 4096
+NOT_OURS: Final = "it does not bear this store's check"
+"""What is said of bytes that look like a record and were not written there by this store."""
+
+_MARKER = struct.Struct("<4sIQIH2sIIq8s")
+_FIELDS: Final = slice(8, 40)
+_CRC_START: Final = 8
+
+assert _MARKER.size == MARKER_SIZE
+
+
+class MarkerKind(enum.IntEnum):
+    """What a marker says. On disk: never renumbered."""
+
+    END = 1
+    """The log goes on in the next segment."""
+    VOID = 2
+    """A tail was cut off here; whatever older epochs left behind is void."""
+    TOPIC_DELETED = 3
+    """All queues of the topic in the data (UTF-8) were deleted here."""
+
+
+class Marker(msgspec.Struct, frozen=True, gc=False):
+    """A marker that passed its checks."""
+
+    commitlog_offset: int
+    total_size: int
+    kind: MarkerKind
+    epoch: int
+    store_id: int
+    store_timestamp: int
+    data: bytes
+
+
+def encode_marker(
+    kind: MarkerKind,
+    *,
+    commitlog_offset: int,
+    epoch: int,
+    store_id: int,
+    store_timestamp: int,
+    data: bytes = b"",
+    store_check: StoreCheck | None = None,
+) -> bytes:
+    """Writes a marker.
+
+    Args:
+        kind: What it says.
+        commitlog_offset: Where it begins.
+        epoch: Of the log.
+        store_id: Of the store.
+        store_timestamp: Now, in ms.
+        data: Depends on the kind; up to ``MAX_MARKER_DATA`` bytes.
+        store_check: Of the store; None leaves zeros.
+
+    Returns:
+        Layout: marker, ``MARKER_SIZE + len(data)`` bytes.
+    """
+    assert len(data) <= MAX_MARKER_DATA
+    size = MARKER_SIZE + len(data)
+    fields = _MARKER.pack(
+        MARKER_MAGIC,
+        0,
+        commitlog_offset,
+        size,
+        kind,
+        b"\0\0",
+        epoch,
+        store_id,
+        store_timestamp,
+        NO_CHECK,
+    )[_FIELDS]
+    check = NO_CHECK if store_check is None else store_check(fields + data)
+    checked = fields + check + data
+    return MARKER_MAGIC + crc32(checked).to_bytes(4, "little") + checked
+
+
+def decode_marker(
+    buffer: Buffer, position: int = 0, *, store_check: StoreCheck | None = None
+) -> Marker:
+    """Reads and checks a marker.
+
+    Args:
+        buffer: Bytes that should hold it.
+        position: Where it should begin.
+        store_check: Of the store that must have written it; None for any.
+
+    Raises:
+        CorruptRecord: No good marker begins there.
+        StorageError: A good one of an unknown kind, so of a later program.
+    """
+    if len(buffer) - position < MARKER_SIZE:
+        raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
+    magic, crc, offset, size, kind, _, epoch, store_id, timestamp, check = _MARKER.unpack_from(
+        buffer, position
+    )
+    if magic != MARKER_MAGIC:
+        raise CorruptRecord(f"no marker here: magic {magic!r}")
+    if not MARKER_SIZE <= size <= min(MARKER_SIZE + MAX_MARKER_DATA, len(buffer) - position):
+        raise CorruptRecord(f"marker of impossible size {size}")
+    checked = bytes(memoryview(buffer)[position + _CRC_START : position + size])
+    if crc32(checked) != crc:
+        raise CorruptRecord(f"marker checksum is {crc32(checked):#010x}, not {crc:#010x}")
+    data = checked[MARKER_SIZE - _CRC_START :]
+    # Before the kind: what anybody may have written says nothing about later programs.
+    if (
+        store_check is not None
+        and store_check(checked[: _FIELDS.stop - _CRC_START] + data) != check
+    ):
+        raise CorruptRecord(NOT_OURS)
+    try:
+        known = MarkerKind(kind)
+    except ValueError:
+        raise StorageError(
+            f"the marker at {offset} is of kind {kind}, which this program does not know; it "
+            f"leaves the store alone"
+        ) from None
+    return Marker(offset, size, known, epoch, store_id, timestamp, data)

@@ -1,0 +1,146 @@
+"""Pages ahead of the end of the log, brought in before they are written.
+
+A store into a page that is not in memory waits for the kernel, and holds the interpreter's lock
+meanwhile. So a thread brings them in, a window ahead of the end. The window doubles whenever the
+log has caught up with it, up to its limit, and is given back when nothing was stored for a while.
+Who finds no page ready writes by a call instead; both may be mixed as one likes.
+"""
+
+import logging
+import threading
+from typing import Final
+
+from mqmesh.storage.log.mapped_file import MappedFile
+from mqmesh.units import KIB
+
+log = logging.getLogger(__name__)
+
+SMALLEST_BYTES: Final = 256 * KIB
+"""The window begins with so much."""
+STEP_BYTES: Final = 256 * KIB
+"""Brought in by one call: a fraction of a millisecond, or some on hosts that hand out memory
+slowly."""
+
+
+class _Stretch:
+    """A window over one file.
+
+    Attributes:
+        mapped: The file.
+        ready: File position up to which pages are there. Written by the thread.
+        target: Up to which they are wanted.
+    """
+
+    __slots__ = ("mapped", "ready", "target")
+
+    def __init__(self, mapped: MappedFile, start: int) -> None:
+        self.mapped = mapped
+        self.ready = start
+        self.target = start
+
+
+class PageWindow:
+    """The window, and the thread that moves it; there is no thread before it is needed.
+
+    Attributes:
+        size: Of the window, in bytes.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        """Begins without a file.
+
+        Args:
+            most_bytes: How far the window may grow; 0 for no window at all.
+        """
+        self._most = most_bytes
+        self.size = min(SMALLEST_BYTES, most_bytes)
+        self._stretch: _Stretch | None = None
+        self._condition = threading.Condition()
+        # Guarded by the condition:
+        self._work: _Stretch | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def ready(self, mapped: MappedFile | None) -> int:
+        """File position up to which stores need not wait; 0 if nothing is ready.
+
+        Args:
+            mapped: The file that is written.
+        """
+        stretch = self._stretch
+        return stretch.ready if stretch is not None and stretch.mapped is mapped else 0
+
+    def follow(self, mapped: MappedFile, position: int, stop: int) -> None:
+        """Has pages brought in behind the end of what is written, if less than half are ready.
+
+        Args:
+            mapped: The file that is written.
+            position: Where what is written ends in it.
+            stop: Where the room for more ends in it; nothing behind is touched.
+        """
+        size = self.size
+        if not size:
+            return
+        stretch = self._stretch
+        if stretch is None or stretch.mapped is not mapped:
+            stretch = self._stretch = _Stretch(mapped, position)
+        elif stretch.target - position > size // 2 or stretch.target >= stop:
+            return
+        elif stretch.ready <= position < stretch.target:
+            # Caught up with while the thread was at it: it must begin sooner.
+            self.size = size = min(2 * size, self._most)
+        if stretch.ready < position:
+            stretch.ready = position
+        stretch.target = min(position + size, stop)
+        self._bring_in(stretch)
+
+    def give_back(self) -> None:
+        """Lets go of the pages, since nothing is written for now."""
+        stretch, self._stretch = self._stretch, None
+        self.size = min(SMALLEST_BYTES, self._most)
+        if stretch is None:
+            return
+        with self._condition:
+            self._work = None
+        stretch.target = stretch.ready
+        stretch.mapped.give_back(0, stretch.mapped.size)
+
+    def close(self) -> None:
+        """Ends the thread and forgets the file."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._stretch = self._work = None
+
+    def _bring_in(self, stretch: _Stretch) -> None:
+        with self._condition:
+            self._work = stretch
+            self._condition.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mqmesh-pages", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (stretch := self._next()) is not None:
+            if not self._fill(stretch):
+                log.info("pages of the log cannot be brought in ahead, it is written by calls")
+                self._most = self.size = 0
+                stretch.ready = 0
+
+    def _next(self) -> _Stretch | None:
+        with self._condition:
+            while self._work is None and not self._closing:
+                self._condition.wait()
+            work, self._work = self._work, None
+            return None if self._closing else work
+
+    def _fill(self, stretch: _Stretch) -> bool:
+        while stretch.ready < stretch.target and not self._closing:
+            position = stretch.ready
+            stop = min(position + STEP_BYTES, stretch.target)
+            if not stretch.mapped.bring_in(position, stop):
+                return False
+            stretch.ready = stop
+        return True

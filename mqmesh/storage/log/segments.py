@@ -1,0 +1,247 @@
+"""The files of the commit log: found by offset, of their full size from the beginning.
+
+A segment's name is the commit-log offset of its first byte, 20 digits. All have
+the size that was configured when they were made, so sync needs no change of it, and a
+map can cover a whole file. A file takes its name only after its size is synced.
+Blocks of the disk are taken later, see ``log_room.py``; a file is written only where it has them.
+"""
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import DiskFull, TooManyOpenFiles
+from mqmesh.private_files import FILE_MODE
+from mqmesh.storage.files.atomic_file import storage_error, sync_directory
+from mqmesh.storage.files.chores import Chores
+
+STAT_BLOCK_BYTES: Final = 512
+"""What ``st_blocks`` counts, on every file system."""
+
+_NAME: Final = re.compile(r"\d{20}")
+
+
+class Segment:
+    """One file of the log.
+
+    Attributes:
+        start: Commit-log offset of its first byte.
+        size: In bytes, as it was made; the file may have been cut since.
+        path: Its file.
+        fd: Open for writing, else -1. Owned by the commit log.
+        allocated_through: Before this commit-log offset, and behind what was there when the
+            file was opened, it may be written: its blocks are taken from the disk.
+    """
+
+    __slots__ = ("_block_bytes", "allocated_through", "fd", "path", "size", "start")
+
+    def __init__(self, start: int, size: int, path: str, block_bytes: int = 0) -> None:
+        self.start = start
+        self.size = size
+        self.path = path
+        self.fd = -1
+        self.allocated_through = start
+        self._block_bytes = block_bytes
+
+    @property
+    def end(self) -> int:
+        """Commit-log offset behind its last byte."""
+        return self.start + self.size
+
+    @property
+    def disk_bytes(self) -> int:
+        """What its blocks take on the disk."""
+        return max(self._block_bytes, self.allocated_through - self.start)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of those, what seems to be taken behind ``allocated_through``."""
+        return self.disk_bytes - (self.allocated_through - self.start)
+
+    def note_blocks(self, found: os.stat_result) -> None:
+        """Notes what the blocks of its file take, after another has taken its place.
+
+        Args:
+            found: Of the file that is there now.
+        """
+        self._block_bytes = found.st_blocks * STAT_BLOCK_BYTES
+
+
+class Segments:
+    """All segments of a log, ascending. There may be holes where a file was lost."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_size: int,
+        chores: Chores,
+    ) -> None:
+        """Lists the files; removes what a crash left unfinished.
+
+        Args:
+            directory: Theirs; it exists.
+            segment_size: Of new segments.
+            chores: Thread that prepares the next one.
+        """
+        self._directory = directory
+        self._segment_size = segment_size
+        self._chores = chores
+        self._preparing: Future[Segment] | None = None
+        for unfinished in directory.glob("*.new"):
+            unfinished.unlink()
+        paths = sorted(p for p in directory.iterdir() if _NAME.fullmatch(p.name))
+        self._list: list[Segment] = []
+        for path in paths:
+            found = path.stat()
+            block_bytes = found.st_blocks * STAT_BLOCK_BYTES
+            self._list.append(Segment(int(path.name), found.st_size, str(path), block_bytes))
+        for segment, follower in zip(self._list, self._list[1:], strict=False):
+            # Cut from outside: the successor knows better, but a hole as large as a whole
+            # file is a lost one. As large as its neighbour: the config may have changed.
+            gap = follower.start - segment.end
+            if gap < 0 or 0 < gap < follower.size:
+                segment.size = follower.start - segment.start
+        if self._list and self._list[-1].size < segment_size:
+            self._list[-1].size = segment_size
+        self._starts = [segment.start for segment in self._list]
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._list)
+
+    @property
+    def first(self) -> Segment:
+        """The oldest; there is one."""
+        return self._list[0]
+
+    @property
+    def last(self) -> Segment:
+        """The newest; there is one. It may be one prepared ahead."""
+        return self._list[-1]
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the blocks of all files take."""
+        return sum(segment.disk_bytes for segment in self._list)
+
+    @property
+    def directory(self) -> Path:
+        """Theirs."""
+        return self._directory
+
+    @property
+    def segment_size(self) -> int:
+        """Of new ones, in bytes."""
+        return self._segment_size
+
+    def find(self, commitlog_offset: int) -> Segment | None:
+        """The segment that an offset lies in, None if there is none."""
+        index = bisect_right(self._starts, commitlog_offset) - 1
+        if index < 0 or commitlog_offset >= self._list[index].end:
+            return None
+        return self._list[index]
+
+    def after(self, segment: Segment) -> Segment | None:
+        """The next one that exists, be it behind a hole; None behind the last."""
+        index = bisect_right(self._starts, segment.start)
+        return self._list[index] if index < len(self._list) else None
+
+    def prepare(self, start: int) -> None:
+        """Has a helper thread make the segment that begins at an offset; returns at once."""
+        if self._preparing is None and self.find(start) is None:
+            self._preparing = self._chores.submit(lambda: self._make(start))
+
+    def take_up(self) -> None:
+        """Lists the segment that the helper thread has made, if it is there by now."""
+        preparing = self._preparing
+        if preparing is None or not preparing.done():
+            return
+        self._preparing = None
+        # If it could not be made, whoever needs it will try, and is told.
+        if preparing.exception() is None:
+            self._insert(preparing.result())
+
+    def get_or_make(self, start: int) -> Segment:
+        """The segment that begins at an offset, made if there is none.
+
+        Raises:
+            DiskFull: Not even for its name.
+            StorageError: It cannot be made.
+        """
+        found = self.find(start)
+        if found is None:
+            preparing, self._preparing = self._preparing, None
+            if preparing is not None:
+                try:
+                    self._insert(preparing.result())
+                except (DiskFull, TooManyOpenFiles):
+                    pass  # There may be room by now; the next lines will tell.
+            found = self.find(start)
+        if found is None:
+            found = self._make(start)
+            self._insert(found)
+        assert found.start == start
+        return found
+
+    def remove_after(self, segment: Segment) -> int:
+        """Removes all segments behind one, durably: they hold nothing but a cut tail.
+
+        Returns:
+            How many.
+        """
+        keep = bisect_right(self._starts, segment.start)
+        gone = self._list[keep:]
+        for one in reversed(gone):
+            assert one.fd < 0
+            os.unlink(one.path)
+        if gone:
+            sync_directory(self._directory)
+        del self._list[keep:], self._starts[keep:]
+        return len(gone)
+
+    def take_first(self, count: int) -> list[Segment]:
+        """Takes the oldest segments off the list; their files stay.
+
+        Args:
+            count: How many; at least one must be left.
+        """
+        assert 0 < count < len(self._list)
+        gone = self._list[:count]
+        assert all(one.fd < 0 for one in gone)
+        del self._list[:count], self._starts[:count]
+        return gone
+
+    def put_back(self, segments: Sequence[Segment]) -> None:
+        """Undoes ``take_first`` for the newest of those that it took."""
+        self._list[:0] = segments
+        self._starts[:0] = [segment.start for segment in segments]
+
+    def _insert(self, segment: Segment) -> None:
+        index = bisect_right(self._starts, segment.start)
+        self._list.insert(index, segment)
+        self._starts.insert(index, segment.start)
+
+    def _make(self, start: int) -> Segment:
+        path = self._directory / f"{start:020d}"
+        new = path.with_name(path.name + ".new")
+        try:
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+            try:
+                os.ftruncate(fd, self._segment_size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(new, path)
+            sync_directory(self._directory)
+        except OSError as error:
+            raise storage_error(
+                error, f"{path}, a log segment of {self._segment_size} bytes, cannot be made"
+            ) from error
+        return Segment(start, self._segment_size, str(path))

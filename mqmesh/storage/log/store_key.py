@@ -1,0 +1,167 @@
+"""The key of a store: by it a record of the log proves that this store wrote it, where it stands.
+
+Everything else in a record can be known to clients: they see offsets, the epoch and the store's
+id in what they pull, so the body of a message can hold bytes that look like a record in the right
+place. The check that the key makes they cannot know of a place where no record was. It covers the
+place, the epoch and the checksum of the rest, so one that was seen is good for nothing else.
+
+The key is made with the store, never leaves its directory, and is kept in two files, ``store-key``
+and ``store-key.copy``, readable by their owner only. Replicas of a store share it. Layout, little
+endian (the same table stands in ``docs/storage-format.md``):
+
+======== ===== ===== =========================================================
+position bytes type  meaning
+======== ===== ===== =========================================================
+0        4     bytes magic, ``MQK1``
+4        4     u32   crc: CRC-32 of bytes 8 to 39
+8        32    bytes key: random
+======== ===== ===== =========================================================
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from mqmesh.batch.store_check import CHECK_SIZE
+from mqmesh.checksum import crc32
+from mqmesh.errors import StorageError
+from mqmesh.storage.files.atomic_file import storage_error, sync_directory
+
+log = logging.getLogger(__name__)
+
+MAGIC: Final = b"MQK1"
+NAMES: Final = ("store-key", "store-key.copy")
+KEY_SIZE: Final = 32
+
+_LAYOUT = struct.Struct(f"<4sI{KEY_SIZE}s")
+
+
+class StoreKey:
+    """Makes keyed checks: BLAKE2b with a key, and a purpose each for batches and markers."""
+
+    __slots__ = ("_batches", "_markers", "_secret")
+
+    def __init__(self, secret: bytes) -> None:
+        """Takes a key.
+
+        Args:
+            secret: ``KEY_SIZE`` random bytes.
+        """
+        assert len(secret) == KEY_SIZE
+        self._secret = secret
+        # Begun once and copied: that is a third cheaper than to begin anew.
+        self._batches = _keyed(secret, b"mqmesh batch")
+        self._markers = _keyed(secret, b"mqmesh marker")
+
+    @classmethod
+    def random(cls) -> "StoreKey":
+        """A new key."""
+        return cls(os.urandom(KEY_SIZE))
+
+    def batch_check(self, fields: bytes) -> bytes:
+        """The check of a batch, over ``mqmesh.batch.store_check``'s fields."""
+        state = self._batches.copy()
+        state.update(fields)
+        return state.digest()
+
+    def marker_check(self, fields: bytes) -> bytes:
+        """The check of a marker, as ``log_marker.encode_marker`` wants it."""
+        state = self._markers.copy()
+        state.update(fields)
+        return state.digest()
+
+    def encode(self) -> bytes:
+        """The bytes of its file."""
+        return _LAYOUT.pack(MAGIC, crc32(self._secret), self._secret)
+
+
+def open_store_key(directory: Path, *, is_new: bool) -> StoreKey:
+    """The key of a store that is being opened; a lost copy is made anew from the other one.
+
+    Args:
+        directory: The store's.
+        is_new: The store has no log, so it may be given a key.
+
+    Raises:
+        StorageError: Both files are lost, or they differ; or they cannot be read or written.
+    """
+    found = _read_all(directory)
+    key = StoreKey.random() if is_new and not _exists(directory) else _one_of(directory, found)
+    for name, data in found.items():
+        if data is None:
+            if any(found.values()):
+                log.warning("%s is lost and made anew from its copy", directory / name)
+            _write(directory / name, key.encode())
+    return key
+
+
+def read_store_key(directory: Path) -> StoreKey:
+    """The key of a store; changes nothing.
+
+    Args:
+        directory: The store's.
+
+    Raises:
+        StorageError: Both files are lost, or they differ; or they cannot be read.
+    """
+    return _one_of(directory, _read_all(directory))
+
+
+def _one_of(directory: Path, found: dict[str, bytes | None]) -> StoreKey:
+    good = {data for data in found.values() if data is not None}
+    names = " and ".join(str(directory / name) for name in NAMES)
+    if not good:
+        raise StorageError(
+            f"the store's key is lost: {names} are missing or damaged. Without it nobody can tell "
+            f"its records from forged ones; put one of the files back from a backup"
+        )
+    if len(good) > 1:
+        raise StorageError(f"{names} hold different keys; remove the one that is not of this store")
+    return StoreKey(good.pop())
+
+
+def _exists(directory: Path) -> bool:
+    return any((directory / name).exists() for name in NAMES)
+
+
+def _read_all(directory: Path) -> dict[str, bytes | None]:
+    return {name: _read(directory / name) for name in NAMES}
+
+
+def _read(path: Path) -> bytes | None:
+    """The key in a file; None if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be read") from error
+    if len(data) != _LAYOUT.size:
+        return None
+    magic, crc, secret = _LAYOUT.unpack(data)
+    return secret if magic == MAGIC and crc == crc32(secret) else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    new = path.with_name(path.name + ".new")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(new, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be written") from error
+
+
+def _keyed(secret: bytes, purpose: bytes) -> "hashlib.blake2b":
+    return hashlib.blake2b(key=secret, digest_size=CHECK_SIZE, person=purpose)

@@ -1,0 +1,215 @@
+"""Which batches were stored lately: what makes a repeated send harmless.
+
+For every producer and queue the last few batches are remembered with the
+offsets they got. A producer has at most four batches in flight per queue, so what
+it repeats is always among them. A repetition has the same sequences and the same
+checksum; other content under sequences that are known is refused, because whoever
+sends it is told of offsets that are not its own otherwise.
+
+No producer can make the store forget what another one may still repeat: each takes
+up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue
+goes, and when all room is taken only what nothing came for in a while goes. While
+there is no such thing, producers that are new are refused.
+
+Pure: the store tells what it stored, and asks.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.record_batch import BatchHeader
+from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from mqmesh.storage.interface import PutResult, PutStatus
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+
+WINDOW: Final = 5
+"""Batches remembered per producer and queue."""
+WINDOW_OF_SHARED: Final = 256
+"""The same for queues that a producer's batches for many queues share: delayed and half ones."""
+SHARED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
+QUEUES_OF_PRODUCER: Final = 8_192
+"""Queues remembered for one producer: two requests of as many batches as a request may have."""
+
+Key = tuple[str, int, int]
+"""Topic, queue id, producer id."""
+
+
+class StoredBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A batch that is in the log. Array positions are on disk and never change."""
+
+    first_sequence: int
+    message_count: int
+    base_queue_offset: QueueOffset
+    commitlog_offset: CommitLogOffset
+    end_offset: CommitLogOffset
+    store_timestamp: TimestampMs
+    producer_crc: int
+
+
+class _Window:
+    """The batches remembered for one producer and queue, in log order, newest last."""
+
+    __slots__ = ("batches", "end")
+
+    def __init__(self, batch: StoredBatch) -> None:
+        self.batches = [batch]
+        # No sequence from here on was ever among them, so most batches are seen to be new.
+        self.end = batch.first_sequence + batch.message_count
+
+    def append(self, batch: StoredBatch, most: int) -> None:
+        batches = self.batches
+        batches.append(batch)
+        if len(batches) > most:
+            del batches[0]
+        end = batch.first_sequence + batch.message_count
+        if end > self.end:
+            self.end = end
+
+    def look(self, header: BatchHeader, now: TimestampMs) -> PutResult | None:
+        first, count = header.first_sequence, header.message_count
+        for batch in self.batches:
+            if batch.first_sequence < first + count and first < (
+                batch.first_sequence + batch.message_count
+            ):
+                if (
+                    batch.first_sequence == first
+                    and batch.message_count == count
+                    and batch.producer_crc == header.producer_crc
+                ):
+                    return PutResult(
+                        PutStatus.DUPLICATE,
+                        batch.base_queue_offset,
+                        batch.commitlog_offset,
+                        batch.end_offset,
+                        batch.store_timestamp,
+                    )
+                return _refused(PutStatus.SEQUENCE_CONFLICT, now)
+        return None
+
+
+class ProducerStates:
+    """The batches that a repetition would be recognised for."""
+
+    def __init__(self, most: int, min_age_ms: int = 0) -> None:
+        """Starts empty.
+
+        Args:
+            most: Pairs of producer and queue to remember; those unused for longest go first.
+            min_age_ms: But none that was used within this time.
+        """
+        assert most > 0
+        self._most = most
+        self._min_age_ms = min_age_ms
+        # In order of use, both.
+        self._windows: dict[Key, _Window] = {}
+        # Ordered ones: to find the first of a plain dict, one walks over what was removed before.
+        self._keys_of: dict[int, OrderedDict[Key, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def known(
+        self, topic: str, queue_id: int, header: BatchHeader, now: TimestampMs
+    ) -> PutResult | None:
+        """What is to be answered about a batch that must not be stored; None for one to store.
+
+        Args:
+            topic: Physical topic of the batch.
+            queue_id: Its queue.
+            header: Its header, from ``check_batch``.
+            now: Wall clock. What was stored later than that is taken for old.
+        """
+        window = self._windows.get((topic, queue_id, header.producer_id))
+        if window is not None:
+            return None if header.first_sequence >= window.end else window.look(header, now)
+        if len(self._windows) < self._most or self._is_at_its_limit(header.producer_id):
+            return None
+        oldest = next(iter(self._windows.values())).batches[-1]
+        if 0 <= now - oldest.store_timestamp < self._min_age_ms:
+            return _refused(PutStatus.TOO_MANY_PRODUCERS, now)
+        return None
+
+    def window(self, key: Key) -> list[StoredBatch]:
+        """The batches remembered for a producer and queue, newest last; do not change it."""
+        window = self._windows.get(key)
+        return [] if window is None else window.batches
+
+    def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:
+        """Remembers a batch; one that is not behind the newest of its window is known already.
+
+        So a stretch of the log may be noted again, as recovery does. It does not refuse:
+        that is for ``known`` to do before.
+        """
+        key = (topic, queue_id, producer_id)
+        windows = self._windows
+        window = windows.pop(key, None)
+        if window is None:
+            if self._is_at_its_limit(producer_id):
+                self._drop(next(iter(self._keys_of[producer_id])))
+            elif len(windows) >= self._most:
+                self._drop(next(iter(windows)))
+            windows[key] = _Window(batch)
+            own = self._keys_of.get(producer_id)
+            if own is None:
+                own = self._keys_of[producer_id] = OrderedDict()
+            own[key] = None
+            return
+        windows[key] = window
+        own = self._keys_of[producer_id]
+        if len(own) > 1:
+            own.move_to_end(key)
+        if batch.commitlog_offset > window.batches[-1].commitlog_offset:
+            window.append(batch, WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW)
+
+    def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:
+        """Takes back what was noted at or behind an offset, after a write that failed."""
+        for key in keys:
+            window = self._windows.get(key)
+            if window is None:
+                continue
+            batches = window.batches
+            while batches and batches[-1].commitlog_offset >= commitlog_offset:
+                batches.pop()
+            if not batches:
+                self._drop(key)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forgets all queues of a topic."""
+        for key in [key for key in self._windows if key[0] == topic]:
+            self._drop(key)
+
+    def dump(self) -> Iterator[tuple[Key, list[StoredBatch]]]:
+        """All windows, the one unused for longest first.
+
+        The iterator may be used up bit by bit while batches are noted: what it has not
+        reached yet comes out as it is by then, what is new does not come out.
+        """
+        for key in list(self._windows):
+            window = self._windows.get(key)
+            if window is not None:
+                yield key, list(window.batches)
+
+    def load(self, windows: Iterable[tuple[Key, list[StoredBatch]]]) -> None:
+        """Replaces everything by what ``dump`` gave."""
+        self._windows, self._keys_of = {}, {}
+        for key, window in windows:
+            for batch in window:
+                self.note(*key, batch)
+
+    def _is_at_its_limit(self, producer_id: int) -> bool:
+        own = self._keys_of.get(producer_id)
+        return own is not None and len(own) >= QUEUES_OF_PRODUCER
+
+    def _drop(self, key: Key) -> None:
+        del self._windows[key]
+        own = self._keys_of[key[2]]
+        del own[key]
+        if not own:
+            del self._keys_of[key[2]]
+
+
+def _refused(status: PutStatus, now: TimestampMs) -> PutResult:
+    return PutResult(status, QueueOffset(-1), CommitLogOffset(-1), CommitLogOffset(-1), now)

@@ -1,0 +1,160 @@
+"""The queue table: queues' bounds, producers' last batches, deletions; as a document.
+
+It saves a start from looking at every consume queue file and from reading the
+whole log. It is made bit by bit while batches come in, so its rows are from
+different moments, all of them at or behind ``through``. That does no harm:
+reading the log again from ``through`` skips what a row knows already.
+
+Layout of the document: frames, each a u32 length, little endian, and so many
+bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
+
+Deletions are told by markers in the log, too. They stand here because without its
+marker, which damage may take, what is left of a deleted topic would pass for the
+beginning of the one that was made anew.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.producer_states import Key, StoredBatch
+
+ROWS_PER_FRAME: Final = 256
+_LENGTH = struct.Struct("<I")
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    """What the table is about. Array positions are on disk and never change.
+
+    Attributes:
+        through: Commit-log offset; the table covers everything before it.
+        epoch: Of the log at that place.
+        log_start: Commit-log offset; the queues begin behind what was before it.
+    """
+
+    through: int
+    epoch: int
+    log_start: int = 0
+
+
+class QueueRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Bounds of one queue; entries before ``end`` are in its files."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+
+
+class Rows(msgspec.Struct, array_like=True, frozen=True):
+    """A piece of the table."""
+
+    queues: list[QueueRow] = []
+    producers: list[tuple[Key, list[StoredBatch]]] = []
+    deletions: list[tuple[str, int]] = []
+
+
+class QueueTable(msgspec.Struct, frozen=True):
+    """A table that was read."""
+
+    head: Head
+    queues: list[QueueRow]
+    producers: list[tuple[Key, list[StoredBatch]]]
+    deletions: dict[str, int] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(Head)
+_rows_decoder = msgspec.msgpack.Decoder(Rows)
+
+
+def encode_table(
+    head: Head,
+    queues: Iterable[ConsumeQueue],
+    producers: Iterable[tuple[Key, list[StoredBatch]]],
+    deletions: Iterable[tuple[str, int]] = (),
+) -> Iterator[bytes]:
+    """Makes a table frame by frame, so that the caller may do other things in between.
+
+    Args:
+        head: What it is about.
+        queues: All queues; each with everything before ``through`` in its files.
+        producers: From ``ProducerStates.dump``.
+        deletions: Topics, and the commit-log offset before which nothing is theirs any more.
+            As of the moment when ``queues`` were listed, so that no row is of before.
+    """
+    yield _frame(_encoder.encode(head))
+    deletions = iter(deletions)
+    while deleted := list(islice(deletions, ROWS_PER_FRAME)):
+        yield _frame(_encoder.encode(Rows(deletions=deleted)))
+    queues = iter(queues)
+    while some := list(islice(queues, ROWS_PER_FRAME)):
+        rows = [
+            QueueRow(q.topic, q.queue_id, min(q.first, q.written), q.written)
+            for q in some
+            if q.written
+        ]
+        yield _frame(_encoder.encode(Rows(queues=rows)))
+    producers = iter(producers)
+    while windows := list(islice(producers, ROWS_PER_FRAME)):
+        yield _frame(_encoder.encode(Rows(producers=windows)))
+
+
+def encode_without_files(table: QueueTable, log_start: int) -> bytes:
+    """A table for a log whose consume queue files are not there, and have to be made anew.
+
+    A queue begins where it ends, until recovery meets its first batch: so one that has none any
+    more keeps its offsets.
+
+    Args:
+        table: A table of before.
+        log_start: Commit-log offset where the log begins.
+    """
+    rows = [QueueRow(row.topic, row.queue_id, row.end, row.end) for row in table.queues]
+    head = Head(table.head.through, table.head.epoch, log_start)
+    deletions = list(table.deletions.items())
+    parts = [Rows(deletions=deletions), Rows(queues=rows), Rows(producers=table.producers)]
+    return b"".join(_frame(_encoder.encode(part)) for part in [head, *parts])
+
+
+def decode_table(document: bytes) -> QueueTable:
+    """Reads a table.
+
+    Raises:
+        CorruptRecord: It is none.
+    """
+    frames = _frames(document)
+    try:
+        head = _head_decoder.decode(next(frames))
+        table = QueueTable(head, [], [], {})
+        for frame in frames:
+            rows = _rows_decoder.decode(frame)
+            table.queues.extend(rows.queues)
+            table.producers.extend(rows.producers)
+            table.deletions.update(rows.deletions)
+    except (msgspec.MsgspecError, StopIteration) as error:
+        raise CorruptRecord(f"the queue table cannot be decoded: {error}") from error
+    return table
+
+
+def _frame(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _frames(document: bytes) -> Iterator[memoryview]:
+    view = memoryview(document)
+    position = 0
+    while position < len(view):
+        if position + _LENGTH.size > len(view):
+            raise CorruptRecord("the queue table ends inside a length")
+        (size,) = _LENGTH.unpack_from(view, position)
+        position += _LENGTH.size
+        if position + size > len(view):
+            raise CorruptRecord("the queue table ends inside a frame")
+        yield view[position : position + size]
+        position += size

@@ -1,0 +1,1 @@
+"""A stopped store: verify, read, rebuild, snapshot."""

@@ -1,0 +1,310 @@
+"""A snapshot of a store: a directory with a manifest, and what the manifest lists.
+
+Layout of the directory, also in ``docs/storage-format.md``::
+
+    manifest.json             written last: a directory without it is no snapshot
+    commitlog/<20 digits>     segments of the log; the last one ends where the snapshot does
+    index/<20 digits>.sealed/ the index of a segment: data.mdb and seal
+    index/<20 digits>.live/   a copy of one that was still being filled: data.mdb
+    config/*.json             topics, consumer groups and their offsets
+    store-key                 what proves records to be the store's: a secret, mode 0600
+    queue-table               bounds of queues, deleted topics, last batches of producers
+    log-beginning             where retention had let the log begin
+
+A snapshot may come from elsewhere, so nothing in it is believed: only paths of the forms above
+are opened, never a link, and each file must have the size that the manifest says. Records are
+checked as always when they are read. There are no absolute paths in it, so it may be moved.
+"""
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.checksum import crc32
+from mqmesh.errors import ConfigError, CorruptRecord, StorageError
+from mqmesh.message import check_group
+from mqmesh.storage.files.atomic_file import storage_error
+from mqmesh.storage.lmdb.env import DATA_FILE, has_sound_pages
+from mqmesh.storage.log.segments import Segment
+from mqmesh.units import MAX_OFFSET, MIB
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+UNFINISHED: Final = ".new"
+"""Ending of a directory whose snapshot is still being made."""
+MOST_MANIFEST_BYTES: Final = 64 * MIB
+PIECE_BYTES: Final = 8 * MIB
+"""Files are copied and checked in pieces of this size."""
+
+
+class FileKind(StrEnum):
+    """What a file of a snapshot is. The values are on disk and never change."""
+
+    SEGMENT = "segment"
+    INDEX = "index"
+    CONFIG = "config"
+    STATE = "state"
+
+
+_FORMS: Final = {
+    FileKind.SEGMENT: re.compile(r"commitlog/\d{20}\Z"),
+    FileKind.INDEX: re.compile(r"index/\d{20}\.(sealed/(data\.mdb|seal)|live/data\.mdb)\Z"),
+    FileKind.CONFIG: re.compile(r"config/[a-z_]{1,64}\.json\Z"),
+    FileKind.STATE: re.compile(r"(queue-table|log-beginning|store-key(\.copy)?)\Z"),
+}
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Text = Annotated[str, msgspec.Meta(max_length=255)]
+
+
+class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file.
+
+    Attributes:
+        path: Below the snapshot's directory, with ``/`` between its parts.
+        size: In bytes.
+        kind: What it is.
+        crc32: Of all of it; None for segments, whose records have checksums of their own.
+    """
+
+    path: _Text
+    size: _Offset
+    kind: FileKind
+    crc32: _Word | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot is of. A field may be added, none may change its meaning.
+
+    Attributes:
+        format: ``FORMAT``.
+        mqmesh_version: Of the program that made it.
+        cluster_name: Of the broker.
+        broker_name: Of the broker.
+        broker_id: Of the broker.
+        store_id: Identity of the store, in every record.
+        epoch: Of the log at its end.
+        start_offset: Commit-log offset where its log begins.
+        end_offset: Commit-log offset behind its last record.
+        created_ms: When it was made, wall clock.
+        files: All files but the manifest.
+    """
+
+    format: int = FORMAT
+    mqmesh_version: _Text
+    cluster_name: _Text
+    broker_name: _Text
+    broker_id: Annotated[int, msgspec.Meta(ge=0)]
+    store_id: _Word
+    epoch: _Word
+    start_offset: _Offset
+    end_offset: _Offset
+    created_ms: Annotated[int, msgspec.Meta(ge=0)]
+    files: list[SnapshotFile]
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of log."""
+        return self.end_offset - self.start_offset
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of all files; those that are shared with the store take no room of their own."""
+        return sum(file.size for file in self.files)
+
+
+class _FormatOnly(msgspec.Struct, frozen=True):
+    format: int
+
+
+class SnapshotLog:
+    """The segments that a manifest lists, for reading."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        """Names the files; opens nothing.
+
+        Args:
+            directory: The snapshot's.
+            manifest: Its manifest.
+        """
+        self._list = [
+            Segment(int(Path(file.path).name), file.size, str(directory / file.path))
+            for file in manifest.files
+            if file.kind is FileKind.SEGMENT
+        ]
+        self._list.sort(key=lambda segment: segment.start)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._list)
+
+    def find(self, commitlog_offset: int) -> Segment | None:
+        """The segment that an offset lies in, None if there is none."""
+        for segment in reversed(self._list):
+            if segment.start <= commitlog_offset:
+                return segment if commitlog_offset < segment.end else None
+        return None
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Reads a snapshot's manifest, and has a look at every file that it lists.
+
+    Args:
+        directory: The snapshot's.
+
+    Raises:
+        ConfigError: It is no snapshot, or of a later format.
+        CorruptRecord: The manifest is damaged or lists what no snapshot has, or a file is missing,
+            no plain file, or of another size.
+        StorageError: It cannot be read.
+    """
+    path = directory / MANIFEST
+    try:
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            raise CorruptRecord(f"{path} has more than {MOST_MANIFEST_BYTES} bytes")
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"not a snapshot: {directory} has no {MANIFEST}") from None
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be read") from error
+    try:
+        found = msgspec.json.decode(text, type=_FormatOnly).format
+        if found != FORMAT:
+            raise ConfigError(
+                f"{directory} is a snapshot of format {found}; this mqmesh reads {FORMAT}"
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptRecord(f"{path} cannot be decoded: {error}") from error
+    _check(directory, manifest)
+    return manifest
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    seen: set[str] = set()
+    ends: list[tuple[int, int]] = []
+    for file in manifest.files:
+        if not _FORMS[file.kind].match(file.path) or file.path in seen:
+            raise CorruptRecord(
+                f"{directory / MANIFEST} lists {file.path!r}, which is no file of ours"
+            )
+        seen.add(file.path)
+        _check_file(directory, file)
+        if file.kind is FileKind.SEGMENT:
+            start = int(file.path[-20:])
+            ends.append((start, start + file.size))
+    ends.sort()
+    start = ends[0][0] if ends else manifest.end_offset
+    end = ends[-1][1] if ends else manifest.end_offset
+    overlap = any(before[1] > after[0] for before, after in pairwise(ends))
+    if overlap or (start, end) != (manifest.start_offset, manifest.end_offset):
+        raise CorruptRecord(
+            f"{directory / MANIFEST} says that the log goes from {manifest.start_offset} to "
+            f"{manifest.end_offset}, its segments from {start} to {end}"
+            f"{', and some overlap' if overlap else ''}"
+        )
+    try:
+        check_group(manifest.broker_name)
+    except ConfigError as error:
+        raise CorruptRecord(f"{directory / MANIFEST} names no broker: {error}") from error
+
+
+def _check_file(directory: Path, file: SnapshotFile) -> None:
+    path = directory
+    try:
+        for part in file.path.split("/"):
+            path = path / part
+            found = os.lstat(path)
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                raise CorruptRecord(f"{path} is no plain file, so it is not read")
+    except FileNotFoundError:
+        raise CorruptRecord(f"{path} is missing in the snapshot") from None
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be looked at") from error
+    if not stat.S_ISREG(found.st_mode) or found.st_size != file.size:
+        raise CorruptRecord(f"{path} has {found.st_size} bytes instead of {file.size}")
+
+
+def is_sound(directory: Path, file: SnapshotFile) -> bool:
+    """True when a file has the checksum that the manifest says; always, where it says none.
+
+    Whoever made a snapshot to harm its readers made the checksums, too. Of an index the pages
+    must therefore be sound as well: LMDB believes them.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    path = directory / file.path
+    if file.crc32 is not None and checksum_of(path) != file.crc32:
+        return False
+    return path.name != DATA_FILE or has_sound_pages(path)
+
+
+def checksum_of(path: Path) -> int:
+    """The CRC-32 of a file.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    crc = 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                crc = crc32(piece, crc)
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be read") from error
+    return crc
+
+
+def list_snapshots(root: Path) -> list[tuple[Path, Manifest | StorageError | ConfigError]]:
+    """The snapshots in a directory, oldest first, and what cannot be read of them.
+
+    Args:
+        root: Holds snapshots; or is one itself.
+
+    Raises:
+        ConfigError: There is no such directory.
+    """
+    try:
+        if (root / MANIFEST).exists():
+            directories = [root]
+        else:
+            directories = sorted(p.parent for p in root.glob(f"*/{MANIFEST}"))
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not there, or no directory")
+    except OSError as error:
+        raise storage_error(error, f"{root} cannot be read") from error
+    found: list[tuple[Path, Manifest | StorageError | ConfigError]] = []
+    for directory in directories:
+        try:
+            found.append((directory, load_manifest(directory)))
+        except (StorageError, ConfigError) as error:
+            found.append((directory, error))
+    found.sort(key=lambda row: row[1].created_ms if isinstance(row[1], Manifest) else 0)
+    return found
+
+
+def delete_snapshot(directory: Path) -> None:
+    """Removes a snapshot; first its manifest, so what a crash leaves is none any more.
+
+    Raises:
+        ConfigError: It is no snapshot.
+        StorageError: It cannot be removed.
+    """
+    path = directory / MANIFEST
+    if not path.is_file() or directory.is_symlink():
+        raise ConfigError(f"not a snapshot: {directory} has no {MANIFEST}")
+    try:
+        # Under another name nobody takes it for one, whatever a crash leaves.
+        gone = directory.with_name(directory.name + UNFINISHED)
+        directory.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise storage_error(error, f"{directory} cannot be removed") from error

@@ -1,0 +1,403 @@
+"""Reads a snapshot's log: all of it or a part, record by record, and by the index.
+
+Every record is checked by ``LogScanner``, as in recovery, so a reader sees what the broker would.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import HEADER_SIZE, BatchHeader, BatchMeta, read_header, read_meta
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.storage.files.atomic_file import storage_error
+from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.index.part import HEAD_KEY, IndexPart, decode_head
+from mqmesh.storage.interface import OnProgress, RecoveryProgress
+from mqmesh.storage.lmdb.env import LmdbEnv
+from mqmesh.storage.log.marker import MARKER_SIZE, MAX_MARKER_DATA, MarkerKind, decode_marker
+from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.store_key import StoreKey, read_store_key
+from mqmesh.storage.tools.snapshot import (
+    Manifest,
+    SnapshotFile,
+    SnapshotLog,
+    is_sound,
+    load_manifest,
+)
+from mqmesh.units import MAX_TIMESTAMP_MS, MIB
+
+PLACES_AT_ONCE: Final = 1_024
+PROGRESS_EVERY_BYTES: Final = 4 * MIB
+MOST_RANGES: Final = 1_000
+"""Damaged ranges that a report names; further ones are only counted."""
+_MAP_BYTES: Final = 16 * MIB
+_BEYOND: Final = (1 << 32) - 1
+_EVERY_EPOCH: Final = 0
+
+
+class Batch(NamedTuple):
+    """A good batch.
+
+    Attributes:
+        header: Its header.
+        meta: Its meta.
+        data: All of it; good until the next one is asked for.
+    """
+
+    header: BatchHeader
+    meta: BatchMeta
+    data: Buffer
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A stretch of the log without a good record.
+
+    Attributes:
+        start_offset: Commit-log offset of its first byte.
+        end_offset: Of the next good record, or where reading was to end.
+        reason: What is wrong.
+    """
+
+    start_offset: int
+    end_offset: int
+    reason: str
+
+
+class LogRange(msgspec.Struct, frozen=True):
+    """Records that begin at or behind ``start_offset`` and before ``end_offset``."""
+
+    start_offset: int
+    end_offset: int
+
+
+class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found.
+
+    Attributes:
+        sound: Nothing is damaged.
+        batches: Good batches.
+        messages: In them.
+        damage: Stretches of the log, ascending.
+        damaged_files: Other files that fail their checksum.
+        further_damage: Stretches that are not named because there are too many.
+    """
+
+    sound: bool
+    batches: int
+    messages: int
+    damage: list[Damage]
+    damaged_files: list[str]
+    further_damage: int = 0
+
+
+class Snapshot:
+    """A snapshot that is open for reading. Nothing in it is ever changed.
+
+    Attributes:
+        directory: Where it is.
+        manifest: What it is of.
+        log: Its segments.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Reads the manifest.
+
+        Args:
+            directory: The snapshot's.
+
+        Raises:
+            ConfigError: It is no snapshot, or of a later format.
+            CorruptRecord: It is damaged.
+            StorageError: It cannot be read.
+        """
+        self.directory = directory
+        self.manifest: Manifest = load_manifest(directory)
+        self.log = SnapshotLog(directory, self.manifest)
+        # A snapshot of a store without a log has nothing to be checked, and perhaps no key.
+        self._key = read_store_key(directory) if list(self.log) else StoreKey.random()
+        self._sound: dict[str, bool] = {}
+
+    def read(self, wanted: LogRange | None = None) -> Iterator[Batch | Damage]:
+        """Batches and damaged stretches, in the order of the log.
+
+        Args:
+            wanted: A part of the log; None for all of it.
+
+        Raises:
+            StorageError: A record is of a later version, or the disk refuses to read.
+        """
+        manifest = self.manifest
+        position, stop = manifest.start_offset, manifest.end_offset
+        if wanted is not None:
+            position, stop = max(position, wanted.start_offset), min(stop, wanted.end_offset)
+        scanner = LogScanner(self.log, key=self._key, store_id=manifest.store_id)
+        epoch = _EVERY_EPOCH
+        try:
+            while position < stop:
+                try:
+                    record = scanner.read(position, epoch=epoch)
+                    batch = record.batch
+                    if batch is not None:
+                        yield Batch(batch, read_meta(record.data, batch), record.data)
+                except (CorruptRecord, CorruptBatch) as error:
+                    beyond = scanner.resync(position, stop, epoch=epoch) or stop
+                    yield Damage(position, beyond, str(error))
+                    position = beyond
+                    continue
+                epoch, position = record.epoch, record.end
+        finally:
+            scanner.close()
+
+    def batch_at(self, commitlog_offset: int) -> Batch | None:
+        """The batch that begins at an offset, None if there is no good one."""
+        for found in self.read(LogRange(commitlog_offset, commitlog_offset + 1)):
+            return found if isinstance(found, Batch) else None
+        return None
+
+    def last_mark(self, end_offset: int) -> tuple[int, str]:
+        """A mark of the last batch that begins before an offset, to know this log again by.
+
+        Only headers are read for it. A log that was cut there and went on otherwise has another.
+
+        Args:
+            end_offset: Commit-log offset.
+
+        Returns:
+            Where the batch begins, and its mark; -1 and "" if none is found.
+        """
+        files = OpenFiles(1)
+        try:
+            for segment in reversed(list(self.log)):
+                last = -1
+                for position, header in _headers(segment, files):
+                    if position >= end_offset:
+                        break
+                    last = position if header is not None else last
+                if last >= 0:
+                    return last, _mark(_pread(segment, files, last, HEADER_SIZE))
+            return -1, ""
+        finally:
+            files.close()
+
+    def went_otherwise(self, commitlog_offset: int, mark: str) -> bool:
+        """True if this log has another batch at an offset than the one with a mark.
+
+        Where it has no good record there nobody can tell, and it is False.
+        """
+        segment = self.log.find(commitlog_offset)
+        if segment is None:
+            return False
+        for found in self.read(LogRange(segment.start, commitlog_offset + 1)):
+            if isinstance(found, Damage):
+                if found.end_offset > commitlog_offset:
+                    return False
+            elif found.header.commitlog_offset == commitlog_offset:
+                return _mark(bytes(found.data[:HEADER_SIZE])) != mark
+        return True
+
+    def ranges(
+        self, most_bytes: int, *, from_ms: int = 0, to_ms: int = MAX_TIMESTAMP_MS
+    ) -> list[LogRange]:
+        """Cuts the log into ranges that can be read one beside the other.
+
+        Only headers are read for it. Where one is damaged, the rest of its segment becomes one
+        range: whoever reads that finds the damage.
+
+        Args:
+            most_bytes: Size of a range; one batch may exceed it.
+            from_ms: Only batches stored at or after this, ms; others may be among them.
+            to_ms: Only batches stored at or before this, ms; others may be among them.
+        """
+        files = OpenFiles(1)
+        try:
+            found: list[LogRange] = []
+            for segment in self.log:
+                found += _cut(segment, files, most_bytes, from_ms, to_ms)
+            return found
+        finally:
+            files.close()
+
+    def places_of_key(self, topic: str, key: str) -> tuple[list[int], list[LogRange]]:
+        """Where batches with a key may begin, and what must be read because it has no index.
+
+        Args:
+            topic: Physical topic.
+            key: One of a message's keys.
+
+        Returns:
+            Commit-log offsets, ascending; and ranges of the log.
+        """
+        return self._places(
+            lambda part, below: part.key_places(topic, key, below=below, most=PLACES_AT_ONCE)
+        )
+
+    def places_of_id(self, producer_id: int, sequence: int) -> tuple[list[int], list[LogRange]]:
+        """Where batches with a message id may begin; else as ``places_of_key``."""
+        return self._places(
+            lambda part, below: part.id_places(
+                producer_id, sequence, below=below, most=PLACES_AT_ONCE
+            )
+        )
+
+    def _places(
+        self, ask: Callable[[IndexPart, int], tuple[list[int], int]]
+    ) -> tuple[list[int], list[LogRange]]:
+        offsets: list[int] = []
+        unknown: list[LogRange] = []
+        for segment in self.log:
+            covered = segment.start
+            try:
+                part = self._part(segment)
+                if part is not None:
+                    try:
+                        places, through = _ask(part, ask)
+                    finally:
+                        part.env.close()
+                    offsets += [segment.start + place for place in places]
+                    covered = segment.start + through
+            except StorageError:
+                covered = segment.start  # what the index cannot tell, the log tells
+            if covered < segment.end:
+                unknown.append(LogRange(covered, segment.end))
+        return sorted(offset for offset in offsets if not _in_any(offset, unknown)), unknown
+
+    def _part(self, segment: Segment) -> IndexPart | None:
+        """The index of a segment, if there is one that can be believed."""
+        name = f"index/{segment.start:020d}."
+        files = [f for f in self.manifest.files if f.path.startswith(name)]
+        data = next((f for f in files if f.path.endswith("data.mdb")), None)
+        # LMDB believes what it reads: a file is checked before the library looks at it.
+        if data is None or data.crc32 is None or not self._is_sound(data):
+            return None
+        directory = (self.directory / data.path).parent
+        env = LmdbEnv(directory, map_size=_MAP_BYTES, read_only=True)
+        try:
+            part = IndexPart(env, decode_head(env.get(HEAD_KEY)))
+        except BaseException:
+            env.close()
+            raise
+        head = part.head
+        is_ours = head.store_id == self.manifest.store_id and head.segment_start == segment.start
+        if not is_ours or (head.through > segment.size and not head.complete):
+            env.close()
+            return None
+        return part
+
+    def _is_sound(self, file: SnapshotFile) -> bool:
+        """As ``is_sound``, which reads all of a file, but asked only once."""
+        if file.path not in self._sound:
+            self._sound[file.path] = is_sound(self.directory, file)
+        return self._sound[file.path]
+
+
+def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotReport:
+    """Reads all of a snapshot and checks it.
+
+    Args:
+        snapshot: The snapshot.
+        on_progress: Told now and then how far it is.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    directory, manifest = snapshot.directory, snapshot.manifest
+    damaged_files = [file.path for file in manifest.files if not is_sound(directory, file)]
+    damage: list[Damage] = []
+    batches = messages = further = 0
+    told = manifest.start_offset
+    for found in snapshot.read():
+        if isinstance(found, Damage):
+            if len(damage) < MOST_RANGES:
+                damage.append(found)
+            else:
+                further += 1
+            continue
+        header = found.header
+        batches += 1
+        messages += header.message_count
+        if header.end_offset - told >= PROGRESS_EVERY_BYTES:
+            told = header.end_offset
+            done = told - manifest.start_offset
+            on_progress(RecoveryProgress("reading the log", done, manifest.log_bytes))
+    return SnapshotReport(
+        sound=not damage and not damaged_files,
+        batches=batches,
+        messages=messages,
+        damage=damage,
+        damaged_files=damaged_files,
+        further_damage=further,
+    )
+
+
+def _ask(
+    part: IndexPart, ask: Callable[[IndexPart, int], tuple[list[int], int]]
+) -> tuple[list[int], int]:
+    places: list[int] = []
+    below = _BEYOND
+    while below > 0:
+        some, below = ask(part, below)
+        places += some
+    return places, part.head.through
+
+
+def _in_any(offset: int, ranges: list[LogRange]) -> bool:
+    return any(one.start_offset <= offset < one.end_offset for one in ranges)
+
+
+def _mark(header: bytes) -> str:
+    return hashlib.blake2b(header, digest_size=8).hexdigest()
+
+
+def _cut(
+    segment: Segment, files: OpenFiles, most_bytes: int, from_ms: int, to_ms: int
+) -> list[LogRange]:
+    """The ranges of one segment."""
+    found: list[LogRange] = []
+    start, wanted = segment.start, False
+    for position, header in _headers(segment, files):
+        # What stands behind a damaged header is not known, so it is read.
+        fits = header is None or from_ms <= header.store_timestamp <= to_ms
+        if fits is not wanted or position - start >= most_bytes:
+            if wanted and position > start:
+                found.append(LogRange(start, position))
+            start, wanted = position, fits
+    if wanted:
+        found.append(LogRange(start, segment.end))
+    return found
+
+
+def _headers(segment: Segment, files: OpenFiles) -> Iterator[tuple[int, BatchHeader | None]]:
+    """Where batches begin, and their headers; None where the rest cannot be walked through."""
+    position = segment.start
+    while position < segment.end:
+        data = _pread(segment, files, position, MARKER_SIZE + MAX_MARKER_DATA)
+        try:
+            header = read_header(data)
+        except CorruptBatch:
+            try:
+                marker = decode_marker(data)
+            except CorruptRecord:
+                yield position, None
+                return
+            if marker.kind is MarkerKind.END:
+                return
+            position += marker.total_size
+            continue
+        if header.commitlog_offset != position:
+            yield position, None
+            return
+        yield position, header
+        position += header.total_size
+
+
+def _pread(segment: Segment, files: OpenFiles, position: int, size: int) -> bytes:
+    try:
+        return os.pread(files.get(segment.path), size, position - segment.start)
+    except OSError as error:
+        raise storage_error(error, f"{segment.path} cannot be read") from error
