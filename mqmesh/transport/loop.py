@@ -6,7 +6,6 @@ import logging
 import os
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -18,8 +17,6 @@ from mqmesh.transport.busy_poll import BusyPoll
 from mqmesh.transport.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
-PATIENCE_S: Final = 0.01
-"""A thread that borrowed the turns and takes none for so long loses them."""
 MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
 """After so many turns all sockets are asked, as a safety net."""
@@ -74,14 +71,9 @@ class EventLoop:
     tell of changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)
 
-    Only ``call_soon_threadsafe``, ``wake``, ``has_news``, ``stop`` and what has to do with
-    borrowing may be used from other threads, and the first four from signal handlers. An exception
-    in a callback is a bug: it is logged and counted, and the loop goes on, because one bad frame
-    must not take a broker down.
-
-    A thread may borrow the turns (leader and followers, POSA2): where it is busy with what the
-    loop receives, and has to share an interpreter with the loop's thread, both are slower than one
-    that does the one and the other in turn. Turns never overlap, whoever takes them.
+    Only ``call_soon_threadsafe``, ``wake``, ``has_news`` and ``stop`` may be used from other
+    threads, and from signal handlers. An exception in a callback is a bug: it is logged and
+    counted, and the loop goes on, because one bad frame must not take a broker down.
 
     Attributes:
         clock: Of the timers.
@@ -106,12 +98,7 @@ class EventLoop:
         self._stopping = False
         self._woken = False
         self._thread: int | None = None
-        self._turn = threading.Lock()
-        self._loan = threading.Lock()
-        self._borrower: int | None = None
-        self._turn_ended_s = 0.0
-        self._failure: BaseException | None = None
-        self._returned = threading.Event()
+        self._failure: Exception | None = None
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -181,8 +168,7 @@ class EventLoop:
         if len(self._calls) >= MAX_CALLS_WAITING:
             raise BufferError(f"more than {MAX_CALLS_WAITING} calls wait for the event loop")
         self._calls.append(callback)
-        if self._borrower != threading.get_ident():
-            self.wake()  # a borrower is between two turns: it looks before it waits
+        self.wake()
 
     def wake(self) -> None:
         """Ends the loop's wait; from any thread or signal handler."""
@@ -217,9 +203,6 @@ class EventLoop:
     def disown(self) -> None:
         """This process is a fork: sockets and descriptors are the parent's, so no turn is taken."""
         self._stopping = True
-        # Locks may have been held by threads that stayed with the parent, so none is asked for.
-        self._borrower = None
-        self._loan = threading.Lock()
 
     @property
     def stopping(self) -> bool:
@@ -228,7 +211,7 @@ class EventLoop:
 
     @property
     def in_loop_thread(self) -> bool:
-        """True inside a turn: in callbacks, and in whatever they call."""
+        """True in callbacks, and in whatever they call."""
         return self._thread == threading.get_ident()
 
     def run(self) -> None:
@@ -237,72 +220,15 @@ class EventLoop:
         Raises:
             Exception: What ``fail`` was told.
         """
+        self._thread = threading.get_ident()
         try:
             while not self._stopping:
                 if self._failure is not None:
                     raise self._failure
-                if self._borrower is not None:
-                    self._wait_for_return()
-                    continue
-                with self._turn:
-                    self._take_turn(MAX_WAIT_MS)
+                self.tick(min(MAX_WAIT_MS, self._wait_ms()))
         finally:
             self._stopping = True
-            with self._turn:
-                self._borrower = None  # and nobody borrows from a loop that stops
-
-    def borrow(self) -> bool:
-        """Has the calling thread take the turns, until it gives them back or loses them.
-
-        Returns:
-            True if they are the calling thread's; False if another one has borrowed them.
-        """
-        me = threading.get_ident()
-        if self._borrower is None and not self._stopping:
-            with self._loan:
-                if self._borrower is None:
-                    self._returned.clear()
-                    self._turn_ended_s = time.monotonic()
-                    self._borrower = me
-                    self.wake()
-        return self._borrower == me
-
-    def borrowed_turn(self, wait_ms: int) -> bool:
-        """Takes a turn, if the calling thread has borrowed them.
-
-        Args:
-            wait_ms: How long to wait at most for something to do.
-
-        Returns:
-            False when it has not, or they were taken away from it.
-        """
-        me = threading.get_ident()
-        while self._borrower == me and not self._stopping:
-            # The loop's own thread may take the turns back meanwhile, and wait for news in one.
-            if self._turn.acquire(timeout=PATIENCE_S / 2):
-                break
-        else:
-            return False
-        try:
-            if self._borrower != me or self._stopping:
-                return False
-            self._take_turn(wait_ms)
-            self._turn_ended_s = time.monotonic()
-        except BaseException as error:
-            # It would have ended the loop's own thread, so it does; the borrower has no part in it.
-            self._failure = error
-            self.give_back()
-            return False
-        finally:
-            self._turn.release()
-        return True
-
-    def give_back(self) -> None:
-        """Ends what ``borrow`` began, if it has not ended."""
-        with self._loan:
-            if self._borrower == threading.get_ident():
-                self._borrower = None
-                self._returned.set()
+            self._thread = None
 
     def tick(self, wait_ms: int) -> None:
         """One turn: wait for at most ``wait_ms``, then sockets, calls, timers, tick ends."""
@@ -345,25 +271,6 @@ class EventLoop:
                 return False
             self._look_due_ms = now_ms + LOOK_ROUND_MS
         return in_vain or self._ticks % TICKS_PER_LOOK_ROUND == 0
-
-    def _take_turn(self, wait_ms: int) -> None:
-        self._thread = threading.get_ident()
-        try:
-            self.tick(min(wait_ms, self._wait_ms()))
-        finally:
-            self._thread = None
-
-    def _wait_for_return(self) -> None:
-        wait_s = PATIENCE_S
-        while not self._returned.wait(wait_s) and not self._stopping:
-            with self._loan:
-                # Whoever waits for something to do is inside a turn.
-                wait_s = self._turn_ended_s + PATIENCE_S - time.monotonic()
-                if self._turn.locked():
-                    wait_s = PATIENCE_S
-                elif wait_s <= 0:
-                    self._borrower = None
-                    return
 
     def close(self) -> None:
         """Releases the loop's descriptors; the sockets stay their owners' concern."""

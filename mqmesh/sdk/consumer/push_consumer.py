@@ -401,7 +401,6 @@ class PushConsumer:
             self.options.consume_thread_count,
             self._call_later,
             self._retry.on_failed,
-            self._engine.client.loop,
         )
 
     def _make_retry(self) -> Retry:

@@ -11,9 +11,8 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening import consume_service
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.listening.consume_service import LEAD_WAIT_MS, ConsumeService
+from mqmesh.sdk.consumer.listening.consume_service import ConsumeService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.units import QueueOffset
 
@@ -35,57 +34,16 @@ class FakeBatch(PulledBatch):
         return [StoredMessage("t", b"x", queue_offset=QueueOffset(at)) for at in wanted]
 
 
-class FakeTurns:
-    """Turns of a loop that nobody runs."""
-
-    def __init__(self):
-        self.borrower = None
-        self.lent = True
-        self.news = False
-        self.waits = []
-        self.on_turn = lambda wait_ms: None
-        self.changed = threading.Condition()
-
-    def borrow(self):
-        me = threading.get_ident()
-        if self.borrower is None and self.lent:
-            self.borrower = me
-        return self.borrower == me
-
-    def borrowed_turn(self, wait_ms):
-        if self.borrower != threading.get_ident():
-            return False
-        self.waits.append(wait_ms)
-        self.on_turn(wait_ms)
-        return True
-
-    def give_back(self):
-        with self.changed:
-            if self.borrower == threading.get_ident():
-                self.borrower = None
-            self.changed.notify_all()
-
-    def has_news(self):
-        return self.news
-
-    def until_given_back(self):
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.borrower is None, PATIENCE_S)
-
-
 class Case:
     """A service whose timer the test turns."""
 
     def __init__(self, threads=4, batch_size=1, listener=None):
-        self.turns = FakeTurns()
         self.changed = threading.Condition()
         self.seen: list[list[int]] = []
         self.failed: list[tuple[list[int], object]] = []
         self.timers = []
         self.progress = 0
-        self.service = ConsumeService(
-            "test", threads, self._call_later, self._on_failed, self.turns
-        )
+        self.service = ConsumeService("test", threads, self._call_later, self._on_failed)
         self.broken = []
         self.work = self.new_work(batch_size, listener)
         self.span = Span(0, bytearray(10_000), 0)
@@ -470,111 +428,3 @@ def test_it_is_known_what_no_worker_has_begun(make_case):
     release.set()
     case.until_done(307)
     assert case.service.waiting() == {}
-
-
-# ---- Turns of the client's event loop -------------------------------------------------
-
-
-class Busy:
-    waits = False
-
-    def note(self, took_s, cpu_s):
-        assert took_s >= 0
-        assert cpu_s >= 0
-
-
-class Waiting(Busy):
-    waits = True
-
-
-@pytest.fixture
-def busy(monkeypatch):
-    """Listeners that compute, whatever they do."""
-    monkeypatch.setattr(consume_service, "WorkerPace", Busy)
-
-
-def test_a_quick_worker_with_more_to_do_takes_the_turns_and_gives_them_back(busy, make_case):
-    case = make_case(threads=1)
-    begin = threading.Event()
-
-    def listen(found):
-        begin.wait(PATIENCE_S)
-        return case.listen(found)
-
-    case.turns.news = True
-    work = case.new_work(300, listen)
-    case.submit(0, 300, 300, work=work)
-    case.service._quick = True
-    begin.set()
-    case.until(lambda: case.progress == 2)
-    case.turns.until_given_back()
-    case.until_done(600)
-    first, *others = case.turns.waits
-    assert first == 0  # while work waits, nobody waits for the network
-    assert others
-    assert all(0 < wait_ms <= LEAD_WAIT_MS for wait_ms in others)
-
-
-def test_what_comes_while_a_worker_waits_in_a_turn_is_consumed_by_it(busy, make_case):
-    case = make_case(threads=4)
-    threads = set()
-
-    def listen(found):
-        threads.add(threading.get_ident())
-        return case.listen(found)
-
-    work = case.new_work(300, listen)
-
-    def on_turn(wait_ms):
-        if wait_ms and case.span.states.count(DONE) == 600:
-            assert threading.get_ident() == case.turns.borrower
-            case.submit(600, 300, work=work)
-
-    case.turns.on_turn = on_turn
-    case.submit(0, 300, 300, work=work)
-    case.until(lambda: case.progress == 3)
-    case.until_done(900)
-    assert len(threads) == 1
-
-
-def test_a_slow_worker_takes_no_turns(busy, make_case, monkeypatch):
-    monkeypatch.setattr(consume_service, "QUICK_PORTION_S", -1.0)
-    case = make_case()
-    case.turns.news = True
-    case.submit(0, 300, 300, 300)
-    case.until(lambda: case.progress == 3)
-    case.until_done(900)
-    assert case.turns.waits == []
-
-
-def test_a_worker_rests_when_another_one_takes_the_turns(busy, make_case):
-    case = make_case(threads=1)
-    case.turns.borrower = -1  # some other thread
-    case.submit(0, 300, 300)
-    case.until_idle(1)
-    assert case.span.states.count(DONE) == 300
-    case.tick()
-    case.tick()  # nothing was begun meanwhile, so that other one is too slow after all
-    case.until(lambda: case.progress == 2)
-    case.until_done(600)
-
-
-def test_workers_that_wait_neither_take_the_turns_nor_rest(make_case, monkeypatch):
-    monkeypatch.setattr(consume_service, "WorkerPace", Waiting)
-    case = make_case(threads=1)
-    case.turns.borrower = -1  # some other thread
-    case.turns.news = True
-    case.submit(0, 300, 300, 300)
-    case.until(lambda: case.progress == 3)
-    case.until_done(900)
-    assert case.turns.waits == []
-
-
-def test_a_worker_that_ends_gives_the_turns_back(busy, make_case):
-    case = make_case(threads=1)
-    case.turns.on_turn = lambda wait_ms: setattr(case.service, "_closed", True)
-    case.turns.news = True
-    case.submit(0, 300, 300)
-    case.turns.until_given_back()
-    assert case.service.close(PATIENCE_S)
-    assert case.turns.borrower is None

@@ -4,10 +4,6 @@ Threads are woken sparingly, because they share one interpreter and a fast liste
 best by one of them. Work that finds no other work waiting wakes one thread, unless one is
 awake that was quick until now. As long as work waits and hardly moves, as many again are
 woken as are at work: 20 are reached in 10 ms.
-
-For the same reason a quick and busy worker with more to do borrows the turns of the client's event
-loop and takes them between its portions: bytes stay in the thread that received them, and two
-threads no longer wait for each other. One whose listener becomes slow loses them after 10 ms.
 """
 
 import logging
@@ -15,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
@@ -31,36 +27,15 @@ from mqmesh.sdk.consumer.listening.consume_work import (
     make_portions,
     park,
 )
-from mqmesh.sdk.consumer.listening.worker_pace import WorkerPace
 
 WATCH_MS: Final = 2
 QUICK_PORTION_S: Final = 0.002
 """Who was done with a portion so soon will be back soon, and nobody else need be woken."""
-TURN_INTERVAL_S: Final = 0.002
-"""So often the loop's turns are taken at least, for its timers, and at once if there is news."""
-LEAD_WAIT_MS: Final = 5
-"""Who took the loop's turns waits so long for more work before it gives them back."""
 CALLS_PER_WATCH: Final = 2
 """A worker that begins fewer calls than this between two looks is slow: others would help."""
 
 _SUCCESS: Final = ConsumeResult.SUCCESS
 _log = logging.getLogger(__name__)
-
-
-class Turns(Protocol):
-    """The turns of the client's event loop, which are borrowed; see ``EventLoop``."""
-
-    def borrow(self) -> bool:
-        """True if they are the calling thread's from now on."""
-
-    def borrowed_turn(self, wait_ms: int) -> bool:
-        """Takes one; False when they are not the calling thread's."""
-
-    def give_back(self) -> None:
-        """They are the loop's own thread's again."""
-
-    def has_news(self) -> bool:
-        """True when a turn would find something."""
 
 
 class ConsumeService(Workers):
@@ -71,7 +46,6 @@ class ConsumeService(Workers):
         threads: Most threads.
         call_later: Calls in the client's own thread after so many milliseconds.
         on_failed: Takes over the messages of a failed call.
-        turns: Of the client's event loop.
     """
 
     def __init__(
@@ -80,14 +54,11 @@ class ConsumeService(Workers):
         threads: int,
         call_later: Callable[[int, Callable[[], None]], object],
         on_failed: OnFailed,
-        turns: Turns,
     ) -> None:
         self._name = name
         self._most_threads = threads
         self._call_later = call_later
         self._on_failed = on_failed
-        self._turns = turns
-        self._turn_s = 0.0
         self._changed = threading.Condition(threading.Lock())
         self._ready: deque[Portion] = deque()
         self._threads: list[threading.Thread] = []
@@ -186,29 +157,22 @@ class ConsumeService(Workers):
     # ---- In the workers' threads ------------------------------------------------------
 
     def _work(self) -> None:
-        pace = WorkerPace()
-        is_needed = True
-        while (portion := self._next(rest=not is_needed)) is not None:
-            began_s, cpu_s = time.monotonic(), time.thread_time()
+        while (portion := self._next()) is not None:
+            began_s = time.monotonic()
             if portion.work.batch_size == 1:
                 self._consume_one_by_one(portion)
             else:
                 self._consume_lists(portion)
-            took_s = time.monotonic() - began_s
-            pace.note(took_s, time.thread_time() - cpu_s)
-            self._quick = took_s < QUICK_PORTION_S
+            self._quick = time.monotonic() - began_s < QUICK_PORTION_S
             portion.work.on_progress()
             self._retire(portion)
-            is_needed = self._take_turns(pace)
-        self._turns.give_back()
 
-    def _next(self, *, rest: bool) -> Portion | None:
+    def _next(self) -> Portion | None:
         with self._changed:
-            while (rest or not self._ready) and not self._closed:
+            while not self._ready and not self._closed:
                 self._idle += 1
                 self._changed.wait()
                 self._idle -= 1
-                rest = False
             if self._closed:
                 return None
             self._ready[0].open()
@@ -219,38 +183,6 @@ class ConsumeService(Workers):
             used_up.revoke()  # its memory is what the next messages need
             if self._ready and self._ready[0] is used_up:
                 self._calls_retired += self._ready.popleft().call_count
-
-    def _take_turns(self, pace: WorkerPace) -> bool:
-        """Takes turns of the client's event loop, if this worker is the one to do it.
-
-        Returns:
-            False when another one does it, and this one would only take the interpreter from it.
-        """
-        turns = self._turns
-        if pace.waits or not self._quick:
-            turns.give_back()
-        elif self._ready:
-            if not turns.borrow():
-                return False
-            now_s = time.monotonic()
-            if turns.has_news() or now_s - self._turn_s >= TURN_INTERVAL_S:
-                self._turn_s = now_s
-                turns.borrowed_turn(0)
-        else:
-            self._wait_for_work()
-        return True
-
-    def _wait_for_work(self) -> None:
-        """Waits inside the loop's turns for a moment, if they are borrowed."""
-        turns = self._turns
-        end_s = time.monotonic() + LEAD_WAIT_MS / 1_000
-        left_ms = LEAD_WAIT_MS
-        while left_ms and not self._ready and not self._closed:
-            if not turns.borrowed_turn(left_ms):
-                return
-            left_ms = max(int((end_s - time.monotonic()) * 1_000), 0)
-        if not self._ready:
-            turns.give_back()
 
     def _consume_one_by_one(self, portion: Portion) -> None:
         listener = portion.work.listener
