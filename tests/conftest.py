@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import tempfile
@@ -21,6 +22,11 @@ for _signal, _handler in (
         signal.signal(_signal, _handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# For the programs of tests/harness, which run in processes of their own.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")])
+)
 
 # The same examples in every run: a test that fails by luck helps nobody. Whoever hunts for new
 # failures runs `pytest --hypothesis-profile=explore`.

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.kill_points import KillPoints
+from harness.store_files import StoreFiles
 
 from mqmesh.storage.log.page_window import PageWindow
-from mqmesh.testing.kill_points import KillPoints
-from mqmesh.testing.store_files import StoreFiles
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 
 from mqmesh.errors import StorageError
 from mqmesh.storage.commitlog.store import CommitLogStore
@@ -28,7 +29,6 @@ from mqmesh.storage.log.scan import LogScanner
 from mqmesh.storage.log.segments import Segment
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import read_queue
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 from mqmesh.units import MIB
 
 DISK_BYTES = 32 * MIB

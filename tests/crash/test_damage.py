@@ -5,6 +5,13 @@ import zlib
 
 import msgspec
 import pytest
+from harness.store_files import (
+    SEGMENT_BYTES,
+    StoreFiles,
+    deliverable,
+    put_bodies,
+    settle,
+)
 
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
@@ -14,13 +21,6 @@ from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.log.marker import MarkerKind, encode_marker
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch
-from mqmesh.testing.store_files import (
-    SEGMENT_BYTES,
-    StoreFiles,
-    deliverable,
-    put_bodies,
-    settle,
-)
 
 BODIES = [f"body {number}" for number in range(20)]
 

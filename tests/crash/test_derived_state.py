@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.store_files import StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.errors import StoreLocked
 from mqmesh.storage.commitlog.checkpoint import CheckpointFile
@@ -15,7 +16,6 @@ from mqmesh.storage.interface import BatchToPut, PutStatus, RecoveryProgress
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.queue_table import decode_table, encode_table
 from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 TAGS = ["red", "green", None, "blue", "red"]
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from mqmesh.errors import DiskFull, StorageError, StoreClosed, TooManyOpenFiles
-from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import FlushDiskType, StoreConfig
-from mqmesh.storage.queues.queue_tail import ROW_BYTES
-from mqmesh.testing.clock import ManualClock
-from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.testing.store_files import (
+from harness.store_files import (
     PATIENCE_SECONDS,
     SEGMENT_BYTES,
     StoreFiles,
@@ -25,6 +18,13 @@ from mqmesh.testing.store_files import (
     put_bodies,
     settle,
 )
+
+from mqmesh.errors import DiskFull, StorageError, StoreClosed, TooManyOpenFiles
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.interface import FlushDiskType, StoreConfig
+from mqmesh.storage.queues.queue_tail import ROW_BYTES
+from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 
 LARGE = "x" * 20_000
 

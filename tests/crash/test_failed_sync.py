@@ -8,14 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-from mqmesh.errors import StorageError
-from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import FlushDiskType, PutStatus
-from mqmesh.storage.log import disk_check
-from mqmesh.testing.clock import ManualClock
-from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import (
+from harness.store_files import (
     PATIENCE_SECONDS,
     SEGMENT_BYTES,
     StoreFiles,
@@ -23,6 +16,13 @@ from mqmesh.testing.store_files import (
     put_bodies,
     settle,
 )
+
+from mqmesh.errors import StorageError
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.interface import FlushDiskType, PutStatus
+from mqmesh.storage.log import disk_check
+from mqmesh.testing.clock import ManualClock
+from mqmesh.testing.store_contract import NOW, make_batch
 
 PAGE = 4096
 BODIES = [f"{number} " + "x" * 9_000 for number in range(9)]

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.snapshots import take_snapshot
+from harness.store_files import SEGMENT_BYTES
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
@@ -27,10 +30,7 @@ from mqmesh.storage.index.texts import KeyText, text_key
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv, has_sound_pages
 from mqmesh.storage.tools.snapshot_making import restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import LogRange, Snapshot, verify_snapshot
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import SEGMENT_BYTES
 
 COUNT = 300
 COPIES = 200

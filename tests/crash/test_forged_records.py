@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.batch.record_batch import HEADER_SIZE, read_header
 from mqmesh.errors import CorruptRecord
@@ -17,7 +18,6 @@ from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.storage.tools.stopped_store import open_stopped
 from mqmesh.storage.tools.verify import verify_store
 from mqmesh.testing.store_contract import NOW, batches_in, make_batch
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 BODIES: Final = ["one", "two", "three"]
 BEHIND: Final = ["four", "five"]

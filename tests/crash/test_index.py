@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.store_files import SEGMENT_BYTES
 
 from mqmesh.message import Message
 from mqmesh.storage.index.blocks import BEYOND, LOWEST, encode_run
 from mqmesh.storage.index.search import KeyQuery
-from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import SEGMENT_BYTES
 
 COPIES = 24
 """Damaged copies that one process looks at."""
@@ -74,7 +74,7 @@ def check_in_other_process(directories: list[Path]) -> int:
     left = [str(directory) for directory in directories]
     suspect: list[str] = []
     while left:
-        command = [sys.executable, "-m", "mqmesh.testing.index_check", *suspect, *left]
+        command = [sys.executable, "-m", "harness.index_check", *suspect, *left]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         finished = done.stdout.splitlines()
         left = [name for name in left if name not in finished]
@@ -86,7 +86,7 @@ def check_in_other_process(directories: list[Path]) -> int:
             assert not suspect or finished, done.stderr
             deaths += 1
             first, *others = left
-            command = [sys.executable, "-m", "mqmesh.testing.index_check", "--suspect", first]
+            command = [sys.executable, "-m", "harness.index_check", "--suspect", first]
             again = subprocess.run(command, capture_output=True, text=True, check=False)
             assert again.returncode == 0, again.stderr
             left = others

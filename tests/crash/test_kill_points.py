@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.kill_points import KillPoints
+from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.storage.interface import FlushDiskType, PutStatus, StoreConfig
-from mqmesh.testing.kill_points import KillPoints
 from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 
 @pytest.fixture

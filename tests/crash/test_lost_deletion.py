@@ -4,6 +4,13 @@ import shutil
 
 import msgspec
 import pytest
+from harness.store_files import (
+    SEGMENT_BYTES,
+    StoreFiles,
+    deliverable,
+    put_bodies,
+    settle,
+)
 
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.commitlog.store import CommitLogStore
@@ -13,13 +20,6 @@ from mqmesh.storage.queues.queue_table import decode_table
 from mqmesh.storage.tools.stopped_store import open_stopped
 from mqmesh.storage.tools.verify import verify_store
 from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import (
-    SEGMENT_BYTES,
-    StoreFiles,
-    deliverable,
-    put_bodies,
-    settle,
-)
 
 NEW = {number: f"new {number}" for number in range(5)}
 

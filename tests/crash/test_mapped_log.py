@@ -4,19 +4,19 @@ import os
 
 import msgspec
 import pytest
-
-from mqmesh.errors import CorruptRecord, StoreClosed
-from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import GetStatus
-from mqmesh.storage.log.mapped_file import MappedFile
-from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.testing.store_files import (
+from harness.store_files import (
     SEGMENT_BYTES,
     StoreFiles,
     deliverable,
     put_bodies,
     settle,
 )
+
+from mqmesh.errors import CorruptRecord, StoreClosed
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.interface import GetStatus
+from mqmesh.storage.log.mapped_file import MappedFile
+from mqmesh.testing.store_contract import NOW, make_batch, read_queue
 
 LARGE = "x" * 20_000
 

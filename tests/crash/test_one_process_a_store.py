@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from harness.store_files import SEGMENT_BYTES
 
 from mqmesh.errors import ConfigError, StoreClosed, StoreLocked
 from mqmesh.storage.backends import open_store
@@ -12,7 +13,6 @@ from mqmesh.storage.interface import MessageStore, StoreConfig
 from mqmesh.storage.tools.stopped_store import open_stopped
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.testing.store_files import SEGMENT_BYTES
 
 Opener = Callable[[], MessageStore]
 

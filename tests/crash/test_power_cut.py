@@ -6,12 +6,12 @@ import shutil
 
 import msgspec
 import pytest
+from harness.store_files import StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.storage.commitlog.checkpoint import CheckpointFile
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.log.marker import MarkerKind, decode_marker
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE
-from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 PAGE = 4096
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.store_files import StoreFiles, settle
 
 from mqmesh.errors import DiskFull, StorageError
 from mqmesh.storage.commitlog.queue_repair import MIN_REST_MS, QueueRepairs
@@ -15,7 +16,6 @@ from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import StoreFiles, settle
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.store_files import PATIENCE_SECONDS, SEGMENT_BYTES, StoreFiles
 
 from mqmesh.errors import DiskFull, OffsetOutOfRange
 from mqmesh.storage.commitlog.store import CommitLogStore
@@ -17,7 +18,6 @@ from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.log.beginning import read_log_beginning
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.testing.store_files import PATIENCE_SECONDS, SEGMENT_BYTES, StoreFiles
 from mqmesh.units import CommitLogOffset
 
 BODY = "x" * 20_000

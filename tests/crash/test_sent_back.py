@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.kill_points import KillPoints
+from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
 from mqmesh.batch.record_batch import Attributes, encode_batch
 from mqmesh.message import SCHEDULE_TOPIC, Message
@@ -37,8 +39,6 @@ from mqmesh.roles.document_saver import DocumentSaver
 from mqmesh.storage.files.atomic_file import load_document
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
-from mqmesh.testing.kill_points import KillPoints
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
 BODIES = ("a", "b", "c")
 RETRY_QUEUE = 2

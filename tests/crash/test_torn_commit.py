@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from harness.store_files import StoreFiles, settle
 
 from mqmesh.batch.half_batch import half_parts
 from mqmesh.batch.payload import encode_payload
@@ -15,7 +16,6 @@ from mqmesh.roles.broker.features.transactions.transaction_desk import Transacti
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.storage.interface import BatchToPut, MessageStore
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import StoreFiles, settle
 
 SEGMENT_BYTES = 1 << 16
 STEP = 23

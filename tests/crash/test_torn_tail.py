@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
+from harness.store_files import StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.storage.interface import PutStatus
 from mqmesh.testing.store_contract import NOW, make_batch
-from mqmesh.testing.store_files import StoreFiles, deliverable, put_bodies, settle
 
 GARBAGE = bytes((7 * index + 3) % 255 + 1 for index in range(4096))
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
+from harness.batches import join_batch, split_batches
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from mqmesh.message import (
     StoredMessage,
 )
 from mqmesh.message_checks import check_messages
-from mqmesh.testing.batches import join_batch, split_batches
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 U32 = st.integers(0, 2**32 - 1)

@@ -11,6 +11,8 @@ import time
 
 import pytest
 import zmq
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.clock import SystemClock
@@ -77,8 +79,6 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport.client import CommandClient
 from mqmesh.units import MIB
 

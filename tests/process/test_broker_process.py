@@ -7,6 +7,8 @@ import time
 
 import psutil
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.message import Message
@@ -21,9 +23,7 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import RoleProcess
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 

@@ -1,14 +1,13 @@
 """Processes of real clusters are killed and paused under load: the short form of scripts/chaos.
 
 Each test judges everything that producers and consumers saw by the invariants of
-``mqmesh.testing.checker``; docs/reliability.md says which promise it proves.
+``harness.checker``; docs/reliability.md says which promise it proves.
 """
 
 from __future__ import annotations
 
 import pytest
-
-from mqmesh.testing.chaos import (
+from harness.chaos import (
     kill_broker_async,
     kill_broker_sync,
     kill_consumer,
@@ -76,7 +75,7 @@ def test_the_long_form_tells_how_to_replay_a_failure(monkeypatch, tmp_path, caps
     def fail(folder, seed, rounds):
         raise AssertionError(f"planted with {seed} and {rounds}")
 
-    monkeypatch.setattr("mqmesh.testing.chaos.SCENARIOS", {"planted": fail})
+    monkeypatch.setattr("harness.chaos.SCENARIOS", {"planted": fail})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out = tmp_path / "runs.jsonl"
     assert main(["--scenario", "planted", "--seed", "7", "--rounds", "2", "--out", str(out)]) == 1

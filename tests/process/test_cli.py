@@ -12,12 +12,12 @@ import sys
 import time
 
 import pytest
+from harness.commands import CommandProcess, run_command
+from harness.stopwatch import Stopwatch
 
 from mqmesh.cli import main
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.testing.commands import CommandProcess, run_command
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 
 
 @pytest.fixture(scope="module")

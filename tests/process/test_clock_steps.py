@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from harness.stepped_clock import PROGRAM, step_clock
 
 from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
@@ -14,7 +15,6 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
 from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stepped_clock import PROGRAM, step_clock
 
 PATIENCE_S = 30.0
 HOUR_MS = 3_600_000

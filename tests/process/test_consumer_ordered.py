@@ -12,6 +12,8 @@ import threading
 import time
 
 import pytest
+from harness.ordered_calls import find_disorder, find_overlaps, find_shared, find_skips
+from harness.ordered_run import Group, Load, flight_keys, run_churn, run_flights
 
 from mqmesh import aio
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message, dlq_topic
@@ -20,8 +22,6 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.ordered_calls import find_disorder, find_overlaps, find_shared, find_skips
-from mqmesh.testing.ordered_run import Group, Load, flight_keys, run_churn, run_flights
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0

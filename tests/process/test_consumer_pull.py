@@ -10,6 +10,7 @@ import time
 from collections import Counter
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
 from mqmesh.message import Message
@@ -20,7 +21,6 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 
 PATIENCE_S = 20.0
 _numbers = itertools.count()

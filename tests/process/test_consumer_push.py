@@ -10,6 +10,7 @@ import time
 from collections import Counter
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import ClientClosed, ConfigError, InvalidArgument
 from mqmesh.message import Message
@@ -25,7 +26,6 @@ from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 

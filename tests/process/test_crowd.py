@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 import zmq
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
@@ -16,7 +17,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_frame, encode_header
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import RoleProcess
 from mqmesh.units import MIB
 

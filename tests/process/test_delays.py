@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from harness.commands import run_command
 
 from mqmesh.errors import BrokerError, CancelRefused, InvalidArgument
 from mqmesh.message import Message
@@ -18,7 +19,6 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.delays import DelayClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0

@@ -12,6 +12,7 @@ from collections import Counter
 
 import msgspec
 import pytest
+from harness.commands import CommandProcess
 
 from mqmesh import MessageSelector, Producer, PullConsumer, PushConsumer, aio
 from mqmesh.batch.record_batch import check_stored, decode_messages
@@ -20,7 +21,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.testing.commands import CommandProcess
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 40.0

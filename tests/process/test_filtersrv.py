@@ -13,6 +13,8 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
+from harness.commands import run_command
+from harness.stopwatch import Stopwatch
 
 from mqmesh import (
     ConsumeResult,
@@ -25,9 +27,7 @@ from mqmesh import (
 )
 from mqmesh.errors import FilterFailed, InvalidArgument, NoPermission
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.units import GIB
 
 PATIENCE_S = 40.0

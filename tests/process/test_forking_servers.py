@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.commands import free_ports
 
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.testing.commands import free_ports
 from mqmesh.testing.processes import ProcessCluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "programs.md"

@@ -8,6 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from harness import zmtp
+from harness.fuzz import crowd, fuzz, main, table
+from harness.fuzz_sender import shake_hands
+from harness.listening import family, listening, private_bytes
 
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
@@ -15,10 +19,6 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.queries import AdvanceIndexRequest
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing import zmtp
-from mqmesh.testing.fuzz import crowd, fuzz, main, table
-from mqmesh.testing.fuzz_sender import shake_hands
-from mqmesh.testing.listening import family, listening, private_bytes
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport import sockets
 

@@ -11,6 +11,8 @@ import time
 from collections import Counter
 
 import pytest
+from harness.commands import run_command
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import BrokerError, GroupNotFound, InvalidArgument, OffsetIllegal
 from mqmesh.message import Message, MessageQueue
@@ -22,9 +24,7 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 
 PATIENCE_S = 20.0
 QUEUES = 4

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import (
     BrokerError,
@@ -41,7 +42,6 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport.hints import HintSubscriber
 from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.errors import (
@@ -29,7 +30,6 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness.batches import split_batches
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import (
     ClientClosed,
@@ -29,8 +31,6 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.batches import split_batches
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.transport.server import CommandServer

@@ -8,10 +8,10 @@ import textwrap
 import time
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message
-from mqmesh.testing.stopwatch import Stopwatch
 
 USERS_TEST = """
     import threading

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 import mqmesh.aio
 from mqmesh.errors import ClientNotOnline, NoRoute, RequestTimeout
@@ -19,7 +20,6 @@ from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.requests import is_request
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.stopwatch import Stopwatch
 
 PATIENCE_S = 20.0
 _numbers = itertools.count()

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh import aio
 from mqmesh.batch.payload import Payload, compress_payload
@@ -32,7 +33,6 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.sandbox.frames import Answer, Setup, Status
 from mqmesh.sandbox.worker_process import WorkerProcess
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport.loop import EventLoop
 
 MIB = 1024 * 1024

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.chaos_scene import wait_until
+from harness.checker import check
+from harness.history import Degradation, History
+from harness.observations import recovery_degradations, refusal_degradation
 
 from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
@@ -14,11 +19,6 @@ from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
-from mqmesh.testing.chaos_scene import wait_until
-from mqmesh.testing.checker import check
-from mqmesh.testing.history import Degradation, History
-from mqmesh.testing.observations import recovery_degradations, refusal_degradation
 from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel

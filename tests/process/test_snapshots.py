@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from harness.commands import run_command
 
 from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
-from mqmesh.testing.commands import run_command
 from mqmesh.testing.processes import ProcessCluster
 
 SETTINGS = {"storage.mapped_file_size_commit_log": str(256 * 1024), "snapshot.keep": "2"}

@@ -10,10 +10,10 @@ import time
 
 import pytest
 import zmq
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import EndpointUnreachable
 from mqmesh.protocol.command import EMPTY_REPLY, encode_frame
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 from mqmesh.transport.server import CommandServer
@@ -83,7 +83,7 @@ from mqmesh.protocol.command import EMPTY_REPLY, ONEWAY, encode_frame
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
 from mqmesh.transport.server import CommandServer
-from mqmesh.testing.stopwatch import Stopwatch
+from harness.stopwatch import Stopwatch
 loop = EventLoop()
 server = CommandServer(sockets.new_context(), loop, {1: lambda request: EMPTY_REPLY})
 where = server.bind("tcp://127.0.0.1:0")

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import (
     BrokerError,
@@ -22,7 +23,6 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_FRAME_BYTES, MAX_HEADER_BYTES, Reply
-from mqmesh.testing.stopwatch import Stopwatch
 from mqmesh.transport import client as client_module
 from mqmesh.transport import server as server_module
 from mqmesh.transport.busy_poll import BusyPoll

@@ -8,16 +8,16 @@ import signal
 import socket
 
 import pytest
-
-from mqmesh.roles.run_file import read_record, supervisor_pid
-from mqmesh.testing.commands import (
+from harness.commands import (
     CommandProcess,
     free_ports,
     run_command,
     up_arguments,
     wait_until_gone,
 )
-from mqmesh.testing.stopwatch import Stopwatch
+from harness.stopwatch import Stopwatch
+
+from mqmesh.roles.run_file import read_record, supervisor_pid
 
 NAMES = ["namesrv-1", "namesrv-2", "broker-a", "schedule-broker-a"]
 

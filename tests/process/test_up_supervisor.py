@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
+from harness.commands import wait_until_gone
 
 from mqmesh.roles.run_file import read_record
 from mqmesh.roles.supervisor import RoleSpec, Supervisor
-from mqmesh.testing.commands import wait_until_gone
 
 READY = (
     "print(f'READY role=toy name={sys.argv[1]} endpoint=tcp://x:1 pid={os.getpid()}', flush=True)"

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
+from harness.indexed_store import make_messages_batch
+from harness.snapshots import take_snapshot
+from harness.store_files import StoreFiles
 
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import ConfigError
@@ -32,9 +35,6 @@ from mqmesh.spark.maintenance import (
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.storage.tools.snapshot_making import restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import Batch, Snapshot
-from mqmesh.testing.indexed_store import make_messages_batch
-from mqmesh.testing.snapshots import take_snapshot
-from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import MIB, TimestampMs
 
 pytestmark = [

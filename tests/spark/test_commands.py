@@ -10,6 +10,9 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from harness.indexed_store import make_messages_batch
+from harness.snapshots import take_snapshot
+from harness.store_files import StoreFiles
 
 from mqmesh.cli import archive as commands
 from mqmesh.cli import archive_export, main
@@ -25,10 +28,7 @@ from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import expire, expire_by_settings, query
 from mqmesh.spark.session import read_archive
 from mqmesh.storage.tools.snapshot_reading import Batch, Snapshot
-from mqmesh.testing.indexed_store import make_messages_batch
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.snapshots import take_snapshot
-from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import TimestampMs
 
 pytestmark = [

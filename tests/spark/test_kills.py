@@ -10,14 +10,14 @@ from collections import Counter
 
 import pytest
 from deltalake import DeltaTable
+from harness.indexed_store import make_messages_batch
+from harness.snapshots import take_snapshot
+from harness.store_files import StoreFiles
 
 from mqmesh.message import Message
 from mqmesh.spark import tables
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import vacuum, verify
-from mqmesh.testing.indexed_store import make_messages_batch
-from mqmesh.testing.snapshots import take_snapshot
-from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import TimestampMs
 
 pytestmark = [

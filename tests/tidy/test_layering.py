@@ -82,7 +82,7 @@ INNER_ROOMS = {
 }
 
 FOLDER_FILES_MAX = 20
-FULL_FOLDERS = {"mqmesh.cli", "mqmesh.spark", "mqmesh.testing"}
+FULL_FOLDERS = {"mqmesh.cli", "mqmesh.spark"}
 """Those that still hold more."""
 
 # A library and the places (a module, or a package and all in it) that may import it.

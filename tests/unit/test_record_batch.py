@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.batches import join_batch, split_batches
 
 from mqmesh.batch.payload import CODEC_NONE, CODEC_ZSTD, MAX_MESSAGES, MAX_STRINGS
 from mqmesh.batch.record_batch import (
@@ -24,7 +25,6 @@ from mqmesh.batch.record_batch import (
 from mqmesh.batch.store_check import bears_check
 from mqmesh.errors import CorruptBatch, LocalProtocolError
 from mqmesh.message import BatchInfo, Message, StoredMessage, tag_hash
-from mqmesh.testing.batches import join_batch, split_batches
 
 CASES = (
     "no-tags",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
+from harness.batches import join_batch
 
 from mqmesh.batch.payload import CODEC_ZSTD, MAX_MESSAGES, MAX_RAW_BYTES, MAX_STRINGS
 from mqmesh.batch.record_batch import (
@@ -25,7 +26,6 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message, StoredMessage
-from mqmesh.testing.batches import join_batch
 
 
 def encode(*messages: Message, **options: Any) -> bytes:

@@ -6,10 +6,10 @@ import itertools
 import re
 
 import pytest
+from harness.chaos import ROUNDS, SCENARIOS
+from harness.checker import History, check
 
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
-from mqmesh.testing.chaos import ROUNDS, SCENARIOS
-from mqmesh.testing.checker import History, check
 
 EVENTS = (
     "process kill",

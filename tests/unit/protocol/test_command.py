@@ -6,6 +6,7 @@ import re
 import struct
 
 import pytest
+from harness.batches import PRODUCER_KEY
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from mqmesh.protocol.messaging import (
     encode_outcomes,
     encode_send,
 )
-from mqmesh.testing.batches import PRODUCER_KEY
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)

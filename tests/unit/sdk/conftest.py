@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from harness.simulated_cluster import SimulatedCluster
+from harness.simulated_network import SimulatedNetwork
 
 from mqmesh.sdk.producer.fast_send import is_compiled
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.simulated_cluster import SimulatedCluster
-from mqmesh.testing.simulated_network import SimulatedNetwork
 
 # What it tests is not there without a C compiler; all else must work all the same.
 collect_ignore = [] if is_compiled() else ["test_fast_send.py"]

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.aio import Producer
 from mqmesh.errors import (
@@ -20,7 +21,6 @@ from mqmesh.errors import (
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 def message(body: str = "x", **fields) -> Message:

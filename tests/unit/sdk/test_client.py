@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.batches import PRODUCER_KEY
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import (
     ClientClosed,
@@ -22,8 +24,6 @@ from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import BrokerAddress, TopicRoute
 from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.testing.batches import PRODUCER_KEY
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 SEND = RequestCode.SEND_MESSAGE
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -429,7 +429,7 @@ def test_a_machine_that_is_off_is_not_waited_for_long(world, make, monkeypatch):
     client = make()
     client.find("t")
     world.run()
-    monkeypatch.setattr("mqmesh.testing.simulated_network.SimulatedClient._connect", lambda _: None)
+    monkeypatch.setattr("harness.simulated_network.SimulatedClient._connect", lambda _: None)
     client.engine.broker("a")
     world.run(900)
     assert client.engine.may_come("a")

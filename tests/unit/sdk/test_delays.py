@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from harness.batches import PRODUCER_KEY
 
 from mqmesh.batch.delayed_batch import pack_due_times, read_delayed_meta
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages
@@ -12,7 +13,6 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.sender import BatchCodec
-from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 
 QUEUE = MessageQueue("t", "a", 0)

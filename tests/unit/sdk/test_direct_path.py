@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.batches import PRODUCER_KEY
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message, MessageQueue
@@ -13,8 +15,6 @@ from mqmesh.sdk.producer import direct_path
 from mqmesh.sdk.producer.direct_path import DirectPath
 from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.producer.sender import BatchCodec
-from mqmesh.testing.batches import PRODUCER_KEY
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 @pytest.fixture

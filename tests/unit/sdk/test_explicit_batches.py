@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from harness.batches import PRODUCER_KEY
+
 from mqmesh.batch.fast_encode import encode_at_once
 from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed
@@ -11,7 +13,6 @@ from mqmesh.sdk.producer import sender as sender_module
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
 from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.sender import BatchCodec
-from mqmesh.testing.batches import PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 
 MANY = 10**9

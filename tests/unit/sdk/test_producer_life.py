@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import (
     ClientClosed,
@@ -20,7 +21,6 @@ from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 def message(body: bytes | str = b"x", **fields) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import (
     BrokerError,
@@ -14,7 +15,6 @@ from mqmesh.errors import (
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 TIMEOUT_MS = 3_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.errors import (
     InvalidArgument,
@@ -14,7 +15,6 @@ from mqmesh.errors import (
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import Perm
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 def message(body: bytes | str = b"x", **fields) -> Message:

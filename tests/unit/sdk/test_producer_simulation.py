@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from harness.simulated_cluster import Fault, FaultKind, SimulatedCluster
+from harness.simulated_network import SimulatedNetwork
 
 from mqmesh.errors import InvalidArgument, MQMeshError, QueueFull
 from mqmesh.message import Message, MessageQueue
@@ -17,8 +19,6 @@ from mqmesh.sdk.client import namesrv_link
 from mqmesh.sdk.producer import fast_send, publish_routes
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
-from mqmesh.testing.simulated_cluster import Fault, FaultKind, SimulatedCluster
-from mqmesh.testing.simulated_network import SimulatedNetwork
 
 SEEDS = range(60)
 STEPS = 150

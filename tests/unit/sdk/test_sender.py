@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.simulated_cluster import Fault, FaultKind
 
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages, read_meta
 from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolError
@@ -22,8 +24,6 @@ from mqmesh.sdk.producer.sender import (
     Sender,
     read_outcomes,
 )
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
-from mqmesh.testing.simulated_cluster import Fault, FaultKind
 
 
 def batch_of(*bodies: str, queue_id: int = 3, wait_store: bool = True) -> PendingBatch:

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.snapshots import take_snapshot
 
 from mqmesh.errors import ConfigError, CorruptRecord
 from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
 from mqmesh.storage.tools.snapshot_reading import LogRange, Snapshot
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
 
 COUNT = 60

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from harness.batches import join_batch
+from harness.indexed_store import make_messages_batch
+from harness.snapshots import take_snapshot
+from harness.store_files import StoreFiles
 
 from mqmesh.batch.payload import CODEC_ZSTD, MAX_RAW_BYTES
 from mqmesh.batch.record_batch import BatchMeta, check_batch
@@ -16,11 +20,7 @@ from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
 from mqmesh.storage.interface import BatchToPut
 from mqmesh.storage.tools.snapshot_reading import Snapshot
-from mqmesh.testing.batches import join_batch
-from mqmesh.testing.indexed_store import make_messages_batch
-from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import MIB, TimestampMs
 
 UNFOLDED = 256 * MIB

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.index_parts import empty_part
 
 from mqmesh.storage.index.part import IndexPart
-from mqmesh.testing.index_parts import empty_part
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from harness.store_files import StoreFiles, settle
 
 from mqmesh.storage.queues import consume_queues
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.testing.store_files import StoreFiles, settle
 
 
 @pytest.fixture

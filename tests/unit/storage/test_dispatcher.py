@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
 
 from mqmesh.message import Message
 from mqmesh.storage.index import dispatcher
 from mqmesh.storage.index.dispatcher import BUSY_MS, HURRY_MS, PAUSES
 from mqmesh.storage.interface import StoreConfig
-from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.units import KIB
 
 STEP = 4 * KIB

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.store_files import SEGMENT_BYTES
 
 from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange
@@ -14,8 +16,6 @@ from mqmesh.message import Message
 from mqmesh.storage.index import dispatcher_reader
 from mqmesh.storage.index.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
 from mqmesh.storage.log.store_key import read_store_key
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.store_files import SEGMENT_BYTES
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from mqmesh.storage.log.scan import MOST_EPOCHS_AT_ONCE, WINDOW_BYTES, LogScanne
 from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.testing.store_contract import make_batch
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 STORE_ID = 0xABCD1234
 KEY = StoreKey(bytes(range(32)))

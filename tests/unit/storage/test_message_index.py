@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.store_files import SEGMENT_BYTES
 
 from mqmesh.batch.record_batch import Attributes
 from mqmesh.errors import DiskFull, StoreLocked
@@ -18,9 +20,7 @@ from mqmesh.storage.index.merge import runs_to_merge
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.index.part import LARGE
 from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
-from mqmesh.testing.indexed_store import IndexedStore
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import SEGMENT_BYTES
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from harness.index_parts import next_slice
 
 from mqmesh.errors import CorruptRecord, DiskFull
 from mqmesh.storage.index import merge as message_index_merge
@@ -19,7 +20,6 @@ from mqmesh.storage.index.merge import (
 from mqmesh.storage.index.part import IDS, KEYS, LARGE, IndexPart, Run
 from mqmesh.storage.index.seal import seal_part
 from mqmesh.storage.index.texts import TextMaker
-from mqmesh.testing.index_parts import next_slice
 
 KEYS_A_RUN = 300
 

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from harness.index_parts import next_slice
 
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.index import part as message_index_part
@@ -25,7 +26,6 @@ from mqmesh.storage.index.part import (
 )
 from mqmesh.storage.index.seal import check_seal, load_seal, seal_part
 from mqmesh.storage.index.texts import TextMaker
-from mqmesh.testing.index_parts import next_slice
 
 
 def add_keys(part: IndexPart, *keys: str, size: int = 100, **fields) -> int:

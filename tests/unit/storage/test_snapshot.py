@@ -6,6 +6,8 @@ import json
 import os
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.snapshots import take_snapshot
 
 from mqmesh.errors import ConfigError, CorruptRecord
 from mqmesh.message import Message
@@ -18,8 +20,6 @@ from mqmesh.storage.tools.snapshot import (
     list_snapshots,
     load_manifest,
 )
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.snapshots import take_snapshot
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ import errno
 import os
 
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.snapshots import take_snapshot
+from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 
 from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
 from mqmesh.message import Message
@@ -20,10 +23,7 @@ from mqmesh.storage.tools.snapshot_making import (
     restore_snapshot,
 )
 from mqmesh.storage.tools.snapshot_reading import Snapshot
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import read_queue
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 
 LONG = "x" * 2000
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.indexed_store import IndexedStore
+from harness.snapshots import take_snapshot
+from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 from mqmesh.batch.record_batch import decode_messages
 from mqmesh.message import Message
@@ -15,10 +18,7 @@ from mqmesh.storage.tools.snapshot_reading import (
     Snapshot,
     verify_snapshot,
 )
-from mqmesh.testing.indexed_store import IndexedStore
-from mqmesh.testing.snapshots import take_snapshot
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, put_bodies
 
 COUNT = 300
 

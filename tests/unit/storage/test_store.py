@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.store_files import SEGMENT_BYTES, StoreFiles, settle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -18,7 +19,6 @@ from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.queues import consume_queues
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, bodies_in, make_batch, read_queue
-from mqmesh.testing.store_files import SEGMENT_BYTES, StoreFiles, settle
 
 PATIENCE = 10
 

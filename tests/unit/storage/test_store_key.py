@@ -4,12 +4,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from harness.store_files import StoreFiles, put_bodies
 
 from mqmesh.batch.store_check import CHECK_SIZE, bears_check
 from mqmesh.errors import StorageError
 from mqmesh.storage.log.marker import MarkerKind, decode_marker, encode_marker
 from mqmesh.storage.log.store_key import NAMES, StoreKey, open_store_key, read_store_key
-from mqmesh.testing.store_files import StoreFiles, put_bodies
 
 
 def keys_of(directory: Path) -> list[bytes]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
-from mqmesh.testing.checker import (
+from harness.checker import (
     ACKED,
     REFUSED,
     UNKNOWN,

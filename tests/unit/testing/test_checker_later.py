@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
-from mqmesh.testing.checker import check
-from mqmesh.testing.history import (
+from harness.checker import check
+from harness.history import (
     ACKED,
     COMMITTED,
     REFUSED,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 
+from harness.hostile_frames import HEADERS, OPAQUE_BIT, HostileFrames
+
 from mqmesh.errors import RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, decode_frame, decode_header
-from mqmesh.testing.hostile_frames import HEADERS, OPAQUE_BIT, HostileFrames
 
 
 def some(seed, count=2_000):

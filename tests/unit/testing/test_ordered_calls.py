@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from mqmesh.testing.ordered_calls import (
+from harness.ordered_calls import (
     Call,
     CallLog,
     find_disorder,

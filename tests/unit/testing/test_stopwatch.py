@@ -1,8 +1,7 @@
 """Seconds without those that a busy machine took."""
 
 import pytest
-
-from mqmesh.testing import stopwatch
+from harness import stopwatch
 
 
 @pytest.fixture

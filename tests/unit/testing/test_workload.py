@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from mqmesh.errors import EndpointUnreachable, NoRoute, QueueFull, RequestTimeout, SystemBusy
-from mqmesh.testing.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
-from mqmesh.testing.workload import (
+from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
+from harness.workload import (
     Line,
     Plan,
     Recorder,
@@ -18,6 +16,8 @@ from mqmesh.testing.workload import (
     read_deliveries,
     split_body,
 )
+
+from mqmesh.errors import EndpointUnreachable, NoRoute, QueueFull, RequestTimeout, SystemBusy
 
 
 def test_bodies_say_who_sent_them():

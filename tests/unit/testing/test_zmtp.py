@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqmesh.testing import zmtp
+from harness import zmtp
 
 
 def test_frames_are_read_byte_by_byte():

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
@@ -42,7 +43,6 @@ from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.testing.clock import ManualClock
 from mqmesh.units import CommitLogOffset, QueueOffset
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.delayed_batch import (
     ANY_TIME_QUEUE,
@@ -17,7 +18,6 @@ from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.roles.broker.features.delays.delays import delayed_copy
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
-from mqmesh.testing.batches import PRODUCER_ID
 
 
 def delayed(first_sequence=0, queue_id=2, **wish):

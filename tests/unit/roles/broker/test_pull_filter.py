@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.batches import join_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_fi
 from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.storage.interface import BatchToPut, GetStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.testing.batches import join_batch
 from mqmesh.testing.clock import ManualClock
 from mqmesh.units import MIB
 

@@ -8,6 +8,8 @@ import random
 
 import msgspec
 import pytest
+from harness.batches import PRODUCER_ID
+from harness.sorted_pairs import SortedPairs
 
 from mqmesh.batch.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
 from mqmesh.batch.payload import encode_payload
@@ -32,8 +34,6 @@ from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, State
 from mqmesh.roles.schedule.timetable import Timetable
-from mqmesh.testing.batches import PRODUCER_ID
-from mqmesh.testing.sorted_pairs import SortedPairs
 
 HOUR_MS = 3_600_000
 START_MS = 1_600_000_000_000

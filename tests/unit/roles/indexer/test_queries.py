@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.indexed_store import IndexedStore
 
 from mqmesh.errors import InvalidArgument, RemoteProtocolError, SystemBusy
 from mqmesh.message import Message, format_message_id
@@ -24,7 +25,6 @@ from mqmesh.protocol.queries import (
     decode_found,
 )
 from mqmesh.roles.indexer.queries import CATCH_UP_MS, PendingQueries
-from mqmesh.testing.indexed_store import IndexedStore
 
 
 class Desk:

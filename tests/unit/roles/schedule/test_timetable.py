@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from harness.sorted_pairs import SortedPairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.protocol.schedule import DueStatus, ScheduledEntry
 from mqmesh.roles.schedule.chunks import CHUNK_RUNS, cut, decode_chunk, runs_of, without
 from mqmesh.roles.schedule.timetable import Found, Timetable
-from mqmesh.testing.sorted_pairs import SortedPairs
 
 DONE, GONE, NOT_DUE = DueStatus.DONE, DueStatus.GONE, DueStatus.NOT_DUE
 BOOT = b"boot"

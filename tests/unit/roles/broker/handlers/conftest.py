@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
@@ -32,7 +33,6 @@ from mqmesh.roles.broker.features.transactions.transactions import (
     finish_transactions,
     has_queue,
 )
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
 PRODUCER = PRODUCER_ID
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.delayed_batch import DelayedMeta
 from mqmesh.batch.payload import encode_payload
@@ -22,7 +23,6 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
-from mqmesh.testing.batches import PRODUCER_ID
 
 
 def update(stage, *config, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.record_batch import Attributes, check_stored, decode_messages, encode_batch
 from mqmesh.errors import DiskFull, InvalidArgument, TopicNotFound
@@ -33,7 +34,6 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import (
 from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
-from mqmesh.testing.batches import PRODUCER_ID
 
 DLQ, RETRY = "%DLQ%g", "%RETRY%g"
 RESENT, ALREADY, GONE, REFUSED = ResendStatus

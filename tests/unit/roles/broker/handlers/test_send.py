@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.payload import CODEC_NONE, Payload, compress_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, encode_batch
@@ -15,7 +16,6 @@ from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired
 from mqmesh.storage.interface import FlushDiskType
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
 SYNC = FlushDiskType.SYNC_FLUSH
 

@@ -6,6 +6,7 @@ import zlib
 
 import msgspec
 import pytest
+from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.record_batch import (
@@ -34,7 +35,6 @@ from mqmesh.protocol.retries import (
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
-from mqmesh.testing.batches import PRODUCER_ID
 
 RETRY = "%RETRY%g"
 DLQ = "%DLQ%g"

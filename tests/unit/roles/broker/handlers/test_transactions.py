@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
 from mqmesh.batch.record_batch import Attributes, decode_messages, read_header
 from mqmesh.errors import (
@@ -37,7 +38,6 @@ from mqmesh.protocol.transactions import (
 )
 from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 
 PRODUCER = PRODUCER_ID
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from mqmesh.testing.history import History, Place
+from harness.history import History, Place
 
 _FIGURES: Final = ("rss_bytes", "descriptors", "threads", "disk_bytes")
 

@@ -21,12 +21,7 @@ from typing import Final, Self
 import msgspec
 import zstandard
 
-from mqmesh.errors import MQMeshError
-from mqmesh.message import Message
-from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.ordered_calls import (
+from harness.ordered_calls import (
     CallLog,
     find_disorder,
     find_overlaps,
@@ -34,7 +29,12 @@ from mqmesh.testing.ordered_calls import (
     find_skips,
     handovers_s,
 )
-from mqmesh.testing.ordered_member import NUMBER
+from harness.ordered_member import NUMBER
+from mqmesh.errors import MQMeshError
+from mqmesh.message import Message
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 FLIGHTS: Final = Path("examples/data/flights.csv.zst")
@@ -120,7 +120,7 @@ class Group:
         with errors.open("wb") as log:
             member = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "mqmesh.testing.ordered_member"),
+                    *(sys.executable, "-m", "harness.ordered_member"),
                     *(self._cluster.namesrv_addr, TOPIC, GROUP, str(path)),
                     *(str(self._failing), "orderly" if self._orderly else "concurrently"),
                 ],

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from harness.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
 from mqmesh.errors import (
     ClientClosed,
     EndpointUnreachable,
@@ -35,7 +36,6 @@ from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
-from mqmesh.testing.checker import ACKED, REFUSED, UNKNOWN, Attempt, Delivery
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Worker:
         path = Path(plan.file)
         with path.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mqmesh.testing.workload", argument],
+                [sys.executable, "-P", "-m", "harness.workload", argument],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

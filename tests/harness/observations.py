@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from harness.history import Degradation, Delivery, Lookup, Place, Resources, Return
 from mqmesh.errors import BrokerNotAvailable
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
-from mqmesh.testing.history import Degradation, Delivery, Lookup, Place, Resources, Return
 from mqmesh.units import KIB, MIB
 
 CUT_LINE: Final = "a torn tail of"

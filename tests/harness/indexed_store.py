@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from harness.store_files import StoreFiles
 from mqmesh.batch.record_batch import (
     check_batch,
     check_stored,
@@ -22,7 +23,6 @@ from mqmesh.storage.lmdb.env import DATA_FILE
 from mqmesh.storage.log.marker import MARKER_MAGIC, MARKER_SIZE, MarkerKind, decode_marker
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import NOW
-from mqmesh.testing.store_files import StoreFiles
 from mqmesh.units import KIB, MAX_TIMESTAMP_MS, MIB, TimestampMs
 
 PATIENCE: Final = 100_000

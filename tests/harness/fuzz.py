@@ -21,15 +21,15 @@ from typing import Final, Self
 
 import msgspec
 
+from harness.chaos import say, show
+from harness.fuzz_sender import Found
+from harness.listening import family, listening, private_bytes
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.chaos import say, show
-from mqmesh.testing.fuzz_sender import Found
-from mqmesh.testing.listening import family, listening, private_bytes
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 from mqmesh.units import MIB
 
@@ -251,7 +251,7 @@ def _target(folder: Path) -> Iterator[Target]:
 @contextlib.contextmanager
 def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", f"mqmesh.testing.{module}", *arguments],
+        [sys.executable, "-m", f"harness.{module}", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

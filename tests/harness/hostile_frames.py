@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from harness import zmtp
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
@@ -88,8 +90,6 @@ from mqmesh.protocol.transactions import (
     ListHalfMessagesRequest,
     ViewHalfMessageRequest,
 )
-from mqmesh.testing import zmtp
-from mqmesh.testing.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 NAMES: Final = (*(f"fuzz-{n}" for n in range(16)), "", "a" * 600, "%DLQ%fuzz-1", "%RETRY%fuzz-2")

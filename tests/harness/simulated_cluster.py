@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from harness.batches import split_batches
+from harness.simulated_network import Answer, SimulatedNetwork, SimulatedServer
 from mqmesh.batch.record_batch import (
     BatchHeader,
     check_stored,
@@ -38,8 +40,6 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.storage.interface import BatchToPut, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
-from mqmesh.testing.batches import split_batches
-from mqmesh.testing.simulated_network import Answer, SimulatedNetwork, SimulatedServer
 
 MOST_BATCHES: Final = 4_096
 

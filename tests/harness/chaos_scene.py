@@ -11,6 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from harness.checker import Commit, Delivery, History, Report, check
+from harness.commands import CommandProcess, free_ports, up_arguments
+from harness.history import Outage, Resources
+from harness.observations import (
+    came_back,
+    look_up,
+    recovery_degradations,
+    resources_of,
+)
+from harness.workload import (
+    Plan,
+    Worker,
+    describe,
+    now_ms,
+    read_attempts,
+    read_deliveries,
+)
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
@@ -21,23 +38,6 @@ from mqmesh.roles.run_file import read_record
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
-from mqmesh.testing.checker import Commit, Delivery, History, Report, check
-from mqmesh.testing.commands import CommandProcess, free_ports, up_arguments
-from mqmesh.testing.history import Outage, Resources
-from mqmesh.testing.observations import (
-    came_back,
-    look_up,
-    recovery_degradations,
-    resources_of,
-)
-from mqmesh.testing.workload import (
-    Plan,
-    Worker,
-    describe,
-    now_ms,
-    read_attempts,
-    read_deliveries,
-)
 from mqmesh.transport import sockets
 from mqmesh.transport.channel import BlockingChannel
 

@@ -32,14 +32,14 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.testing.checker_later import delayed_messages, half_messages
-from mqmesh.testing.checker_system import (
+from harness.checker_later import delayed_messages, half_messages
+from harness.checker_system import (
     lookups_equal_a_scan,
     nothing_silent,
     resources_return,
     served_again,
 )
-from mqmesh.testing.history import (
+from harness.history import (
     ACKED,
     REFUSED,
     UNKNOWN,

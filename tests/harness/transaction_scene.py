@@ -10,21 +10,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from mqmesh.errors import MQMeshError, NoRoute
-from mqmesh.protocol.route import TopicConfig
-from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
-from mqmesh.sdk.consumer.pull_consumer import PullConsumer
-from mqmesh.testing.chaos_scene import BROKER, ChaosFailure, wait_until
-from mqmesh.testing.checker import Report, Verdict
-from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.transaction_worker import (
+from harness.chaos_scene import BROKER, ChaosFailure, wait_until
+from harness.checker import Report, Verdict
+from harness.transaction_worker import (
     DONE,
     STEPS,
     Books,
     TransactionWorker,
     WorkerPlan,
 )
+from mqmesh.errors import MQMeshError, NoRoute
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.testing.processes import ProcessCluster
 
 TOPIC: Final = "transactions"
 GROUP: Final = "transaction-chaos"

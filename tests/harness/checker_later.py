@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from mqmesh.testing.history import (
+from harness.history import (
     ACKED,
     COMMITTED,
     ROLLED_BACK,

@@ -1,6 +1,6 @@
 """Opens stores with their index and compares the index with the log: for crash tests.
 
-Run as ``python -m mqmesh.testing.index_check [--suspect] DIRECTORY…``; it prints the
+Run as ``python -m harness.index_check [--suspect] DIRECTORY…``; it prints the
 name of each directory whose index is right. A damaged environment may end the
 process by a signal, which is why this is one.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mqmesh.testing.indexed_store import IndexedStore
+from harness.indexed_store import IndexedStore
 
 
 def check(directory: Path, *, suspect: bool) -> None:

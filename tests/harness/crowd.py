@@ -1,6 +1,6 @@
 """A process with a crowd of clients: idle ones, and some that ask for much and never read.
 
-Run by ``mqmesh.testing.fuzz``: ``python -m mqmesh.testing.crowd PLACE TOPIC IDLE DEAF``. It
+Run by ``harness.fuzz``: ``python -m harness.crowd PLACE TOPIC IDLE DEAF``. It
 prints a line when all are there, and ends with its standard input.
 """
 
@@ -9,12 +9,12 @@ import socket
 import sys
 from typing import Final
 
+from harness import zmtp
+from harness.fuzz_sender import NICE, connect, shake_hands
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame, encode_header
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest
 from mqmesh.roles.descriptors import raise_limit
-from mqmesh.testing import zmtp
-from mqmesh.testing.fuzz_sender import NICE, connect, shake_hands
 from mqmesh.transport import sockets
 
 PULLS: Final = 20

@@ -1,6 +1,6 @@
 """A consumer in a process of its own that writes down what it was called with.
 
-``python -m mqmesh.testing.ordered_member namesrv topic group calls-file share-failing orderly``
+``python -m harness.ordered_member namesrv topic group calls-file share-failing orderly``
 """
 
 import os
@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from harness.ordered_calls import Call
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
-from mqmesh.testing.ordered_calls import Call
 
 COMMIT_MS: Final = 100
 SUSPEND_MS: Final = 10

@@ -19,19 +19,19 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import MQMeshError
-from mqmesh.testing.chaos_scene import (
+from harness.chaos_scene import (
     BROKER,
     OFFSETS_SAVED_MS,
     Scene,
     UpCluster,
 )
-from mqmesh.testing.checker import Report
-from mqmesh.testing.delay_scene import run_delay_rounds
-from mqmesh.testing.history import Outage
+from harness.checker import Report
+from harness.delay_scene import run_delay_rounds
+from harness.history import Outage
+from harness.transaction_scene import run_rounds
+from harness.workload import now_ms
+from mqmesh.errors import MQMeshError
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.testing.transaction_scene import run_rounds
-from mqmesh.testing.workload import now_ms
 from mqmesh.units import MIB
 
 ROUNDS: Final = 20

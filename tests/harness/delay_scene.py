@@ -11,6 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from harness.chaos_scene import BROKER, ChaosFailure, wait_until
+from harness.checker import Report, Verdict
+from harness.checker_later import delayed_messages
+from harness.history import ACKED, UNKNOWN, DelayedMessage, Delivery, History
 from mqmesh.errors import BrokerError, MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.route import TopicConfig
@@ -18,10 +22,6 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
-from mqmesh.testing.chaos_scene import BROKER, ChaosFailure, wait_until
-from mqmesh.testing.checker import Report, Verdict
-from mqmesh.testing.checker_later import delayed_messages
-from mqmesh.testing.history import ACKED, UNKNOWN, DelayedMessage, Delivery, History
 from mqmesh.testing.processes import ProcessCluster
 
 TOPIC: Final = "delays"

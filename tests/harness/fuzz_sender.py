@@ -1,6 +1,6 @@
 """A process that sends hostile frames to servers, and counts what they answer.
 
-Run by ``mqmesh.testing.fuzz``: ``python -m mqmesh.testing.fuzz_sender SEED FRAMES PLACE…``. It
+Run by ``harness.fuzz``: ``python -m harness.fuzz_sender SEED FRAMES PLACE…``. It
 prints what it found as one line of JSON.
 """
 
@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
+from harness import zmtp
+from harness.hostile_frames import OPAQUE_BIT, HostileFrames
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import PREFIX_SIZE, RESPONSE, encode_frame
-from mqmesh.testing import zmtp
-from mqmesh.testing.hostile_frames import OPAQUE_BIT, HostileFrames
 
 BATCH: Final = 128
 """Frames before it is waited until the server has read them."""

@@ -1,4 +1,4 @@
-"""What is written down while a cluster is harmed, for ``mqmesh.testing.checker`` to judge.
+"""What is written down while a cluster is harmed, for ``harness.checker`` to judge.
 
 Times are in ms, by one clock that everybody who writes shares: the machine's monotonic one, or the
 wall clock where times of delivery are asked for by it.

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from harness.indexed_store import IndexedStore
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.tools.snapshot import Manifest
 from mqmesh.storage.tools.snapshot_making import Pace, SnapshotOf, begin_snapshot, finish_snapshot
-from mqmesh.testing.indexed_store import IndexedStore
 
 
 def take_snapshot(

@@ -1,4 +1,4 @@
-"""A role whose wall clock a test sets: ``python -m mqmesh.testing.stepped_clock FILE ROLE …``.
+"""A role whose wall clock a test sets: ``python -m harness.stepped_clock FILE ROLE …``.
 
 The role runs as always, in a process of its own; only what it takes for the time of day is off
 by what stands in the file.
@@ -15,7 +15,7 @@ from typing import Final
 from mqmesh.clock import SystemClock
 from mqmesh.units import TimestampMs
 
-PROGRAM: Final = ("-m", "mqmesh.testing.stepped_clock")
+PROGRAM: Final = ("-m", "harness.stepped_clock")
 """Before the file's name, in place of ``-m mqmesh.cli``."""
 
 _OFFSET: Final = struct.Struct("<q")

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from harness.store_files import StoreFiles
 from mqmesh.batch.payload import Buffer
 from mqmesh.storage.log.mapped_file import MappedFile
-from mqmesh.testing.store_files import StoreFiles
 
 CHANGING_CALLS: Final = (
     "pwrite",

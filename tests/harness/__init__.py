@@ -1,0 +1,1 @@
+"""What tests of whole clusters stand on: scenes, faults, workloads, and their checker."""
