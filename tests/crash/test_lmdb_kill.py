@@ -25,13 +25,13 @@ QUEUES = 3
 WRITER = """
 import sys
 from pathlib import Path
-from mqmesh.storage import lmdb_opening
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
+from mqmesh.storage.lmdb import opening
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
 
-lmdb_opening.FIRST_MAP_BYTES = 256 * 1024
+opening.FIRST_MAP_BYTES = 256 * 1024
 config = StoreConfig(
     flush_disk_type=FlushDiskType[sys.argv[2]], disk_reserve_bytes=0, flush_interval_commitlog_ms=10
 )

@@ -329,7 +329,9 @@ def crowd(
         ):
             out = process.stdout
             assert out is not None
-            traffic.send_while(lambda _: not select.select([out], [], [], 0)[0])
+            ready = select.poll()  # select.select takes no descriptor above 1,023
+            ready.register(out, select.POLLIN)
+            traffic.send_while(lambda _: not ready.poll(0))
             if out.readline() != b"ready\n":
                 raise FuzzFailure("the crowd did not come")
             meanwhile = traffic.send_while(lambda number: number < sends)
