@@ -1,10 +1,12 @@
 """Looks messages up in an archive without Spark or Java."""
 
 import functools
+import itertools
 import operator
 from typing import Any
 
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 
 from mqmesh.errors import ConfigError
 
@@ -46,13 +48,17 @@ def find(
     if message_id:
         conditions.append(ds.field("message_id") == message_id.upper())
     conditions += _times(from_ms, to_ms)
-    if key:
-        places = _places_of(archive, key, topic, most)
+    messages = require_table(archive, MESSAGES)
+    if key or message_id:
+        # First the places, of a few small columns; then whole rows, of the groups these are in.
+        if key:
+            places = _places_of(require_table(archive, KEYS), _of_key(key, topic), most)
+        else:
+            places = _places_of(messages, functools.reduce(operator.and_, conditions), most)
         if not places:
             return []
         conditions.append(_at(places))
     found = []
-    messages = require_table(archive, MESSAGES)
     for row in rows_where(messages, functools.reduce(operator.and_, conditions)):
         if not key or key in (row["keys"] or ()):
             found.append(row)
@@ -61,17 +67,14 @@ def find(
     return sorted(found, key=lambda row: (row["broker"], row["commitlog_offset"], row["ordinal"]))
 
 
-def _places_of(archive: str, key: str, topic: str, most: int) -> list[dict[str, Any]]:
+def _of_key(key: str, topic: str) -> ds.Expression:
     condition = ds.field("key") == key
-    if topic:
-        condition &= ds.field("topic") == topic
+    return condition & (ds.field("topic") == topic) if topic else condition
+
+
+def _places_of(table: DeltaTable, condition: ds.Expression, most: int) -> list[dict[str, Any]]:
     columns = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
-    places = []
-    for row in rows_where(require_table(archive, KEYS), condition, columns):
-        places.append(row)
-        if len(places) >= most:
-            break
-    return places
+    return list(itertools.islice(rows_where(table, condition, columns), most))
 
 
 def _at(places: list[dict[str, Any]]) -> ds.Expression:

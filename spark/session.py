@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mqmesh.errors import ConfigError
+from mqmesh.units import MIB
 
 from .jars import delta_package, fetched_jars, jar_files, remember_jars
 from .java import find_java
@@ -34,6 +35,8 @@ _SETTINGS: Final = {
     BLOOM: "true",
     "spark.hadoop.parquet.bloom.filter.adaptive.enabled": "true",
     "spark.hadoop.parquet.page.row.count.limit": "2000",
+    # Readers without Spark skip groups of rows, which otherwise are as large as files.
+    "spark.hadoop.parquet.block.size": str(8 * MIB),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
