@@ -3,14 +3,18 @@
 import functools
 import itertools
 import operator
-from typing import Any
+from typing import Any, Final
 
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 
 from mqmesh.errors import ConfigError
 
 from .tables import KEYS, MESSAGES, require_table, rows_where
+
+PLACES_AT_ONCE: Final = 1_000
+"""So many places are looked up in one pass over the messages."""
+
+_PLACE: Final = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
 
 
 def find(
@@ -42,49 +46,46 @@ def find(
     """
     if not (topic or key or message_id or from_ms is not None or to_ms is not None):
         raise ConfigError("say what to look for: --topic, --key, --id, --from or --to")
-    conditions = []
+    conditions = _times(from_ms, to_ms)
     if topic:
         conditions.append(ds.field("topic") == topic)
     if message_id:
         conditions.append(ds.field("message_id") == message_id.upper())
-    conditions += _times(from_ms, to_ms)
     messages = require_table(archive, MESSAGES)
-    if key or message_id:
+    if not (key or message_id):
+        found = list(itertools.islice(rows_where(messages, _all_of(conditions)), most))
+    else:
         # First the places, of a few small columns; then whole rows, of the groups these are in.
         if key:
-            places = _places_of(require_table(archive, KEYS), _of_key(key, topic), most)
+            of_key = [ds.field("key") == key, *([ds.field("topic") == topic] if topic else [])]
+            places = rows_where(require_table(archive, KEYS), _all_of(of_key), _PLACE)
         else:
-            places = _places_of(messages, functools.reduce(operator.and_, conditions), most)
-        if not places:
-            return []
-        conditions.append(_at(places))
-    found = []
-    for row in rows_where(messages, functools.reduce(operator.and_, conditions)):
-        if not key or key in (row["keys"] or ()):
-            found.append(row)
-            if len(found) >= most:
-                break
+            places = rows_where(messages, _all_of(conditions), _PLACE)
+        found = []
+        while len(found) < most and (some := list(itertools.islice(places, PLACES_AT_ONCE))):
+            wanted = {_place_of(place) for place in some}
+            rows = rows_where(messages, _all_of([*conditions, *_at(some)]))
+            wanted_rows = (row for row in rows if _place_of(row) in wanted)
+            found += itertools.islice(wanted_rows, most - len(found))
     return sorted(found, key=lambda row: (row["broker"], row["commitlog_offset"], row["ordinal"]))
 
 
-def _of_key(key: str, topic: str) -> ds.Expression:
-    condition = ds.field("key") == key
-    return condition & (ds.field("topic") == topic) if topic else condition
+def _place_of(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["store_id"], row["commitlog_offset"], row["ordinal"]
 
 
-def _places_of(table: DeltaTable, condition: ds.Expression, most: int) -> list[dict[str, Any]]:
-    columns = ["dt", "topic", "store_id", "commitlog_offset", "ordinal"]
-    return list(itertools.islice(rows_where(table, condition, columns), most))
+def _all_of(conditions: list[ds.Expression]) -> ds.Expression:
+    return functools.reduce(operator.and_, conditions)
 
 
-def _at(places: list[dict[str, Any]]) -> ds.Expression:
-    """Partitions are skipped by day and topic, files and row groups by offset."""
+def _at(places: list[dict[str, Any]]) -> list[ds.Expression]:
+    """Partitions are skipped by day and topic, files and row groups by offset. More may match."""
 
     def values(name: str) -> list[Any]:
         return sorted({place[name] for place in places})
 
     names = ("dt", "topic", "commitlog_offset", "ordinal")
-    return functools.reduce(operator.and_, (ds.field(name).isin(values(name)) for name in names))
+    return [ds.field(name).isin(values(name)) for name in names]
 
 
 def _times(from_ms: int | None, to_ms: int | None) -> list[ds.Expression]:
