@@ -317,12 +317,15 @@ class ConsumeQueues:
                 shutil.rmtree(directory)
                 continue
             firsts = {queue_id: queue.first for queue_id, queue in queues.items()}
-            for file_name in unused_names(os.listdir(directory), firsts, self._file_entries):
+            files = os.listdir(directory)
+            unused = set(unused_names(files, firsts, self._file_entries))
+            for file_name in unused:
                 removed += os.path.getsize(f"{directory}/{file_name}")
                 self._files.close_path(f"{directory}/{file_name}")
                 os.unlink(f"{directory}/{file_name}")
-            for file_name in filter(_FILE_NAME.fullmatch, os.listdir(directory)):
-                removed += self._trim_file(f"{directory}/{file_name}", queues)
+            for file_name in filter(_FILE_NAME.fullmatch, files):
+                if file_name not in unused:
+                    removed += self._trim_file(f"{directory}/{file_name}", queues)
         return removed
 
     def _trim_file(self, path: str, queues: dict[int, ConsumeQueue]) -> int:
