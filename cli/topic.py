@@ -266,7 +266,8 @@ def stats(name: str, namesrv: str, as_json: bool) -> None:
             for row in rows
         ],
     )
-    click.echo(f"{total:,} messages in {len(rows):,} queues")
+    noun = "message" if total == 1 else "messages"
+    click.echo(f"{total:,} {noun} in {len(rows):,} queue{'' if len(rows) == 1 else 's'}")
 
 
 def _as_dict(broker_name: str, config: TopicConfig) -> dict[str, Any]:
