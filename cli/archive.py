@@ -28,7 +28,7 @@ from .render import print_json, print_table
 
 SHOWN_BODY: Final = 200
 
-_Start = Callable[[], AbstractContextManager[Any]]
+_Start = Callable[..., AbstractContextManager[Any]]
 
 _archive = click.argument("archive", metavar="ARCHIVE")
 _to = click.option("--to", "archive", required=True, metavar="ARCHIVE", help="The archive.")
@@ -254,7 +254,7 @@ def sql(
       mqmesh archive sql archive "select tag, count(*) from messages group by tag"
     """
     work = archive_module("maintenance")
-    with start() as spark:
+    with start(is_short=True) as spark:
         frame = work.query(spark, archive, text)
         rows = frame.limit(most).collect()
         if as_json:
