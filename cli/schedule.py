@@ -13,6 +13,7 @@ from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 from .options import json_option, namesrv_option
 from .render import duration, print_json, print_table, timestamp
@@ -49,7 +50,7 @@ def schedule(
     def make(context: sockets.Context, loop: EventLoop) -> Role:
         from mqmesh.roles.schedule.server import ScheduleServer
 
-        return ScheduleServer(config, context, loop)
+        return ScheduleServer(config, ZmqTransport(context, loop))
 
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)

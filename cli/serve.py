@@ -15,6 +15,7 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 from .options import config_options, json_option, namesrv_option
 
@@ -64,7 +65,7 @@ def namesrv(
     def make(context: sockets.Context, loop: EventLoop) -> Role:
         from mqmesh.roles.namesrv.server import NameServer
 
-        return NameServer(config, context, loop)
+        return NameServer(config, ZmqTransport(context, loop))
 
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
@@ -99,7 +100,7 @@ def broker(
     def make(context: sockets.Context, loop: EventLoop) -> Role:
         from mqmesh.roles.broker.server import BrokerServer
 
-        return BrokerServer(config, context, loop)
+        return BrokerServer(config, ZmqTransport(context, loop))
 
     keep_private()
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)

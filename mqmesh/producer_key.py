@@ -8,16 +8,16 @@ nobody can send, or end transactions, under the id of another one.
 """
 
 import hashlib
-import os
+import random
 from functools import lru_cache
 from typing import Final
 
 KEY_SIZE: Final = 16
 
 
-def new_key() -> bytes:
-    """A key that nobody else has: 16 random bytes from the system."""
-    return os.urandom(KEY_SIZE)
+def new_key(chance: random.Random) -> bytes:
+    """A key that nobody else has: 16 random bytes, of the system's own source but for tests."""
+    return chance.randbytes(KEY_SIZE)
 
 
 @lru_cache(maxsize=4_096)

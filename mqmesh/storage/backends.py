@@ -17,6 +17,9 @@ from mqmesh.storage.lmdb.opening import DIRECTORY as LMDB_DIRECTORY
 from mqmesh.storage.lmdb.store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
 
+OpenStore = Callable[..., MessageStore]
+"""Called like ``open_store``."""
+
 ENTRY_POINT_GROUP: Final = "mqmesh.storage"
 
 _DIRECTORIES: Final = {"commitlog": "commitlog", "lmdb": LMDB_DIRECTORY}

@@ -19,6 +19,7 @@ from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.transport import sockets
 from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq_transport import ZmqTransport
 from mqmesh.units import MIB
 
 START_TIMEOUT_S: Final = 20.0
@@ -171,7 +172,7 @@ class ThreadCluster:
         settings = {"listen_port": self._port, **self._settings}
         overrides = [f"{key}={value}" for key, value in settings.items()]
         config = load_config(BrokerConfig, None, None, overrides)
-        return BrokerServer(config, context, loop)
+        return BrokerServer(config, ZmqTransport(context, loop))
 
 
 def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
@@ -187,7 +188,9 @@ def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
         store_path_root_dir=str(folder / f"schedule-{BROKER}"),
         retry_ms=50,
     )
-    return RoleThread("schedule", lambda context, loop: ScheduleServer(config, context, loop))
+    return RoleThread(
+        "schedule", lambda context, loop: ScheduleServer(config, ZmqTransport(context, loop))
+    )
 
 
 def small_broker_settings() -> dict[str, str]:
@@ -201,4 +204,4 @@ def small_broker_settings() -> dict[str, str]:
 
 
 def _make_namesrv(context: sockets.Context, loop: EventLoop) -> Role:
-    return NameServer(NamesrvConfig(listen_port=0), context, loop)
+    return NameServer(NamesrvConfig(listen_port=0), ZmqTransport(context, loop))

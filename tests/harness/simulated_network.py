@@ -5,9 +5,10 @@
 no socket, no thread, no waiting, and the same course of events each time.
 """
 
+import random
 import threading
+import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -19,10 +20,9 @@ from mqmesh.errors import (
     RequestTimeout,
 )
 from mqmesh.protocol.command import Command, Reply
-from mqmesh.sdk.client import client, namesrv_link
-from mqmesh.sdk.producer import direct_path
+from mqmesh.sdk.admin import admin
+from mqmesh.sdk.client import client
 from mqmesh.testing.clock import ManualClock
-from mqmesh.transport import sockets
 from mqmesh.transport.client import OnDone, response_error
 from mqmesh.transport.loop import EventLoop
 
@@ -76,13 +76,16 @@ class SimulatedNetwork:
         clock: The one clock of all.
         servers: By endpoint.
         hearers: Who listens to hints.
+        random: Chance.
     """
 
     def __init__(self) -> None:
         self.clock = ManualClock(monotonic_ms=1_000_000)
         self.servers: dict[str, SimulatedServer] = {}
         self.hearers: list[SimulatedHints] = []
+        self.random: random.Random = random.SystemRandom()
         self._loops: list[EventLoop] = []
+        self._threads: list[_ManualThread] = []
         self._turning = threading.RLock()  # a callback may close its client
 
     def install(self, patch: Callable[[Any, str, Any], None]) -> None:
@@ -91,16 +94,8 @@ class SimulatedNetwork:
         Args:
             patch: Sets an attribute until the test's end, as pytest's ``monkeypatch.setattr``.
         """
-        patch(sockets, "new_context", lambda: SimpleNamespace(destroy=lambda linger: None))
-        patch(client, "EventLoop", self._new_loop)
-        threads = SimpleNamespace(
-            Thread=self._new_thread, Event=threading.Event, current_thread=threading.current_thread
-        )
-        patch(client, "threading", threads)
-        patch(client, "CommandClient", self._new_client)
-        patch(namesrv_link, "CommandClient", self._new_client)
-        patch(namesrv_link, "HintSubscriber", self._new_hints)
-        patch(direct_path, "BlockingChannel", self._new_channel)
+        for module in (client, admin):
+            patch(module, "ZmqTransport", self.transport)
 
     def run(self, duration_ms: int = 10) -> None:
         """Lets time pass."""
@@ -122,6 +117,9 @@ class SimulatedNetwork:
                     loop._thread = threading.get_ident()
                     loop.tick(0)
                     loop._thread = None
+            for thread in self._threads.copy():
+                if thread.loop.stopping:
+                    thread.join()
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs something that waits for the network, in a thread of its own.
@@ -152,22 +150,60 @@ class SimulatedNetwork:
             if not loop._stopping:
                 loop.close()
 
-    def _new_thread(self, target: Callable[[], None], name: str, daemon: bool) -> object:
-        return _ManualThread(self._turning, target)
+    def transport(self) -> "SimulatedTransport":
+        """One with a loop of its own."""
+        return SimulatedTransport(self)
 
-    def _new_loop(self) -> EventLoop:
+    def new_loop(self) -> EventLoop:
+        """A loop that ``turn`` turns."""
         loop = EventLoop(self.clock)
         self._loops.append(loop)
         return loop
 
-    def _new_client(self, context: object, loop: EventLoop, endpoint: str, **told: Any) -> object:
-        return SimulatedClient(self, loop, endpoint, **told)
+    def run_loop(self, loop: EventLoop, target: Callable[[], None]) -> "_ManualThread":
+        """Stands for a thread that runs a loop."""
+        thread = _ManualThread(self._turning, loop, target)
+        self._threads.append(thread)
+        return thread
 
-    def _new_hints(self, context: object, loop: EventLoop, endpoint: str, **told: Any) -> object:
-        return SimulatedHints(self, loop, endpoint, **told)
 
-    def _new_channel(self, context: object, endpoint: str, **waits: object) -> object:
-        return SimulatedChannel(self, endpoint)
+class SimulatedTransport:
+    """The twin of ``mqmesh.transport.zmq_transport.ZmqTransport``, as far as clients use it."""
+
+    def __init__(self, network: SimulatedNetwork) -> None:
+        self._network = network
+        self._loop: EventLoop | None = None
+        self.clock = network.clock
+        self.random = network.random
+        self.flag = threading.Event
+        self.condition = threading.Condition
+        self.pause = time.sleep
+
+    @property
+    def loop(self) -> EventLoop:
+        """Turned by the network."""
+        if self._loop is None:
+            self._loop = self._network.new_loop()
+        return self._loop
+
+    def connect(self, endpoint: str, **told: Any) -> "SimulatedClient":
+        """A connection."""
+        return SimulatedClient(self._network, self.loop, endpoint, **told)
+
+    def subscribe(self, endpoint: str, **told: Any) -> "SimulatedHints":
+        """A listener to hints."""
+        return SimulatedHints(self._network, self.loop, endpoint, **told)
+
+    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> "SimulatedChannel":
+        """A channel for requests that wait."""
+        return SimulatedChannel(self._network, endpoint)
+
+    def run_loop(self, target: Callable[[], None], name: str) -> "_ManualThread":
+        """Stands for a thread."""
+        return self._network.run_loop(self.loop, target)
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -385,12 +421,12 @@ class SimulatedChannel:
 class _ManualThread:
     """Stands for the engine's thread, whose work ``SimulatedNetwork.run`` does."""
 
-    def __init__(self, turning: threading.RLock, target: Callable[[], None]) -> None:
+    def __init__(
+        self, turning: threading.RLock, loop: EventLoop, target: Callable[[], None]
+    ) -> None:
+        self.loop = loop
         self._turning = turning
         self._target: Callable[[], None] | None = target
-
-    def start(self) -> None:
-        """Nothing: the loop is turned by hand."""
 
     def join(self, timeout: float | None = None) -> None:
         """The thread's end: closing has stopped the loop."""

@@ -18,6 +18,7 @@ from mqmesh.transport.accounts import ServerLimits
 from mqmesh.transport.client import CommandClient
 from mqmesh.transport.loop import EventLoop
 from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 PATIENCE_S = 10.0
 
@@ -31,6 +32,7 @@ class Wire:
     def __init__(self) -> None:
         self.context = sockets.new_context()
         self.loop = EventLoop()
+        self.transport = ZmqTransport(self.context, self.loop)
         self._closers: list[Callable[[], None]] = []
 
     def closing(self, thing):

@@ -99,7 +99,7 @@ class Site:
             **settings,
         )
         self.clock = wire.loop.clock
-        self.broker = BrokerServer(self.config, wire.context, wire.loop)
+        self.broker = BrokerServer(self.config, wire.transport)
         self.endpoint = self.broker.start()
         self.sequences = itertools.count(0, 1_000)
         self.client = wire.client(self.endpoint)
@@ -107,7 +107,7 @@ class Site:
     def restart(self) -> None:
         """Stop the broker and start it on what it left; the client follows it."""
         self.broker.stop()
-        self.broker = BrokerServer(self.config, self.wire.context, self.wire.loop, self.clock)
+        self.broker = BrokerServer(self.config, self.wire.transport, self.clock)
         self.endpoint = self.broker.start()
         self.client = self.wire.client(self.endpoint)
 
@@ -413,7 +413,7 @@ def test_a_lost_topic_table_is_made_good_from_the_store(site, short_tmp_path):
 
 @pytest.fixture
 def namesrv(wire):
-    server = NameServer(NamesrvConfig(listen_port=0), wire.context, wire.loop)
+    server = NameServer(NamesrvConfig(listen_port=0), wire.transport)
     endpoint = server.start()
     yield endpoint.removeprefix("tcp://")
     server.stop()
@@ -498,7 +498,7 @@ def test_a_recovering_broker_can_be_told_to_stop(wire, short_tmp_path, monkeypat
     config = BrokerConfig(
         listen_port=0, namesrv_addr=[], store_path_root_dir=str(short_tmp_path / "store")
     )
-    broker = BrokerServer(config, wire.context, wire.loop)
+    broker = BrokerServer(config, wire.transport)
     wire.loop.call_later(10, wire.loop.stop)
     with pytest.raises(StoppedEarly, match="told to stop"):
         broker.start()

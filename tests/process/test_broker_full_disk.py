@@ -23,7 +23,7 @@ def broker(wire, short_tmp_path):
         store_path_root_dir=str(short_tmp_path),
         flush_consumer_offset_interval_ms=600_000,
     )
-    broker = BrokerServer(config, wire.context, wire.loop)
+    broker = BrokerServer(config, wire.transport)
     yield broker
     broker.stop()
 

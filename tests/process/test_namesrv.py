@@ -80,9 +80,7 @@ class Site:
 
     def __init__(self, wire, **settings) -> None:
         self.wire = wire
-        self.server = NameServer(
-            NamesrvConfig(**({"listen_port": 0} | settings)), wire.context, wire.loop
-        )
+        self.server = NameServer(NamesrvConfig(**({"listen_port": 0} | settings)), wire.transport)
         self.endpoint = self.server.start()
         self.client = wire.client(self.endpoint)
         self.hints: list[RouteHint] = []
@@ -339,9 +337,7 @@ def test_a_damaged_state_is_refused_and_kept(wire, tmp_path):
     for name in ("namesrv.json", "namesrv.json.bak"):
         if (tmp_path / name).exists():
             (tmp_path / name).write_bytes(b"garbage")
-    server = NameServer(
-        NamesrvConfig(listen_port=0, data_dir=str(tmp_path)), wire.context, wire.loop
-    )
+    server = NameServer(NamesrvConfig(listen_port=0, data_dir=str(tmp_path)), wire.transport)
     with pytest.raises(Exception, match=r"namesrv\.json"):
         server.start()
     server.stop()
@@ -350,7 +346,7 @@ def test_a_damaged_state_is_refused_and_kept(wire, tmp_path):
 
 def test_a_taken_port_is_said_and_leaves_nothing_open(wire, site):
     port = int(site.endpoint.rpartition(":")[2])
-    server = NameServer(NamesrvConfig(listen_port=port), wire.context, wire.loop)
+    server = NameServer(NamesrvConfig(listen_port=port), wire.transport)
     with pytest.raises(OSError, match=str(port)):
         server.start()
     server.stop()

@@ -34,7 +34,7 @@ class Cluster:
         self.admin = wire.client(self.broker_endpoint)
 
     def start_server(self, port: int = 0):
-        server = NameServer(NamesrvConfig(listen_port=port), self.wire.context, self.wire.loop)
+        server = NameServer(NamesrvConfig(listen_port=port), self.wire.transport)
         try:
             return server, server.start()
         except OSError:
@@ -65,8 +65,7 @@ class Cluster:
                 store_path_root_dir=str(self.tmp_path / folder),
                 storage=BrokerStoreConfig(backend="memory"),
             ),
-            self.wire.context,
-            self.wire.loop,
+            self.wire.transport,
         )
         return broker, broker.start()
 

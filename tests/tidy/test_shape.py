@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-MODULE_LINES_MAX = 600
+MODULE_LINES_MAX = 640
 FUNCTION_LINES_MAX = 70
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

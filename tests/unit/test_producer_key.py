@@ -1,5 +1,7 @@
 """Instance keys of producers, and the ids that everybody sees."""
 
+from random import SystemRandom
+
 from mqmesh.producer_key import KEY_SIZE, new_key, producer_id_of
 
 
@@ -9,6 +11,6 @@ def test_an_id_is_made_of_its_key_in_the_way_that_the_protocol_says() -> None:
 
 
 def test_keys_are_new_each_time() -> None:
-    keys = {new_key() for _ in range(100)}
+    keys = {new_key(SystemRandom()) for _ in range(100)}
     assert {len(key) for key in keys} == {KEY_SIZE}
     assert len({producer_id_of(key) for key in keys}) == 100

@@ -3,9 +3,8 @@
 import importlib.metadata
 import logging
 import os
-import secrets
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -67,17 +66,14 @@ from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
-from mqmesh.storage.backends import open_store
+from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.interface import Connection, Handler, Server, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
-from mqmesh.transport.server import CommandServer, Handler
-from mqmesh.transport.sockets import Context, zmq_endpoint
+from mqmesh.transport.sockets import zmq_endpoint
 
 TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
@@ -97,25 +93,26 @@ class BrokerServer:
 
     Args:
         config: Settings.
-        context: ZeroMQ context of the process.
-        loop: Its event loop.
+        transport: Of the process.
         clock: Source of time, the loop's by default.
+        opener: Opens the store; the configuration says which by default.
     """
 
     def __init__(
         self,
         config: BrokerConfig,
-        context: Context,
-        loop: EventLoop,
+        transport: Transport,
         clock: Clock | None = None,
+        opener: OpenStore | None = None,
     ) -> None:
         self._config = config
-        self._zmq = context
-        self._loop = loop
-        loop.busy_poll = BusyPoll(config.busy_poll_us)
-        self._clock = clock or loop.clock
+        self._transport = transport
+        self._loop = transport.loop
+        transport.busy_poll(config.busy_poll_us)
+        self._open_store = opener or open_store
+        self._clock = clock or transport.loop.clock
         self._version = importlib.metadata.version("mqmesh")
-        self._instance_id = secrets.randbits(63)
+        self._instance_id = transport.random.getrandbits(63)
         self._root = Path(config.store_path_root_dir)
         self._life = 0
         self._state = "starting"
@@ -124,15 +121,15 @@ class BrokerServer:
         self._wake_planned = False
         self._store_failed = False
         self._handlers: dict[int, Handler] = {}
-        self._server: CommandServer | None = None
+        self._server: Server | None = None
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
         self._links: NamesrvLinks | None = None
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
-        self._aside = ThreadPoolExecutor(1, "snapshot")
+        self._aside = transport.executor("snapshot")
         self._files: tuple[Read, MakeSaver] | None = None
         self._transactions_note: TransactionNote | None = None
         self._timers: list[Timer] = []
@@ -165,12 +162,10 @@ class BrokerServer:
             max_pending_bytes=config.max_pending_bytes,
             max_total_pending_bytes=config.max_total_pending_bytes,
         )
-        self._server = CommandServer(
-            self._zmq, self._loop, self._handlers, self._on_disconnect, limits
-        )
+        self._server = self._transport.serve(self._handlers, self._on_disconnect, limits)
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         self._state = "recovering"
-        self._store = open_store(
+        self._store = self._open_store(
             config.storage.backend,
             self._root,
             config.storage,
@@ -342,7 +337,7 @@ class BrokerServer:
         directory = self._root / CONFIG_DIRECTORY
         make_folder(directory)
         make_private(directory)
-        executor = self._executor = ThreadPoolExecutor(1, "save")
+        executor = self._executor = self._transport.executor("save")
         call_soon = self._loop.call_soon_threadsafe
         self._files = (
             lambda name: load_document(directory / name),
@@ -373,7 +368,7 @@ class BrokerServer:
             start_process=lambda suspect: HelperProcess(
                 indexer_arguments(config, self._root.absolute(), endpoint, suspect=suspect)
             ),
-            connect=lambda: CommandClient(self._zmq, self._loop, endpoint),
+            connect=lambda: self._transport.connect(endpoint),
             look=self._log_extent,
             clock=self._clock,
             max_queries=config.index.max_queries,
@@ -419,10 +414,8 @@ class BrokerServer:
         host = self._config.advertised_host or bindable(self._config.listen_host)
         return BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
 
-    def _connect(self, address: str, on_connection: Callable[[bool], None]) -> CommandClient:
-        return CommandClient(
-            self._zmq, self._loop, zmq_endpoint(address), on_connection=on_connection
-        )
+    def _connect(self, address: str, on_connection: Callable[[bool], None]) -> Connection:
+        return self._transport.connect(zmq_endpoint(address), on_connection=on_connection)
 
     def _bind_ipc(self) -> str:
         # Only now that the store is ours: binding takes the path from whoever has it.

@@ -44,10 +44,7 @@ from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, Rou
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.hints import HintPublisher
-from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.server import CommandServer, Handler
-from mqmesh.transport.sockets import Context
+from mqmesh.transport.interface import Handler, Publisher, Server, Timer, Transport
 from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
@@ -73,24 +70,22 @@ class NameServer:
 
     Args:
         config: Settings.
-        context: ZeroMQ context of the process.
-        loop: Its event loop.
+        transport: Of the process.
         clock: Source of time, the loop's by default.
     """
 
     def __init__(
         self,
         config: NamesrvConfig,
-        context: Context,
-        loop: EventLoop,
+        transport: Transport,
         clock: Clock | None = None,
     ) -> None:
         self._config = config
-        self._context = context
-        self._loop = loop
-        self._clock = clock or loop.clock
-        self._server: CommandServer | None = None
-        self._publisher: HintPublisher | None = None
+        self._transport = transport
+        self._loop = transport.loop
+        self._clock = clock or transport.loop.clock
+        self._server: Server | None = None
+        self._publisher: Publisher | None = None
         self._timers: list[Timer] = []
         self._lock: StoreLock | None = None
         self._state_path = Path(config.data_dir, STATE_FILE) if config.data_dir else None
@@ -124,7 +119,7 @@ class NameServer:
             ordered=saved.ordered,
         )
         host = bindable(config.listen_host)
-        self._publisher = HintPublisher(self._context)
+        self._publisher = self._transport.publish()
         bound = self._publisher.bind(f"tcp://{host}:{config.publish_port}")
         port = bound.rpartition(":")[2]
         self._hint_endpoint = f"tcp://{config.advertised_host or host}:{port}"
@@ -133,9 +128,7 @@ class NameServer:
             max_total_pending_bytes=config.max_total_pending_bytes,
             max_frame_bytes=MAX_HEADER_BYTES + MIB,
         )
-        self._server = CommandServer(
-            self._context, self._loop, self._handlers(), self._on_disconnect, limits
-        )
+        self._server = self._transport.serve(self._handlers(), self._on_disconnect, limits)
         endpoint = self._server.bind(f"tcp://{host}:{config.listen_port}")
         self._timers = [
             self._loop.call_every(config.scan_interval_ms, self._tick),

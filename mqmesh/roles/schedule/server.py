@@ -29,10 +29,7 @@ from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.server import CommandServer
-from mqmesh.transport.sockets import Context
+from mqmesh.transport.interface import Connection, Server, Timer, Transport
 from mqmesh.version import VERSION
 
 TIMETABLE_DIRECTORY: Final = "timetable"
@@ -49,32 +46,31 @@ class ScheduleServer:
 
     Args:
         config: Settings.
-        context: ZeroMQ context of the process.
-        loop: Its event loop.
+        transport: Of the process.
         clock: Source of time, the loop's by default.
     """
 
     def __init__(
-        self, config: ScheduleConfig, context: Context, loop: EventLoop, clock: Clock | None = None
+        self, config: ScheduleConfig, transport: Transport, clock: Clock | None = None
     ) -> None:
         self._config = config
-        self._zmq = context
-        self._loop = loop
-        self._clock = clock or loop.clock
+        self._transport = transport
+        self._loop = transport.loop
+        self._clock = clock or transport.loop.clock
         self._root = Path(config.store_path_root_dir)
         self._started_ms = 0
         self._host_id = host_id() if config.use_ipc else None
         self._lock: StoreLock | None = None
         self._env: LmdbEnv | None = None
-        self._server: CommandServer | None = None
+        self._server: Server | None = None
         self._link: NamesrvLink | None = None
-        self._client: CommandClient | None = None
+        self._client: Connection | None = None
         self._looking = False
         self._timer: Timer | None = None
         self._service = ScheduleService(
             config,
             clock=self._clock,
-            call_later=loop.call_later,
+            call_later=transport.loop.call_later,
             open_table=self._open_table,
             boot_id=read_boot_id(),
         )
@@ -93,13 +89,10 @@ class ScheduleServer:
         make_folder(self._root)
         self._lock = StoreLock(self._root)
         self._started_ms = self._clock.monotonic_ms()
-        self._server = CommandServer(
-            self._zmq, self._loop, {int(RequestCode.PING): self._ping}, lambda peer: None
-        )
+        self._server = self._transport.serve({int(RequestCode.PING): self._ping})
         endpoint = self._server.bind(f"ipc://{socket_path(self._root)}")
         self._link = NamesrvLink(
-            self._zmq,
-            self._loop,
+            self._transport,
             list(self._config.namesrv_addr),
             timeout_ms=NAMESRV_TIMEOUT_MS,
             on_hint=self._on_hint,
@@ -204,15 +197,13 @@ class ScheduleServer:
             self._service.on_disconnected()
             old.close()
         _log.info("the broker is at %s", endpoint)
-        client = self._client = CommandClient(
-            self._zmq,
-            self._loop,
+        client = self._client = self._transport.connect(
             endpoint,
             on_command=self._service.on_command,
             on_connection=lambda up: self._on_connection(client, up),
         )
 
-    def _on_connection(self, client: CommandClient, up: bool) -> None:
+    def _on_connection(self, client: Connection, up: bool) -> None:
         if client is not self._client:
             return
         if up:
@@ -221,6 +212,6 @@ class ScheduleServer:
         else:
             self._service.on_disconnected()
 
-    def _begin(self, client: CommandClient) -> None:
+    def _begin(self, client: Connection) -> None:
         if client is self._client and client.connected:
             self._service.on_connected(client)

@@ -1,6 +1,5 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -45,12 +44,13 @@ from mqmesh.protocol.route import (
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
 from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.interface import Channel, Transport
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
 """For one name server, when there is another one to ask."""
 MASTER_ID: Final = 0
-ANNOUNCE_TIMEOUT_S: Final = 2.0
+ANNOUNCE_TIMEOUT_MS: Final = 2_000
 SNAPSHOT_TIMEOUT_MS: Final = 600_000
 ANNOUNCE_PAUSE_S: Final = 0.01
 
@@ -76,18 +76,23 @@ class AdminClient:
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
+        transport: The world; ZeroMQ by default.
 
     Raises:
         InvalidArgument: An address that is none.
     """
 
     def __init__(
-        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+        self,
+        namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV,
+        *,
+        timeout_ms: int = 3_000,
+        transport: Transport | None = None,
     ) -> None:
         self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
-        self._context = sockets.new_context()
-        self._channels: dict[str, BlockingChannel] = {}
+        self._transport: Transport = transport or ZmqTransport()
+        self._channels: dict[str, Channel] = {}
         self._closed = False
 
     def close(self) -> None:
@@ -97,7 +102,7 @@ class AdminClient:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
-            self._context.destroy(linger=sockets.LINGER_MS)
+            self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -340,9 +345,10 @@ class AdminClient:
 
     def _wait_announced(self, configs: dict[str, TopicConfig]) -> None:
         """Waits until every name server that answers has the brokers' new configuration."""
-        deadline = time.monotonic() + ANNOUNCE_TIMEOUT_S
+        clock = self._transport.clock
+        end_ms = clock.monotonic_ms() + ANNOUNCE_TIMEOUT_MS
         for address in self._namesrvs:
-            while time.monotonic() < deadline:
+            while clock.monotonic_ms() < end_ms:
                 try:
                     if self._announces(sockets.zmq_endpoint(address), configs):
                         break
@@ -350,7 +356,7 @@ class AdminClient:
                     pass
                 except MQMeshError:
                     break
-                time.sleep(ANNOUNCE_PAUSE_S)
+                self._transport.pause(ANNOUNCE_PAUSE_S)
 
     def _announces(self, endpoint: str, configs: dict[str, TopicConfig]) -> bool:
         topic = next(iter(configs.values())).topic
@@ -428,7 +434,7 @@ class AdminClient:
             raise ClientClosed("the admin client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = self._channels[endpoint] = BlockingChannel(self._context, endpoint)
+            channel = self._channels[endpoint] = self._transport.channel(endpoint)
         return channel.request(
             code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
         )

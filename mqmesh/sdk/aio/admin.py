@@ -109,7 +109,7 @@ class AdminClient:
 class QueryClient(AdminClient):
     """Looks messages up from coroutines; as ``mqmesh.sdk.admin.queries.QueryClient``."""
 
-    _kind = BlockingQueryClient
+    _kind: ClassVar[type[BlockingAdminClient]] = BlockingQueryClient
 
     by_id = awaited(BlockingQueryClient.by_id)
     by_key = awaited(BlockingQueryClient.by_key)

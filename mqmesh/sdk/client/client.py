@@ -2,8 +2,6 @@
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -28,8 +26,8 @@ from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions, new_client_id
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient, OnDone
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 HEARTBEAT_RETRY_MS: Final = 300
@@ -58,6 +56,7 @@ class ClientEngine:
         on_heartbeat: Told what a broker answered to a heartbeat.
         on_end: Called last in the engine's thread, after ``close`` or when the thread dies;
             no callback comes after it.
+        transport: The world, with a loop that nobody else uses; ZeroMQ by default.
     """
 
     def __init__(
@@ -70,20 +69,21 @@ class ClientEngine:
         on_broker: Callable[[str, bool], None] | None = None,
         on_heartbeat: Callable[[str, HeartbeatResponse], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self._addresses = options.namesrv_addresses()
         self.options = options
-        self.client_id = new_client_id(options)
+        self.transport: Transport = transport or ZmqTransport()
+        self.client_id = new_client_id(options, self.transport.random)
         self.routes = RouteCache()
-        self.loop = EventLoop()
-        self.context = sockets.new_context()
+        self.loop = self.transport.loop
         self._heartbeat = heartbeat
         self._on_routes = on_routes
         self._on_command = on_command
         self._on_broker = on_broker
         self._on_heartbeat = on_heartbeat
         self._on_end = on_end
-        self._brokers: dict[str, CommandClient] = {}
+        self._brokers: dict[str, Connection] = {}
         self._places: dict[str, BrokerAddress] = {}
         self._connecting_ms: dict[str, int] = {}
         self._warnings: dict[str, list[str]] = {}
@@ -92,7 +92,7 @@ class ClientEngine:
         self._host_id = host_id()
         self._link: NamesrvLink | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         tell_of_forks(self)
 
     # ---- Life; from any thread -------------------------------------------------------
@@ -100,8 +100,7 @@ class ClientEngine:
     def start(self) -> None:
         """Starts the engine's thread; from any thread, once."""
         self._link = NamesrvLink(
-            self.context,
-            self.loop,
+            self.transport,
             self._addresses,
             timeout_ms=self.options.namesrv_timeout_ms,
             on_hint=self._take_hint,
@@ -112,10 +111,7 @@ class ClientEngine:
         )
         self.loop.call_every(self.options.missing_route_interval_ms, self._refresh_missing)
         self.loop.call_every(self.options.heartbeat_broker_interval_ms, self._beat)
-        self._thread = threading.Thread(
-            target=self._run, name=f"mqmesh-{self.client_id}", daemon=True
-        )
-        self._thread.start()
+        self._thread = self.transport.run_loop(self._run, f"mqmesh-{self.client_id}")
 
     def close(self) -> None:
         """Leaves all groups, closes all connections and ends the thread; from any thread.
@@ -130,7 +126,7 @@ class ClientEngine:
             self._release()
             return
         self.loop.stop()
-        if thread is not threading.current_thread():
+        if not self.loop.in_loop_thread:
             thread.join(CLOSE_TIMEOUT_S)
             if thread.is_alive():
                 _log.error("the client's thread did not end within %s s", CLOSE_TIMEOUT_S)
@@ -169,7 +165,8 @@ class ClientEngine:
             MQMeshError: What the callback was called with.
         """
         assert not self.loop.in_loop_thread, "it would wait for itself"
-        done = threading.Event()
+        done = self.transport.flag()
+        clock = self.loop.clock
         outcome: list[_T | MQMeshError] = []
 
         def finish(value: _T | MQMeshError) -> None:
@@ -177,10 +174,10 @@ class ClientEngine:
             done.set()
 
         self.post(lambda: function(finish))
-        deadline = time.monotonic() + timeout_ms / 1_000
-        while not done.wait(min(max(deadline - time.monotonic(), 0), SLICE_S)):
+        deadline_ms = clock.monotonic_ms() + timeout_ms
+        while not done.wait(min(max(deadline_ms - clock.monotonic_ms(), 0) / 1_000, SLICE_S)):
             self._check_open()
-            if time.monotonic() >= deadline:
+            if clock.monotonic_ms() >= deadline_ms:
                 raise RequestTimeout(f"no outcome within {timeout_ms} ms")
         value = outcome[0]
         if isinstance(value, MQMeshError):
@@ -251,7 +248,7 @@ class ClientEngine:
 
     # ---- Brokers ---------------------------------------------------------------------
 
-    def broker(self, broker_name: str) -> CommandClient:
+    def broker(self, broker_name: str) -> Connection:
         """The connection to a broker group's master, made if there is none.
 
         Raises:
@@ -380,13 +377,11 @@ class ClientEngine:
             self._link.close()
 
     def _end_context(self) -> None:
-        self.context.destroy(linger=sockets.LINGER_MS)
+        self.transport.close()
 
-    def _connect(self, broker_name: str, endpoint: str) -> CommandClient:
+    def _connect(self, broker_name: str, endpoint: str) -> Connection:
         try:
-            client = CommandClient(
-                self.context,
-                self.loop,
+            client = self.transport.connect(
                 endpoint,
                 on_command=lambda command: self._take_command(broker_name, command),
                 on_connection=lambda up: self._connection(broker_name, up),
@@ -476,7 +471,7 @@ class ClientEngine:
         if self._on_broker is not None:
             self._on_broker(broker_name, up)
 
-    def _send_heartbeat(self, broker_name: str, client: CommandClient) -> None:
+    def _send_heartbeat(self, broker_name: str, client: Connection) -> None:
         def done(answer: Command | MQMeshError) -> None:
             if self._closed:
                 return
@@ -500,7 +495,7 @@ class ClientEngine:
             timeout_ms=self.options.heartbeat_broker_interval_ms,
         )
 
-    def _take_heartbeat(self, broker_name: str, client: CommandClient, answer: Command) -> None:
+    def _take_heartbeat(self, broker_name: str, client: Connection, answer: Command) -> None:
         try:
             told = decode_header(HeartbeatResponse, answer.header)
         except RemoteProtocolError as error:

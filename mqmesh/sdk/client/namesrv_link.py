@@ -1,7 +1,6 @@
 """A client's way to the name servers: one at a time, the next when it fails, and hints."""
 
 import logging
-import random
 from collections.abc import Callable
 from typing import Final
 
@@ -16,9 +15,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient, OnDone
-from mqmesh.transport.hints import HintSubscriber
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.interface import Connection, OnDone, Subscriber, Transport
 
 HURRY_MS: Final = 100
 """For an answer of a name server that is unreachable, while there are others to ask."""
@@ -30,8 +27,7 @@ class NamesrvLink:
     """Asks name servers, in the loop's thread.
 
     Args:
-        context: ZeroMQ context of the client.
-        loop: Its event loop.
+        transport: Of the client; its loop is the one whose thread this is for.
         addresses: ``host:port`` of each name server.
         timeout_ms: For one answer of one name server.
         on_hint: Told of every route change that the name server announces.
@@ -41,21 +37,20 @@ class NamesrvLink:
 
     def __init__(
         self,
-        context: sockets.Context,
-        loop: EventLoop,
+        transport: Transport,
         addresses: list[str],
         *,
         timeout_ms: int,
         on_hint: Callable[[RouteHint], None],
         on_connected: Callable[[], None],
     ) -> None:
-        self._context = context
-        self._loop = loop
-        self._addresses = random.sample(addresses, len(addresses))
+        self._transport = transport
+        self._loop = transport.loop
+        self._addresses = transport.random.sample(addresses, len(addresses))
         self._timeout_ms = timeout_ms
         self._on_hint = on_hint
         self._on_connected = on_connected
-        self._hints: HintSubscriber | None = None
+        self._hints: Subscriber | None = None
         self._closed = False
         self._client = self._connect()
 
@@ -107,16 +102,14 @@ class NamesrvLink:
         # Later, because its other requests fail over to the new one while it closes.
         self._loop.call_later(0, old.close)
 
-    def _connect(self) -> CommandClient:
-        client = CommandClient(
-            self._context,
-            self._loop,
+    def _connect(self) -> Connection:
+        client = self._transport.connect(
             sockets.zmq_endpoint(self._addresses[0]),
             on_connection=lambda up: self._connection(client, up),
         )
         return client
 
-    def _connection(self, client: CommandClient, up: bool) -> None:
+    def _connection(self, client: Connection, up: bool) -> None:
         if client is not self._client or self._closed:
             return
         if not up:
@@ -132,7 +125,7 @@ class NamesrvLink:
             timeout_ms=self._timeout_ms,
         )
 
-    def _learn_hints(self, client: CommandClient, answer: Command | MQMeshError) -> None:
+    def _learn_hints(self, client: Connection, answer: Command | MQMeshError) -> None:
         if isinstance(answer, MQMeshError) or client is not self._client or self._closed:
             return
         try:
@@ -143,9 +136,7 @@ class NamesrvLink:
         if not endpoint or (self._hints is not None and endpoint == self._hints.endpoint):
             return
         self._drop_hints()
-        self._hints = HintSubscriber(
-            self._context,
-            self._loop,
+        self._hints = self._transport.subscribe(
             endpoint,
             on_hint=self._read_hint,
             on_connected=self._on_connected,

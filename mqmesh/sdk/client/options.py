@@ -2,8 +2,8 @@
 
 import ipaddress
 import os
+import random
 import re
-import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
@@ -125,9 +125,9 @@ def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:
         raise InvalidArgument(str(error)) from error
 
 
-def new_client_id(options: ClientOptions) -> str:
+def new_client_id(options: ClientOptions, chance: random.Random) -> str:
     """An id that no other client has: host, process, instance name and chance."""
-    return f"{born_host()}@{options.instance_name}#{secrets.token_hex(6)}"
+    return f"{born_host()}@{options.instance_name}#{chance.randbytes(6).hex()}"
 
 
 def born_host() -> str:

@@ -1,7 +1,6 @@
 """What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from mqmesh.sdk.consumer.queue_leases import QueueLeases
 from mqmesh.sdk.consumer.queue_starts import QueueStarts, Start
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.start_positions import Position, StartPositions
-from mqmesh.transport.client import OnDone
+from mqmesh.transport.interface import OnDone, Transport
 from mqmesh.version import VERSION
 
 HANDOVER_MS: Final = 100
@@ -61,6 +60,7 @@ class ConsumerEngine(Generic[S]):
         options: Settings of the consumer.
         strategy: Divides queues among members.
         make_sink: Makes the place for the messages of a queue that begins at an offset.
+        transport: The world; ZeroMQ by default.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ConsumerEngine(Generic[S]):
         options: ConsumerOptions,
         strategy: AllocateStrategy,
         make_sink: Callable[[MessageQueue, int], S],
+        transport: Transport | None = None,
     ) -> None:
         self.group = group
         self.options = options
         self.counters = PullCounters()
         self.assigned: dict[MessageQueue, Assigned[S]] = {}
-        self.settled = threading.Event()
         self.client = ClientEngine(
             client,
             heartbeat=self._heartbeat,
@@ -83,7 +83,9 @@ class ConsumerEngine(Generic[S]):
             on_command=self._take_command,
             on_broker=self._broker_changed,
             on_heartbeat=self._heartbeat_answered,
+            transport=transport,
         )
+        self.settled = self.client.transport.flag()
         self.filters = FilterLinks(group, self.client, self)
         self.memberships = Memberships(group)
         self.offsets: OffsetStore = BrokerOffsets(

@@ -33,7 +33,7 @@ from mqmesh.protocol.filters import (
 )
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
-from mqmesh.transport.client import CommandClient, OnDone
+from mqmesh.transport.interface import Connection, OnDone
 
 FIND_TIMEOUT_MS: Final = 3_000
 CONNECT_MS: Final = 1_000
@@ -42,7 +42,7 @@ UPLOAD_TIMEOUT_MS: Final = 15_000
 """A filter server starts a process and loads the filter before it answers."""
 
 OnReady = Callable[[MQMeshError | None], None]
-Connect = Callable[[BrokerAddress, Callable[[bool], None]], CommandClient]
+Connect = Callable[[BrokerAddress, Callable[[bool], None]], Connection]
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class FilterLink:
         self._group = group
         self._wanted = wanted
         self._connect = connect
-        self._clients: dict[str, CommandClient] = {}
+        self._clients: dict[str, Connection] = {}
         self._waiting: dict[str, list[OnReady]] = {}
         self._told: type[BrokerError] | None = None
         self._closed = False
@@ -116,7 +116,7 @@ class FilterLink:
         """Asks the filter server of a queue's broker; the outcome goes to ``on_done``."""
         broker_name = queue.broker_name
 
-        def answered(client: CommandClient, outcome: Command | MQMeshError) -> None:
+        def answered(client: Connection, outcome: Command | MQMeshError) -> None:
             if isinstance(outcome, FilterUnknown | TransportError):
                 # It was restarted, moved, or forgot us; the pull is made again.
                 self._forget(broker_name, client)
@@ -194,12 +194,12 @@ class FilterLink:
         else:
             self.network.call_later(CONNECT_MS, partial(self._check, broker_name, client))
 
-    def _check(self, broker_name: str, client: CommandClient) -> None:
+    def _check(self, broker_name: str, client: Connection) -> None:
         if not client.connected:
             self._forget(broker_name, client)
 
     def _uploaded(
-        self, broker_name: str, client: CommandClient, outcome: Command | MQMeshError
+        self, broker_name: str, client: Connection, outcome: Command | MQMeshError
     ) -> None:
         if isinstance(outcome, MQMeshError):
             self._forget(broker_name, client)
@@ -217,7 +217,7 @@ class FilterLink:
         if not up and client is not None:
             self._forget(broker_name, client)
 
-    def _forget(self, broker_name: str, client: CommandClient) -> None:
+    def _forget(self, broker_name: str, client: Connection) -> None:
         if self._clients.get(broker_name) is client:
             del self._clients[broker_name]
         client.close()
@@ -307,13 +307,11 @@ class FilterLinks:
         for topic in list(self._links):
             self.choose(topic, None)
 
-    def _connect(
-        self, address: BrokerAddress, on_connection: Callable[[bool], None]
-    ) -> CommandClient:
+    def _connect(self, address: BrokerAddress, on_connection: Callable[[bool], None]) -> Connection:
         client = self._client
         own_host = host_id() if client.options.use_ipc else None
         endpoint = choose_endpoint(address, own_host)
         try:
-            return CommandClient(client.context, client.loop, endpoint, on_connection=on_connection)
+            return client.transport.connect(endpoint, on_connection=on_connection)
         except Exception as error:
             raise EndpointUnreachable(f"cannot connect to {endpoint}: {error}") from error

@@ -34,6 +34,7 @@ from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.transport.interface import Transport
 from mqmesh.units import MAX_OFFSET, MIB
 
 NEW_TOPIC_MS: Final = 500
@@ -67,6 +68,7 @@ class PullConsumer:
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
         client: Settings of the connection.
+        transport: The world; ZeroMQ by default.
         options: Fields of ``PullConsumerOptions``, by name.
 
     Raises:
@@ -80,6 +82,7 @@ class PullConsumer:
         namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
@@ -90,6 +93,7 @@ class PullConsumer:
             self.options,
             allocate_strategy(strategy),
             self._make_sink,
+            transport,
         )
         # What polls need, under a lock of their own: the engine's tables are its thread's.
         self._changed = threading.Condition()

@@ -1,7 +1,6 @@
 """Consumes by calling a listener."""
 
 import logging
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -40,6 +39,7 @@ from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, Orderl
 from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService, OrderlyWorkers
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.transport.interface import Transport
 
 WATCH_INTERVAL_MS: Final = 1_000
 SENT_BACK_S: Final = 0.5
@@ -164,6 +164,7 @@ class PushConsumer:
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
         client: Settings of the connection.
+        transport: The world; ZeroMQ by default.
         options: Fields of ``PushConsumerOptions``, by name.
 
     Raises:
@@ -177,6 +178,7 @@ class PushConsumer:
         namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
@@ -187,6 +189,7 @@ class PushConsumer:
             self.options,
             allocate_strategy(strategy),
             self._make_sink,
+            transport,
         )
         self._back = BackSender(
             self.group,
@@ -194,6 +197,7 @@ class PushConsumer:
             self._call_soon,
             self.options.most_retries(),
             self._engine.client.is_unreachable,
+            self._engine.client.transport.condition(),
         )
         self._retry = self._make_retry()
         self._service = self._make_service()
@@ -243,7 +247,8 @@ class PushConsumer:
         timeout_s = self.options.close_timeout_ms / 1_000
 
         def stop_work() -> None:
-            until_s = time.monotonic() + timeout_s
+            clock = self._engine.client.loop.clock
+            until_ms = clock.monotonic_ms() + self.options.close_timeout_ms
             if not self._service.close(timeout_s):
                 _log.warning(
                     "group %s: listeners still run after %s s; their messages will come again",
@@ -251,7 +256,8 @@ class PushConsumer:
                     timeout_s,
                 )
             # What was sent back in time is committed.
-            self._retry.wait(min(max(until_s - time.monotonic(), 0), SENT_BACK_S))
+            left_s = max(until_ms - clock.monotonic_ms(), 0) / 1_000
+            self._retry.wait(min(left_s, SENT_BACK_S))
 
         if running:
             self._engine.close(stop_work)

@@ -10,8 +10,7 @@ from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.producer.sender import BatchCodec, read_outcomes
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.interface import Channel
 
 CLOSE_TIMEOUT_S: Final = 1.0
 """How long closing waits for a send that was told to give up."""
@@ -36,8 +35,8 @@ class DirectPath:
         self._codec = codec
         self._busy_poll_us = busy_poll_us
         self._lock = threading.Lock()
-        self._channels: dict[str, BlockingChannel] = {}
-        self._broken: set[BlockingChannel] = set()
+        self._channels: dict[str, Channel] = {}
+        self._broken: set[Channel] = set()
         self._closed = False
 
     def enter(self) -> bool:
@@ -111,7 +110,7 @@ class DirectPath:
         finally:
             self._lock.release()
 
-    def _channel(self, broker_name: str, endpoint: str) -> BlockingChannel:
+    def _channel(self, broker_name: str, endpoint: str) -> Channel:
         channel = self._channels.get(broker_name)
         if channel is None or channel.endpoint != endpoint or channel in self._broken:
             if channel is not None:
@@ -120,9 +119,7 @@ class DirectPath:
                 channel.close()
             if self._closed or self._engine.closed:
                 raise ClientClosed("the producer is closed")
-            channel = BlockingChannel(
-                self._engine.context, endpoint, busy_poll=BusyPoll(self._busy_poll_us)
-            )
+            channel = self._engine.transport.channel(endpoint, busy_poll_us=self._busy_poll_us)
             self._channels[broker_name] = channel
         if self._closed:
             channel.cancel()  # it was made after close had looked

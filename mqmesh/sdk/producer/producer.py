@@ -42,6 +42,7 @@ from mqmesh.sdk.producer.sender import (
     BatchCodec,
     Sender,
 )
+from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 MAX_TIMEOUT_MS: Final = 600_000
@@ -75,6 +76,7 @@ class Producer(ProducerRequests):
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         client: Settings of the connection.
+        transport: The world; ZeroMQ by default.
         options: Fields of ``ProducerOptions``, by name.
 
     Raises:
@@ -89,11 +91,13 @@ class Producer(ProducerRequests):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self.group = check_group(group)
         self.options = make_options(self._options_type, options, "producer option")
         self._client = client_options(client, namesrv_addr)
+        self._transport = transport
         self._make_parts()
         self._short: Callable[..., SendFuture] | None = None
         self._life = threading.Lock()
@@ -110,6 +114,7 @@ class Producer(ProducerRequests):
             on_command=self._take_command,
             on_broker=self._broker_changed,
             on_end=self._ended,
+            transport=self._transport,
         )
         one = self.options
         self._buffer = SendBuffer(
@@ -124,7 +129,9 @@ class Producer(ProducerRequests):
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
-        self._codec = BatchCodec(new_key(), one.compress_msg_body_over_how_much)
+        self._codec = BatchCodec(
+            new_key(self._engine.transport.random), one.compress_msg_body_over_how_much
+        )
         self._routes = PublishRoutes(
             self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
         )

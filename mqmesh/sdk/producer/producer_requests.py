@@ -22,7 +22,7 @@ from mqmesh.sdk.producer.requests import (
     time_to_live_ms,
 )
 from mqmesh.sdk.producer.send_result import GRACE_MS, OnDone, SendFuture, SendResult
-from mqmesh.transport.client import OnDone as OnAnswer
+from mqmesh.transport.interface import OnDone as OnAnswer
 
 _T = TypeVar("_T")
 

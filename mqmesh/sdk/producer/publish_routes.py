@@ -1,9 +1,7 @@
 """Where a producer's messages may go: the queues of each topic, and which one is next."""
 
 import logging
-import secrets
 import threading
-import time
 from typing import Any, Final
 
 from mqmesh.errors import (
@@ -69,7 +67,9 @@ class PublishRoutes:
             if lanes is None:
                 # The routes may have changed since; then nobody has told us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
-                lanes = self._buffer.topic_lanes(queues, secrets.randbits(16), self._avoided)
+                lanes = self._buffer.topic_lanes(
+                    queues, self._engine.transport.random.getrandbits(16), self._avoided
+                )
                 self.topics[topic] = lanes
         return lanes
 
@@ -180,7 +180,7 @@ class PublishRoutes:
             if not isinstance(problem.__cause__, RequestTimeout):
                 why = problem  # says more than that the time is over
             left_ms = deadline_ms - clock.monotonic_ms()
-            time.sleep(max(min(left_ms, POLL_MS), 0) / 1_000)
+            self._engine.transport.pause(max(min(left_ms, POLL_MS), 0) / 1_000)
         if isinstance(why.__cause__, TopicNotFound):
             # Else name servers would be asked each second, for ever, for a name mistyped once.
             self._engine.post(lambda: self._forget(topic))

@@ -38,7 +38,7 @@ from mqmesh.protocol.replies import (
     SendReplyResponse,
 )
 from mqmesh.sdk.client.client import ClientEngine
-from mqmesh.transport.loop import Timer
+from mqmesh.transport.interface import Timer
 
 REMEMBERED_REPLIES: Final = 1_024
 """Replies taken of late: one that comes a second time, because its acknowledgement was lost,

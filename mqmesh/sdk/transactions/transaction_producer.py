@@ -49,6 +49,7 @@ from mqmesh.sdk.transactions.transactions import (
     judge_end,
     local_message,
 )
+from mqmesh.transport.interface import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class TransactionProducer(Producer):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[TransactionKeywords],
     ) -> None:
         if not callable(getattr(listener, "check_local_transaction", None)) or not callable(
@@ -89,16 +91,20 @@ class TransactionProducer(Producer):
             raise InvalidArgument("listener must be a TransactionListener")
         self._listener = listener
         common = cast("ProducerKeywords", options)  # the others are of _options_type
-        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
+        super().__init__(
+            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **common
+        )
 
     def _make_parts(self) -> None:
         super()._make_parts()
         one = self.options
         assert isinstance(one, TransactionOptions)
-        self._halves = HalfSender(self._engine, self.group, one, new_key())
+        self._halves = HalfSender(
+            self._engine, self.group, one, new_key(self._engine.transport.random)
+        )
         self._ends = EndSender(self._engine, self.group)
-        self._executors = ListenerPool("mqmesh-transaction", one.execute_thread_count)
-        self._checkers = ListenerPool("mqmesh-check-back", one.check_thread_pool_max_size)
+        self._executors = self._make_pool("mqmesh-transaction", one.execute_thread_count)
+        self._checkers = self._make_pool("mqmesh-check-back", one.check_thread_pool_max_size)
         self._checks = CheckService(
             self.group,
             self._listener.check_local_transaction,
@@ -110,6 +116,9 @@ class TransactionProducer(Producer):
         self._futures = threading.Lock()
         self._open: set[TransactionFuture] = set()
         self._room = threading.BoundedSemaphore(one.max_transactions_in_flight)
+
+    def _make_pool(self, name: str, most: int) -> ListenerPool:
+        return ListenerPool(name, most)
 
     # ---- Life ------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ from mqmesh.protocol.route import (
     TopicList,
     TopicRoute,
 )
-from mqmesh.sdk.admin import admin
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.transport.zmq_transport import ZmqTransport
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 A, B = "tcp://a:1", "tcp://b:2"
@@ -59,7 +59,7 @@ def network(monkeypatch):
     network = Network()
 
     class Channel:
-        def __init__(self, context, endpoint):
+        def __init__(self, transport, endpoint):
             self.endpoint = endpoint
 
         def request(self, code, *, header, timeout_ms):
@@ -75,7 +75,9 @@ def network(monkeypatch):
         def close(self):
             network.closed.append(self.endpoint)
 
-    monkeypatch.setattr(admin, "BlockingChannel", Channel)
+    monkeypatch.setattr(
+        ZmqTransport, "channel", lambda transport, endpoint: Channel(transport, endpoint)
+    )
     for endpoint in (ONE, TWO):
         network.answer(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo(BROKERS))
         network.answer(endpoint, RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE)
@@ -144,7 +146,7 @@ def test_it_waits_until_the_name_servers_announce_the_topic(network, client, mon
         lambda: network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
         lambda: network.answer(TWO, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
     ]
-    monkeypatch.setattr(admin.time, "sleep", lambda seconds: steps.pop(0)())
+    monkeypatch.setattr(client._transport, "pause", lambda seconds: steps.pop(0)())
     client.put_topic(config)
     assert steps == []
 

@@ -417,7 +417,7 @@ def test_a_connection_that_cannot_even_be_tried_is_told(world, make, monkeypatch
     def fail(*_, **__):
         raise OSError("too many open files")
 
-    monkeypatch.setattr("mqmesh.sdk.client.client.CommandClient", fail)
+    monkeypatch.setattr(client.engine.transport, "connect", fail)
     with pytest.raises(EndpointUnreachable, match="too many"):
         client.engine.broker("a")
     found = client.send()

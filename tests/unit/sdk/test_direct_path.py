@@ -95,10 +95,10 @@ def test_who_waits_when_the_connection_breaks_may_try_again(world, path, monkeyp
 
 
 def test_whatever_goes_wrong_is_returned_so_that_the_engine_may_try(world, path, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(direct_path, "BlockingChannel", fail)
+    monkeypatch.setattr(path._engine.transport, "channel", fail)
     assert isinstance(send(world, path), EndpointUnreachable)
 
 

@@ -15,7 +15,6 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.route import GetRouteRequest
-from mqmesh.sdk.client import namesrv_link
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 
 
@@ -27,10 +26,10 @@ class Linked:
         self.world = world
         self.hints: list[object] = []
         self.connected = 0
-        self.loop = world.network._new_loop()
+        transport = world.network.transport()
+        self.loop = transport.loop
         self.link = NamesrvLink(
-            None,
-            self.loop,
+            transport,
             world.cluster.namesrv_addr.split(";"),
             timeout_ms=1_000,
             on_hint=self.hints.append,
@@ -55,7 +54,7 @@ class Linked:
 
 @pytest.fixture
 def linked(world, monkeypatch):
-    monkeypatch.setattr(namesrv_link.random, "sample", lambda addresses, _: list(addresses))
+    monkeypatch.setattr(world.network.random, "sample", lambda addresses, _: list(addresses))
     made = []
 
     def make(number: int) -> Linked:

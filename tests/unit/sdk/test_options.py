@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from random import SystemRandom
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_what_is_no_address_is_refused_before_a_socket_sees_it(address) -> None:
 
 def test_client_ids_differ_and_name_host_process_and_instance() -> None:
     options = ClientOptions(instance_name="billing")
-    ids = {new_client_id(options) for _ in range(100)}
+    ids = {new_client_id(options, SystemRandom()) for _ in range(100)}
     assert len(ids) == 100
     assert all(one.startswith(born_host() + "@billing#") for one in ids)
     assert born_host().endswith(f":{os.getpid()}")

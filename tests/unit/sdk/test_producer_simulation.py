@@ -15,8 +15,7 @@ from harness.simulated_network import SimulatedNetwork
 from mqmesh.errors import InvalidArgument, MQMeshError, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.sdk.client import namesrv_link
-from mqmesh.sdk.producer import fast_send, publish_routes
+from mqmesh.sdk.producer import fast_send
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 
@@ -157,8 +156,7 @@ def test_whatever_happens(network, monkeypatch, seed, closing):
     chance = random.Random(seed)
     if seed % 2:
         monkeypatch.setattr(fast_send, "FastSend", None)  # as on machines without a compiler
-    monkeypatch.setattr(namesrv_link, "random", chance)
-    monkeypatch.setattr(publish_routes.secrets, "randbits", chance.getrandbits)
+    network.random = chance
     course = Course(seed, network)
     course.producer._buffer._may_wait = lambda: False
     for _ in range(STEPS):

@@ -26,7 +26,7 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch, PullSource
-from mqmesh.transport.client import OnDone
+from mqmesh.transport.interface import OnDone
 from mqmesh.units import MIB
 
 BACKOFF_MS: Final = 100

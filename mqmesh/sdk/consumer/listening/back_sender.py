@@ -20,6 +20,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
 )
 from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.transport.interface import Condition
 
 MAX_ENTRIES: Final = 64
 """Of a request: each may cost the broker the decoding of a batch."""
@@ -72,6 +73,7 @@ class BackSender:
         max_reconsume_times: What was sent back as often becomes a dead letter.
         is_down: True for a broker that there is no connection to: what is to go there is not
             worth waiting for.
+        changed: What ``wait`` waits with; one of threads by default.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class BackSender:
         post: Callable[[Callable[[], None]], None],
         max_reconsume_times: int,
         is_down: Callable[[str], bool] = lambda broker_name: False,
+        changed: Condition | None = None,
     ) -> None:
         self._is_down = is_down
         self._group = group
@@ -91,7 +94,7 @@ class BackSender:
         self._waiting: dict[str, list[SentBack]] = {}
         self._joined: dict[str, deque[list[SentBack]]] = {}
         self._busy: set[str] = set()
-        self._changed = threading.Condition()
+        self._changed: Condition = changed or threading.Condition()
         self._open = 0
 
     def send(self, messages: SentBack) -> None:

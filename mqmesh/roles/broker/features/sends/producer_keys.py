@@ -3,6 +3,7 @@
 import hmac
 import struct
 from hashlib import blake2b
+from random import SystemRandom
 from typing import Final
 
 from mqmesh.errors import NoPermission, SystemBusy
@@ -68,7 +69,7 @@ class EndProofs:
     """
 
     def __init__(self) -> None:
-        self._secret = new_key()
+        self._secret = new_key(SystemRandom())
 
     def token(self, base_queue_offset: int, producer_id: int, first_sequence: int) -> bytes:
         """What a member of the producer group gets with the question about a half batch."""

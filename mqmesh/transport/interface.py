@@ -1,0 +1,315 @@
+"""What a role or a client needs of the world: a loop with clocks and timers, peers, threads.
+
+Whoever needs sockets, time or threads is given a ``Transport`` and makes nothing of the kind
+itself. ``mqmesh.transport.zmq_transport`` is the real one, ``mqmesh.transport.simulated`` its twin:
+there all of a cluster's processes live in one thread, on one clock, from one seed.
+
+Methods and attributes mean the same as those of the real classes, which say more.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from mqmesh.clock import Clock
+from mqmesh.errors import MQMeshError
+from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.refusals import Refusals
+from mqmesh.transport.accounts import ServerLimits
+
+Handler = Callable[[Request], Reply | None]
+OnDone = Callable[[Command | MQMeshError], None]
+
+
+class Timer(Protocol):
+    """A call planned for later; see ``mqmesh.transport.loop.Timer``."""
+
+    def cancel(self) -> None:
+        """The call will not be made."""
+
+
+class Loop(Protocol):
+    """See ``mqmesh.transport.loop.EventLoop``."""
+
+    callback_failures: int
+
+    @property
+    def clock(self) -> Clock:
+        """Of the timers."""
+
+    def at_tick_end(self, callback: Callable[[], None]) -> None:
+        """Calls back at the end of each turn."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls once, not before ``delay_ms``."""
+
+    def call_every(self, interval_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls each ``interval_ms``."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Calls in the loop's thread, soon; from any thread."""
+
+    def wake(self) -> None:
+        """Ends the loop's wait; from any thread."""
+
+    def has_news(self) -> bool:
+        """True when a turn would find something; from any thread."""
+
+    def stop(self) -> None:
+        """Makes ``run`` return after the current turn; from any thread."""
+
+    def fail(self, error: Exception) -> None:
+        """Makes ``run`` end with an error."""
+
+    def disown(self) -> None:
+        """This process is a fork; no turn is taken."""
+
+    @property
+    def stopping(self) -> bool:
+        """True once ``stop`` was called."""
+
+    @property
+    def in_loop_thread(self) -> bool:
+        """True in callbacks, and in whatever they call."""
+
+    def run(self) -> None:
+        """Serves until ``stop``."""
+
+    def tick(self, wait_ms: int) -> None:
+        """One turn."""
+
+    def close(self) -> None:
+        """Releases what the loop holds."""
+
+
+class Connection(Protocol):
+    """A client's connection to a server; see ``mqmesh.transport.client.CommandClient``."""
+
+    endpoint: str
+    connected: bool
+    unreachable: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an outcome yet."""
+
+    def request(
+        self,
+        code: int,
+        on_done: OnDone,
+        *parts: bytes | memoryview,
+        header: bytes = b"",
+        timeout_ms: int = 3_000,
+    ) -> None:
+        """Sends a request; its outcome comes to ``on_done``, never before this returns."""
+
+    def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
+        """Sends a request that gets no answer."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+class Server(Protocol):
+    """See ``mqmesh.transport.server.CommandServer``."""
+
+    malformed_frames: int
+    hung_up: int
+    silent: int
+    requests: int
+    refusals: Refusals
+    readable_ms: int
+    drained_ms: int | None
+
+    @property
+    def peer_count(self) -> int:
+        """Connections that sent something and are still there."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of answers that their peers have not taken yet."""
+
+    @property
+    def dropped_replies(self) -> int:
+        """Answers that nobody was there for any more."""
+
+    def bind(self, endpoint: str) -> str:
+        """Listens on an endpoint; returns it with the real port."""
+
+    def reply(self, request: Request, reply: Reply) -> None:
+        """Answers a request."""
+
+    def room(self, peer: bytes) -> int:
+        """How many bytes an answer to a peer may have now."""
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """Answers a request with an error."""
+
+    def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:
+        """Sends a peer a oneway command."""
+
+    def note_refusal(self, code: int, remark: str) -> None:
+        """Counts and logs a refusal."""
+
+    def tick(self, now_ms: int) -> None:
+        """Looks after connections; to be called some times a second."""
+
+    def close(self) -> None:
+        """Stops listening."""
+
+
+class Publisher(Protocol):
+    """See ``mqmesh.transport.hints.HintPublisher``."""
+
+    def bind(self, endpoint: str) -> str:
+        """Listens on an endpoint; returns it with the real port."""
+
+    def publish(self, hint: bytes) -> None:
+        """Sends a hint to all who listen now."""
+
+    def close(self) -> None:
+        """Stops listening."""
+
+
+class Subscriber(Protocol):
+    """See ``mqmesh.transport.hints.HintSubscriber``."""
+
+    endpoint: str
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+class Channel(Protocol):
+    """See ``mqmesh.transport.channel.BlockingChannel``."""
+
+    endpoint: str
+
+    def request(
+        self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
+    ) -> Command:
+        """Sends a request and waits for its response."""
+
+    def cancel(self) -> None:
+        """Makes requests fail soon; from any thread."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+class Flag(Protocol):
+    """What a thread waits for; ``threading.Event`` has it."""
+
+    def is_set(self) -> bool:
+        """True after ``set``."""
+
+    def set(self) -> None:
+        """Ends all waits."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is set, ``timeout`` seconds at most."""
+
+
+class Condition(AbstractContextManager[bool, None], Protocol):
+    """A lock, and a way to wait for a change under it; ``threading.Condition`` has it."""
+
+    def notify(self, n: int = 1) -> None:
+        """Wakes who waits."""
+
+    def notify_all(self) -> None:
+        """Wakes all who wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for a notice, ``timeout`` seconds at most."""
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Waits until something is so, ``timeout`` seconds at most."""
+
+
+class LoopThread(Protocol):
+    """The thread that runs a client's loop; ``threading.Thread`` has it."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end, ``timeout`` seconds at most."""
+
+    def is_alive(self) -> bool:
+        """False once it ended."""
+
+
+class Transport(Protocol):
+    """The world of one loop.
+
+    Everything that is connected here is served in the thread of its loop.
+    """
+
+    @property
+    def loop(self) -> Loop:
+        """The one loop; made when it is asked for first."""
+
+    @property
+    def clock(self) -> Clock:
+        """That of the loop."""
+
+    @property
+    def random(self) -> random.Random:
+        """Chance: for ids, and for what is to be divided evenly."""
+
+    def connect(
+        self,
+        endpoint: str,
+        *,
+        on_command: Callable[[Command], None] | None = None,
+        on_connection: Callable[[bool], None] | None = None,
+    ) -> Connection:
+        """A connection to a server."""
+
+    def serve(
+        self,
+        handlers: Mapping[int, Handler],
+        on_disconnect: Callable[[bytes], None] | None = None,
+        limits: ServerLimits | None = None,
+    ) -> Server:
+        """A server that is not bound yet."""
+
+    def publish(self) -> Publisher:
+        """A publisher of hints that is not bound yet."""
+
+    def subscribe(
+        self,
+        endpoint: str,
+        *,
+        on_hint: Callable[[bytes], None],
+        on_connected: Callable[[], None] | None = None,
+    ) -> Subscriber:
+        """A listener to one publisher's hints."""
+
+    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> Channel:
+        """A connection for requests of the caller's own thread."""
+
+    def executor(self, name: str) -> Executor:
+        """One helper thread, for calls that take long."""
+
+    def flag(self) -> Flag:
+        """Something that threads wait for."""
+
+    def condition(self) -> Condition:
+        """A lock, and a way to wait for a change under it."""
+
+    def pause(self, duration_s: float) -> None:
+        """Lets the calling thread sleep."""
+
+    def busy_poll(self, for_us: int) -> None:
+        """Has the loop wait awake for so many µs before it sleeps."""
+
+    def run_loop(self, target: Callable[[], None], name: str) -> LoopThread:
+        """Starts the thread that runs the loop.
+
+        Args:
+            target: Calls ``loop.run``, and cleans up behind it.
+            name: Of the thread.
+        """
+
+    def close(self) -> None:
+        """Releases what belongs to all connections; they are closed before."""

@@ -1,0 +1,206 @@
+"""The event loop's twin: turned by the simulation, as many times as there is something to do."""
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.transport.loop import Timer
+from mqmesh.transport.simulated.node import SimulatedNode
+
+MOST_TURNS_A_MS: Final = 64
+"""A loop that turns more often lets time pass, as each turn of a real one does."""
+
+_log = logging.getLogger(__name__)
+
+
+class SimulatedLoop:
+    """The twin of ``mqmesh.transport.loop.EventLoop``; the same rules hold.
+
+    Args:
+        node: The process whose loop it is.
+
+    Attributes:
+        clock: Of the node.
+        callback_failures: Exceptions in callbacks so far; each is a bug.
+    """
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.clock: Clock = node.clock
+        self.callback_failures = 0
+        self.failure: Exception | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._order = itertools.count()
+        self._tick_end: list[Callable[[], None]] = []
+        self._planned_ms: int | None = None
+        self._turning = False
+        self._stopping = False
+        self._on_stop: list[Callable[[], None]] = []
+        self._turns_ms = (0, 0)
+
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Something came from the network: the next turn begins with it."""
+        self._inbox.append(callback)
+        self._plan(0)
+
+    def at_tick_end(self, callback: Callable[[], None]) -> None:
+        """Calls back at the end of each turn."""
+        self._tick_end.append(callback)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls once, not before ``delay_ms``."""
+        timer = Timer(callback, 0)
+        self._push(timer, delay_ms)
+        return timer
+
+    def call_every(self, interval_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls each ``interval_ms`` from now on."""
+        timer = Timer(callback, interval_ms)
+        self._push(timer, interval_ms)
+        return timer
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Calls soon, in a turn of the loop."""
+        self._calls.append(callback)
+        self._plan(0)
+
+    def wake(self) -> None:
+        """Has the loop turn."""
+        self._plan(0)
+
+    def has_news(self) -> bool:
+        """True when a turn would find something."""
+        return bool(self._inbox or self._calls)
+
+    def stop(self) -> None:
+        """Ends the loop after the turn that runs."""
+        if not self._stopping:
+            self._stopping = True
+            self.node.after(0, self._finish)
+
+    def fail(self, error: Exception) -> None:
+        """The process cannot do its work any more: it ends, and whoever watches it may see why."""
+        self.failure = error
+        self.stop()
+
+    def disown(self) -> None:
+        """Never called: no simulated process forks."""
+        self._stopping = True
+
+    @property
+    def stopping(self) -> bool:
+        """True once ``stop`` was called."""
+        return self._stopping
+
+    @property
+    def in_loop_thread(self) -> bool:
+        """True in callbacks, and in whatever they call."""
+        return self._turning
+
+    def run(self) -> None:
+        """Returns at once: the simulation turns the loop; who runs it is told by ``on_stop``."""
+        self._stopping = True
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Calls back when the loop has stopped, where a thread would return from ``run``."""
+        self._on_stop.append(callback)
+
+    def tick(self, wait_ms: int) -> None:
+        """Lets the simulation run for one turn of this loop, ``wait_ms`` at most."""
+        turns = self._turn_count
+        self.node.wait_until(lambda: self._turn_count != turns, wait_ms)
+
+    def close(self) -> None:
+        """Ends the loop; nothing of it is called any more."""
+        self._stopping = True
+        self._inbox.clear()
+        self._calls.clear()
+        self._timers.clear()
+
+    # ---- Turns -------------------------------------------------------------------------
+
+    _turn_count = 0
+
+    def _plan(self, delay_ms: int) -> None:
+        due_ms = self.clock.monotonic_ms() + delay_ms
+        if self._planned_ms is not None and self._planned_ms <= due_ms:
+            return
+        self._planned_ms = due_ms
+        self.node.after(delay_ms, lambda: self._turn_if_due(due_ms))
+
+    def _turn_if_due(self, planned_ms: int) -> None:
+        if self._planned_ms != planned_ms:
+            return  # an earlier turn took its place
+        self._planned_ms = None
+        if self._stopping:
+            return
+        if self._turning:
+            self._plan(1)  # a callback of this loop waits for the simulation
+            return
+        self._turn()
+        self._plan_next()
+
+    def _turn(self) -> None:
+        self._turn_count += 1
+        self._turning = True
+        try:
+            for queue in (self._inbox, self._calls):
+                for _ in range(len(queue)):
+                    if queue:
+                        self._guard(queue.popleft())
+            self._run_timers()
+            for callback in self._tick_end:
+                self._guard(callback)
+        finally:
+            self._turning = False
+
+    def _plan_next(self) -> None:
+        now_ms = self.clock.monotonic_ms()
+        before_ms, turns = self._turns_ms
+        self._turns_ms = (now_ms, turns + 1 if before_ms == now_ms else 1)
+        least_ms = 0 if self._turns_ms[1] < MOST_TURNS_A_MS else 1
+        if self._inbox or self._calls:
+            self._plan(least_ms)
+            return
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        if self._timers:
+            self._plan(max(self._timers[0][0] - now_ms, least_ms))
+
+    def _run_timers(self) -> None:
+        now_ms = self.clock.monotonic_ms()
+        # Those that callbacks plan now have their turn next time.
+        last = next(self._order)
+        while self._timers and self._timers[0][:2] <= (now_ms, last):
+            timer = heapq.heappop(self._timers)[2]
+            if timer.cancelled:
+                continue
+            if timer.interval_ms:
+                self._push(timer, timer.interval_ms)
+            self._guard(timer.callback)
+
+    def _push(self, timer: Timer, delay_ms: int) -> None:
+        due_ms = self.clock.monotonic_ms() + max(delay_ms, 0)
+        heapq.heappush(self._timers, (due_ms, next(self._order), timer))
+        if not self._turning:
+            self._plan(max(delay_ms, 0))
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        if not self.node.alive:
+            return  # a callback before it killed the node
+        try:
+            callback()
+        except Exception:
+            self.callback_failures += 1
+            _log.exception("a callback of %s failed; the loop goes on", self.node.name)
+
+    def _finish(self) -> None:
+        told, self._on_stop = self._on_stop, []
+        for callback in told:
+            callback()

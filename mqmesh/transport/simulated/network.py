@@ -1,0 +1,396 @@
+"""The network between simulated nodes: connections that delay, break, and may be cut one way.
+
+A connection is two pipes, each of which keeps its order; nothing is promised between pipes. A cut
+holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end that hears nothing
+gives the connection up by itself, and not at the same time: so a server may take a client for
+present that has long come back by another connection.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from mqmesh.transport.simulated.node import SimulatedNode
+from mqmesh.transport.simulated.simulation import Simulation
+
+HEARTBEAT_MS: Final = 400
+HEARTBEAT_TIMEOUT_MS: Final = 1_200
+RECONNECT_MS: Final = 100
+MOST_ON_THE_WAY: Final = 200_000
+"""Frames in one pipe."""
+
+Deliver = Callable[[Callable[[], None]], None]
+"""Has something called in a node's loop, or as a step of the node."""
+
+
+class Weather:
+    """How long frames take.
+
+    Attributes:
+        least_ms, most_ms: Usual latency.
+        gust_every: One frame of so many takes up to ``gust_ms``; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.least_ms = 0
+        self.most_ms = 2
+        self.gust_every = 0
+        self.gust_ms = 200
+
+
+class Listener(Protocol):
+    """Who is bound to an endpoint."""
+
+    node: SimulatedNode
+
+    def accept(self, connection: "Connection") -> None:
+        """A connection was made."""
+
+
+class Network:
+    """All endpoints, connections, and what is cut.
+
+    Args:
+        simulation: Whose time and chance.
+
+    Attributes:
+        weather: How long frames take now.
+        connections: Those that stand, at least for one end.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.weather = Weather()
+        self.connections: dict[Connection, None] = {}
+        self._bound: dict[str, Listener] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._next_port = 40_000
+        self._next_peer = 0
+
+    def bind(self, endpoint: str, listener: Listener) -> str:
+        """Listens on an endpoint; port 0 or ``*`` takes a free one.
+
+        Raises:
+            OSError: Somebody listens there.
+        """
+        head, _, port = endpoint.rpartition(":")
+        if endpoint.startswith("tcp://") and port in ("0", "*"):
+            self._next_port += 1
+            endpoint = f"{head}:{self._next_port}"
+        holder = self._bound.get(endpoint)
+        if holder is not None and holder.node.alive:
+            raise OSError(98, f"{endpoint} is taken")
+        self._bound[endpoint] = listener
+        return endpoint
+
+    def unbind(self, listener: Listener) -> None:
+        """Listens no more; connections stay until they are closed."""
+        for endpoint in [key for key, one in self._bound.items() if one is listener]:
+            del self._bound[endpoint]
+
+    def listener(self, endpoint: str) -> Listener | None:
+        """Who listens there."""
+        return self._bound.get(endpoint)
+
+    def latency_ms(self) -> int:
+        """Of the next frame."""
+        weather, chance = self.weather, self.simulation.random
+        if weather.gust_every and chance.randrange(weather.gust_every) == 0:
+            return chance.randint(weather.most_ms, weather.gust_ms)
+        return chance.randint(weather.least_ms, weather.most_ms)
+
+    def is_open(self, source: SimulatedNode, target: SimulatedNode) -> bool:
+        """Whether frames pass in this direction."""
+        return (source.name, target.name) not in self._cut
+
+    def next_peer(self) -> bytes:
+        """A routing id as ZeroMQ gives them."""
+        self._next_peer += 1
+        return b"\0" + self._next_peer.to_bytes(4, "big")
+
+    # ---- Faults --------------------------------------------------------------------------
+
+    def cut(self, source: SimulatedNode, target: SimulatedNode) -> None:
+        """Nothing passes from one node to another until ``heal``."""
+        self._cut.add((source.name, target.name))
+        for connection in list(self.connections):
+            if connection.joins(source, target):
+                connection.doubt()
+
+    def heal(self) -> None:
+        """Everything passes again."""
+        self._cut.clear()
+        for connection in list(self.connections):
+            connection.flow()
+
+    def stall(self, node: SimulatedNode) -> None:
+        """A node stands still: who is connected to it hears nothing."""
+        for connection in list(self.connections):
+            if node in (connection.client, connection.server):
+                connection.doubt()
+
+    def break_connections(self, one: SimulatedNode, other: SimulatedNode | None = None) -> None:
+        """Breaks connections of a node, or those between two; both ends are told."""
+        for connection in list(self.connections):
+            ends = (connection.client, connection.server)
+            if one in ends and (other is None or other in ends):
+                connection.abort()
+
+
+class _Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, network: Network, source: SimulatedNode, target: SimulatedNode) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+        self._frames: deque[tuple[int, Callable[[], None]]] = deque()
+        self._last_ms = 0
+        self._planned = False
+        self.closed = False
+
+    def send(self, arrive: Callable[[], None]) -> None:
+        if self.closed:
+            return
+        assert len(self._frames) < MOST_ON_THE_WAY, "a pipe has no limit but this one"
+        network = self._network
+        self._last_ms = max(self._last_ms, network.simulation.now_ms + network.latency_ms())
+        self._frames.append((self._last_ms, arrive))
+        self.flow()
+
+    def flow(self) -> None:
+        if self._planned or not self._frames or self.closed:
+            return
+        if not self._network.is_open(self._source, self._target):
+            return
+        self._planned = True
+        self._network.simulation.at(self._frames[0][0], self._arrive)
+
+    def _arrive(self) -> None:
+        self._planned = False
+        if self.closed or not self._network.is_open(self._source, self._target):
+            return
+        now_ms = self._network.simulation.now_ms
+        while self._frames and self._frames[0][0] <= now_ms and not self.closed:
+            self._frames.popleft()[1]()
+        self.flow()
+
+    def close(self) -> None:
+        self.closed = True
+        self._frames.clear()
+
+
+class Connection:
+    """One connection, from a client's to a server's end.
+
+    Args:
+        network: Where.
+        client, server: The nodes.
+        on_client_lost: Told when the client's end is gone, unless the client closed it.
+
+    Attributes:
+        peer: Its routing id at the server.
+        on_server_lost: Told when the server's end is gone; set by who accepts.
+        take_request, take_answer: What to do with a frame that arrives; set by the ends.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        client: SimulatedNode,
+        server: SimulatedNode,
+        on_client_lost: Callable[[], None],
+    ) -> None:
+        self.client = client
+        self.server = server
+        self.peer = network.next_peer()
+        self.on_server_lost: Callable[[], None] = _nothing
+        self.take_request: Callable[[bytes], None] = _ignore
+        self.take_answer: Callable[[bytes], None] = _ignore
+        self._on_client_lost = on_client_lost
+        self._network = network
+        self._there = _Pipe(network, client, server)
+        self._back = _Pipe(network, server, client)
+        self._client_open = True
+        self._server_open = True
+        network.connections[self] = None
+
+    def joins(self, one: SimulatedNode, other: SimulatedNode) -> bool:
+        """Whether it is between two nodes."""
+        return {one, other} == {self.client, self.server}
+
+    def ask(self, frame: bytes) -> None:
+        """Sends a frame to the server."""
+        self._there.send(lambda: self.take_request(frame))
+
+    def answer(self, frame: bytes) -> None:
+        """Sends a frame to the client."""
+        self._back.send(lambda: self.take_answer(frame))
+
+    def flow(self) -> None:
+        """What was held goes on."""
+        self._there.flow()
+        self._back.flow()
+
+    def close_client(self) -> None:
+        """The client closes it; the server is told behind what was sent before."""
+        if self._client_open:
+            self._client_open = False
+            self._back.close()
+            self._there.send(self._lose_server)
+            self._forget()
+
+    def close_server(self) -> None:
+        """The server closes it; the client is told behind what was sent before."""
+        if self._server_open:
+            self._server_open = False
+            self._there.close()
+            self._back.send(self._lose_client)
+            self._forget()
+
+    def abort(self) -> None:
+        """It breaks: what is on the way is lost, and each end is told, if there is a way to it."""
+        for pipe, lose in ((self._there, self._lose_server), (self._back, self._lose_client)):
+            pipe._frames.clear()
+            pipe.send(lose)
+
+    def doubt(self) -> None:
+        """Something may keep it from being heard: each end gives it up in its own time."""
+        chance = self._network.simulation.random
+        for lose in (self._lose_client, self._lose_server):
+            wait_ms = HEARTBEAT_TIMEOUT_MS + chance.randrange(2 * HEARTBEAT_MS)
+            self._network.simulation.after(wait_ms, lambda lose=lose: self._give_up(lose))  # type: ignore[misc]
+
+    def _give_up(self, lose: Callable[[], None]) -> None:
+        client, server, network = self.client, self.server, self._network
+        heard = network.is_open(client, server) and network.is_open(server, client)
+        if not heard or client.paused or server.paused:
+            lose()
+
+    def _lose_client(self) -> None:
+        if self._client_open:
+            self._client_open = False
+            self._back.close()
+            if not self._there.closed:
+                self._there.send(self._lose_server)
+            self._on_client_lost()
+            self._forget()
+
+    def _lose_server(self) -> None:
+        if self._server_open:
+            self._server_open = False
+            self._there.close()
+            if not self._back.closed:
+                self._back.send(self._lose_client)
+            self.on_server_lost()
+            self._forget()
+
+    def _forget(self) -> None:
+        if not self._client_open and not self._server_open:
+            self._network.connections.pop(self, None)
+
+
+class Line:
+    """A client's way to an endpoint: connects, and again after each break.
+
+    Args:
+        network: Where.
+        node: The client's.
+        endpoint: Whose.
+        deliver: Has news of it, and what comes by it, called in the client's loop.
+        on_frame: Told of frames.
+        on_up: Told when it stands.
+        on_down: Told when it broke, or could not be made; with True if it had stood.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        node: SimulatedNode,
+        endpoint: str,
+        deliver: Deliver,
+        *,
+        on_frame: Callable[[bytes], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[bool], None],
+    ) -> None:
+        self._network = network
+        self._node = node
+        self._endpoint = endpoint
+        self._deliver = deliver
+        self._on_frame = on_frame
+        self._on_up = on_up
+        self._on_down = on_down
+        self._connection: Connection | None = None
+        self._closed = False
+        network.simulation.after(network.latency_ms(), self._connect)
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame by the connection that stands; nothing if there is none."""
+        if self._connection is not None:
+            self._connection.ask(frame)
+
+    def close(self) -> None:
+        """Closes it, behind what was sent."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close_client()
+            self._connection = None
+
+    def _connect(self) -> None:
+        if self._closed or not self._node.alive:
+            return
+        network, node = self._network, self._node
+        listener = network.listener(self._endpoint)
+        server = listener.node if listener is not None else None
+        if listener is None or server is None or not server.alive:
+            self._failed(tell=True)  # the connection is refused
+        elif (
+            node.paused
+            or server.paused
+            or not network.is_open(node, server)
+            or not network.is_open(server, node)
+        ):
+            self._failed(tell=False)  # nobody answers, which a client notices by its own patience
+        else:
+            self._stand(listener, Connection(network, node, server, self._lost))
+
+    def _stand(self, listener: Listener, connection: Connection) -> None:
+        connection.take_answer = lambda frame: self._told(
+            lambda: connection is self._connection and self._on_frame(frame)
+        )
+        listener.accept(connection)
+        self._connection = connection
+        self._told(lambda: connection is self._connection and self._on_up())
+
+    def _failed(self, *, tell: bool) -> None:
+        if tell:
+            self._told(lambda: self._on_down(False))
+        self._network.simulation.after(RECONNECT_MS, self._connect)
+
+    def _lost(self) -> None:
+        connection = self._connection
+
+        def down() -> None:
+            if connection is self._connection:
+                self._connection = None
+                self._on_down(True)
+
+        if not self._closed:
+            self._told(down)
+            self._network.simulation.after(RECONNECT_MS, self._connect)
+
+    def _told(self, callback: Callable[[], object]) -> None:
+        def call() -> None:
+            if not self._closed:
+                callback()
+
+        self._deliver(call)
+
+
+def _nothing() -> None:
+    """Nobody is there yet."""
+
+
+def _ignore(frame: bytes) -> None:
+    """Nobody reads yet."""

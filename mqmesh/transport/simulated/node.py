@@ -1,0 +1,239 @@
+"""One simulated process: its clocks, whether it lives, and what dies with it."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, Final, ParamSpec, TypeVar
+
+from mqmesh.transport.simulated.simulation import START_WALL_MS, Event, Simulation
+from mqmesh.units import TimestampMs
+
+LONGEST_WAIT_MS: Final = 600_000
+"""Nobody waits longer without a limit of their own: it would be for ever."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class NodeKilled(BaseException):
+    """The process whose code was waiting is gone; nothing of it runs any more."""
+
+
+class SimulatedClock:
+    """The clocks of one node: the simulation's monotonic one, and a wall clock that is its own.
+
+    Args:
+        simulation: Whose time it is.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._ahead_ms = START_WALL_MS
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds of the monotonic clock."""
+        return self._simulation.now_ms
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of the monotonic clock."""
+        return self._simulation.now_ms * 1_000_000
+
+    def wall_ms(self) -> TimestampMs:
+        """Milliseconds of the wall clock."""
+        return TimestampMs(self._simulation.now_ms + self._ahead_ms)
+
+    def step(self, difference_ms: int) -> None:
+        """Sets the wall clock forward or back, as an administrator may."""
+        self._ahead_ms += difference_ms
+
+
+class SimulatedNode:
+    """A process of the simulation.
+
+    Args:
+        simulation: Where.
+        name: For logs and faults.
+
+    Attributes:
+        clock: Of the process.
+        alive: False once it was killed; nothing of it happens from then on.
+        paused: It stands still, as by SIGSTOP.
+        random: Chance, for what a process draws itself.
+        on_death: Called when it is killed, by the network for one.
+    """
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.clock = SimulatedClock(simulation)
+        self.alive = True
+        self.paused = False
+        self.random = random.Random(simulation.random.getrandbits(64))
+        self.on_death: list[Callable[[], None]] = []
+        self._late: list[Callable[[], None]] = []
+
+    def after(self, delay_ms: int, callback: Callable[[], None]) -> Event:
+        """Calls later, unless the node is dead by then; once it goes on, if it is paused."""
+        return self.simulation.after(delay_ms, lambda: self._call(callback))
+
+    def wait_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
+        """Waits as a thread of the process would: the simulation goes on meanwhile.
+
+        Returns:
+            Whether it is so, or the time is over.
+
+        Raises:
+            NodeKilled: The process was killed meanwhile.
+        """
+        self.simulation.run_until(lambda: not self.alive or is_done(), timeout_ms)
+        if not self.alive:
+            raise NodeKilled(self.name)
+        return is_done()
+
+    def kill(self) -> None:
+        """Ends it at once, as kill -9 does."""
+        self.alive = False
+        self._late.clear()
+        told, self.on_death = self.on_death, []
+        for callback in told:
+            callback()
+
+    def pause(self) -> None:
+        """Nothing of it happens until ``resume``; what is due meanwhile comes late."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Goes on."""
+        self.paused = False
+        late, self._late = self._late, []
+        for callback in late:
+            self.after(0, callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self.paused:
+            self._late.append(callback)
+        else:
+            callback()
+
+
+class SimulatedEvent:
+    """The twin of ``threading.Event``: who waits runs the simulation."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+        self._set = False
+
+    def is_set(self) -> bool:
+        """True after ``set``."""
+        return self._set
+
+    def set(self) -> None:
+        """Ends all waits."""
+        self._set = True
+
+    def clear(self) -> None:
+        """Begins anew."""
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is set, ``timeout`` seconds at most."""
+        return self._node.wait_until(self.is_set, _in_ms(timeout))
+
+
+class SimulatedCondition:
+    """The twin of ``threading.Condition``; there is one thread, so its lock is nobody's."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self._node = node
+        self._notes = 0
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *raised: object) -> None:
+        return
+
+    def notify(self, n: int = 1) -> None:
+        """Ends the waits."""
+        self._notes += 1
+
+    def notify_all(self) -> None:
+        """Ends the waits."""
+        self._notes += 1
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for a notice, ``timeout`` seconds at most."""
+        before = self._notes
+        return self._node.wait_until(lambda: self._notes != before, _in_ms(timeout))
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Waits until something is so, ``timeout`` seconds at most."""
+        return self._node.wait_until(predicate, _in_ms(timeout))
+
+
+class SimulatedFuture(Future[_T]):
+    """The outcome of work aside; who waits for it runs the simulation."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        super().__init__()
+        self._node = node
+
+    def result(self, timeout: float | None = None) -> _T:
+        """As ``concurrent.futures.Future.result``."""
+        self._node.wait_until(self.done, _in_ms(timeout))
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As ``concurrent.futures.Future.exception``."""
+        self._node.wait_until(self.done, _in_ms(timeout))
+        return super().exception(0)
+
+
+class SimulatedExecutor(Executor):
+    """One helper thread of a process: its work is done in order, each piece a little later.
+
+    Args:
+        node: Whose; work that was not begun when it is killed is never done.
+        slowest_ms: A piece of work takes 1 to so many ms.
+    """
+
+    def __init__(self, node: SimulatedNode, slowest_ms: int = 5) -> None:
+        self._node = node
+        self._slowest_ms = slowest_ms
+        self._free_ms = 0
+        self._open = 0
+
+    def submit(
+        self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> SimulatedFuture[_T]:
+        """Has something done later."""
+        future: SimulatedFuture[_T] = SimulatedFuture(self._node)
+
+        def work() -> None:
+            self._open -= 1
+            try:
+                outcome = fn(*args, **kwargs)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(outcome)
+
+        now_ms = self._node.simulation.now_ms
+        self._free_ms = max(self._free_ms, now_ms) + self._node.random.randint(1, self._slowest_ms)
+        self._open += 1
+        self._node.after(self._free_ms - now_ms, work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits until all is done."""
+        if wait:
+            self._node.wait_until(lambda: self._open == 0, LONGEST_WAIT_MS)
+
+
+def _in_ms(timeout: float | None) -> int:
+    return LONGEST_WAIT_MS if timeout is None else int(max(timeout, 0) * 1_000)
+
+
+Work = Callable[..., Any]

@@ -1,0 +1,99 @@
+"""Simulated time: one clock, one source of chance and one queue of events for all nodes.
+
+Everything happens in the thread that calls ``run`` or ``run_until``. What is due in the same
+millisecond happens in an order that the seed decides, so that one seed is one course of events and
+another seed another one.
+
+A call that has to wait, ``BlockingChannel.request`` for one, runs the simulation itself until its
+answer is there. So such calls nest: the one that began last ends first.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Final
+
+START_MONOTONIC_MS: Final = 1_000_000
+START_WALL_MS: Final = 1_700_000_000_000
+MAX_EVENTS_WAITING: Final = 1_000_000
+
+
+class SimulationStuck(AssertionError):
+    """Events come without end and time does not pass."""
+
+
+class Event:
+    """Something that will happen; ``cancel`` it if it shall not."""
+
+    __slots__ = ("callback", "cancelled")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """It will not happen; calling twice does no harm."""
+        self.cancelled = True
+
+
+class Simulation:
+    """Time, chance and what is to happen.
+
+    Args:
+        seed: Decides everything that is left to chance.
+
+    Attributes:
+        now_ms: Simulated milliseconds; the monotonic clock of all nodes.
+        random: The one source of chance.
+        event_count: Events that have happened.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.now_ms = START_MONOTONIC_MS
+        self.event_count = 0
+        self._events: list[tuple[int, float, int, Event]] = []
+        self._order = 0
+
+    def at(self, due_ms: int, callback: Callable[[], None]) -> Event:
+        """Calls once at a time; at once, but after what runs now, if it has passed."""
+        assert len(self._events) < MAX_EVENTS_WAITING, "more events wait than a simulation may have"
+        event = Event(callback)
+        self._order += 1
+        entry = (max(due_ms, self.now_ms), self.random.random(), self._order, event)
+        heapq.heappush(self._events, entry)
+        return event
+
+    def after(self, delay_ms: int, callback: Callable[[], None]) -> Event:
+        """Calls once, ``delay_ms`` from now."""
+        return self.at(self.now_ms + delay_ms, callback)
+
+    def run(self, duration_ms: int) -> None:
+        """Lets time pass."""
+        self.run_until(lambda: False, duration_ms)
+
+    def run_until(self, is_done: Callable[[], bool], limit_ms: int) -> bool:
+        """Lets time pass until something is so.
+
+        Args:
+            is_done: Asked after each event.
+            limit_ms: How long at most.
+
+        Returns:
+            Whether it is so.
+        """
+        end_ms = self.now_ms + limit_ms
+        events = self._events
+        while not is_done():
+            if not events or events[0][0] > end_ms:
+                self.now_ms = max(self.now_ms, end_ms)
+                return is_done()
+            due_ms, _, _, event = heapq.heappop(events)
+            if event.cancelled:
+                continue
+            # A call that waits inside of an event may have let more time pass.
+            self.now_ms = max(self.now_ms, due_ms)
+            self.event_count += 1
+            event.callback()
+        return True

@@ -1,0 +1,138 @@
+"""The transport of one simulated loop."""
+
+import random
+from collections.abc import Callable, Mapping
+
+from mqmesh.protocol.command import Command
+from mqmesh.transport.accounts import ServerLimits
+from mqmesh.transport.interface import Handler
+from mqmesh.transport.simulated.client import (
+    SimulatedChannel,
+    SimulatedClient,
+    SimulatedHintPublisher,
+    SimulatedHintSubscriber,
+)
+from mqmesh.transport.simulated.loop import SimulatedLoop
+from mqmesh.transport.simulated.network import Network
+from mqmesh.transport.simulated.node import (
+    LONGEST_WAIT_MS,
+    SimulatedCondition,
+    SimulatedEvent,
+    SimulatedExecutor,
+    SimulatedNode,
+)
+from mqmesh.transport.simulated.server import SimulatedServer
+
+
+class SimulatedTransport:
+    """The twin of ``mqmesh.transport.zmq_transport.ZmqTransport``.
+
+    Args:
+        network: Where.
+        node: The process; it may have several transports, each with a loop of its own.
+    """
+
+    def __init__(self, network: Network, node: SimulatedNode) -> None:
+        self.node = node
+        self.loop = SimulatedLoop(node)
+        self.clock = node.clock
+        self._network = network
+
+    @property
+    def random(self) -> random.Random:
+        """The node's own, from the seed."""
+        return self.node.random
+
+    def connect(
+        self,
+        endpoint: str,
+        *,
+        on_command: Callable[[Command], None] | None = None,
+        on_connection: Callable[[bool], None] | None = None,
+    ) -> SimulatedClient:
+        """A connection to a server."""
+        return SimulatedClient(
+            self._network,
+            self.loop,
+            endpoint,
+            on_command=on_command,
+            on_connection=on_connection,
+        )
+
+    def serve(
+        self,
+        handlers: Mapping[int, Handler],
+        on_disconnect: Callable[[bytes], None] | None = None,
+        limits: ServerLimits | None = None,
+    ) -> SimulatedServer:
+        """A server that is not bound yet; its limits are not reached."""
+        return SimulatedServer(self._network, self.loop, handlers, on_disconnect)
+
+    def publish(self) -> SimulatedHintPublisher:
+        """A publisher of hints that is not bound yet."""
+        return SimulatedHintPublisher(self._network, self.node)
+
+    def subscribe(
+        self,
+        endpoint: str,
+        *,
+        on_hint: Callable[[bytes], None],
+        on_connected: Callable[[], None] | None = None,
+    ) -> SimulatedHintSubscriber:
+        """A listener to one publisher's hints."""
+        return SimulatedHintSubscriber(
+            self._network, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
+        )
+
+    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> SimulatedChannel:
+        """A connection for requests that wait."""
+        return SimulatedChannel(self._network, self.node, endpoint)
+
+    def executor(self, name: str) -> SimulatedExecutor:
+        """One helper thread."""
+        return SimulatedExecutor(self.node)
+
+    def flag(self) -> SimulatedEvent:
+        """Something that is waited for."""
+        return SimulatedEvent(self.node)
+
+    def condition(self) -> SimulatedCondition:
+        """A way to wait for a change."""
+        return SimulatedCondition(self.node)
+
+    def pause(self, duration_s: float) -> None:
+        """Lets the simulation run meanwhile."""
+        self.node.wait_until(lambda: False, int(duration_s * 1_000))
+
+    def busy_poll(self, for_us: int) -> None:
+        """Nothing: waits cost nothing here."""
+
+    def run_loop(self, target: Callable[[], None], name: str) -> "SimulatedThread":
+        """Has the simulation turn the loop."""
+        return SimulatedThread(self.loop, target)
+
+    def close(self) -> None:
+        """Nothing is shared by the connections."""
+
+
+class SimulatedThread:
+    """Stands for the thread that runs a loop: what it does last is done when the loop stops."""
+
+    def __init__(self, loop: SimulatedLoop, target: Callable[[], None]) -> None:
+        self._loop = loop
+        self._target = target
+        self._ended = False
+        loop.on_stop(self._end)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end, ``timeout`` seconds at most."""
+        timeout_ms = LONGEST_WAIT_MS if timeout is None else int(timeout * 1_000)
+        self._loop.node.wait_until(lambda: self._ended, timeout_ms)
+
+    def is_alive(self) -> bool:
+        """False once it ended."""
+        return not self._ended
+
+    def _end(self) -> None:
+        self._target()
+        self._ended = True

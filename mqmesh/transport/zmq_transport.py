@@ -1,0 +1,131 @@
+"""The real transport: ZeroMQ, the machine's clocks and threads."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from mqmesh.clock import Clock, SystemClock
+from mqmesh.protocol.command import Command
+from mqmesh.transport import sockets
+from mqmesh.transport.accounts import ServerLimits
+from mqmesh.transport.busy_poll import BusyPoll
+from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.client import CommandClient
+from mqmesh.transport.hints import HintPublisher, HintSubscriber
+from mqmesh.transport.interface import Handler
+from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.server import CommandServer
+
+_RANDOM = random.SystemRandom()
+_CLOCK = SystemClock()
+
+
+class ZmqTransport:
+    """The twin of ``mqmesh.transport.simulated.transport.SimulatedTransport``.
+
+    Args:
+        context: ZeroMQ context of the process; a new one by default, which ``close`` ends.
+        loop: Its event loop; a new one by default.
+    """
+
+    def __init__(
+        self, context: sockets.Context | None = None, loop: EventLoop | None = None
+    ) -> None:
+        self._owns_context = context is None
+        self._context = context or sockets.new_context()
+        self._loop = loop
+
+    @property
+    def loop(self) -> EventLoop:
+        """The one loop; made when it is asked for first."""
+        if self._loop is None:
+            self._loop = EventLoop()
+        return self._loop
+
+    @property
+    def clock(self) -> Clock:
+        """That of the loop."""
+        return _CLOCK if self._loop is None else self._loop.clock
+
+    @property
+    def random(self) -> random.Random:
+        """The system's own."""
+        return _RANDOM
+
+    def connect(
+        self,
+        endpoint: str,
+        *,
+        on_command: Callable[[Command], None] | None = None,
+        on_connection: Callable[[bool], None] | None = None,
+    ) -> CommandClient:
+        """A connection to a server."""
+        return CommandClient(
+            self._context,
+            self.loop,
+            endpoint,
+            on_command=on_command,
+            on_connection=on_connection,
+        )
+
+    def serve(
+        self,
+        handlers: Mapping[int, Handler],
+        on_disconnect: Callable[[bytes], None] | None = None,
+        limits: ServerLimits | None = None,
+    ) -> CommandServer:
+        """A server that is not bound yet."""
+        return CommandServer(self._context, self.loop, handlers, on_disconnect, limits)
+
+    def publish(self) -> HintPublisher:
+        """A publisher of hints that is not bound yet."""
+        return HintPublisher(self._context)
+
+    def subscribe(
+        self,
+        endpoint: str,
+        *,
+        on_hint: Callable[[bytes], None],
+        on_connected: Callable[[], None] | None = None,
+    ) -> HintSubscriber:
+        """A listener to one publisher's hints."""
+        return HintSubscriber(
+            self._context, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
+        )
+
+    def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel:
+        """A connection for requests of the caller's own thread."""
+        return BlockingChannel(self._context, endpoint, busy_poll=BusyPoll(busy_poll_us))
+
+    def executor(self, name: str) -> ThreadPoolExecutor:
+        """One helper thread."""
+        return ThreadPoolExecutor(1, name)
+
+    def flag(self) -> threading.Event:
+        """Something that threads wait for."""
+        return threading.Event()
+
+    def condition(self) -> threading.Condition:
+        """A lock, and a way to wait for a change under it."""
+        return threading.Condition()
+
+    def pause(self, duration_s: float) -> None:
+        """Lets the calling thread sleep."""
+        time.sleep(duration_s)
+
+    def busy_poll(self, for_us: int) -> None:
+        """Has the loop wait awake for so many µs before it sleeps."""
+        self.loop.busy_poll = BusyPoll(for_us)
+
+    def run_loop(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """Starts the thread that runs the loop."""
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """Ends the context, if it is this transport's own."""
+        if self._owns_context:
+            self._context.destroy(linger=sockets.LINGER_MS)
