@@ -14,6 +14,7 @@ import pytest
 import mqmesh.protocol
 from mqmesh.protocol import command, messaging, pulling, retries, route
 from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.commands import COMMANDS
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
@@ -127,10 +128,37 @@ def test_every_request_code_is_listed_and_described(text):
         assert re.search(rf"^### {code.name} \({code.value}\)$", text, re.MULTILINE), code
 
 
+def test_the_table_of_commands_is_that_of_the_code(text):
+    listed = {row[1]: row[2:6] for row in tables(text)["Request codes"]}
+    for code, spec in COMMANDS.items():
+        servers = ", ".join(sorted(map(str, spec.servers)))
+        places = [", ".join(paths) or "—" for paths in (spec.topics, spec.groups)]
+        assert listed[code.name] == [servers, str(spec.right), *places], code.name
+
+
+def section_of(text: str, code: RequestCode) -> str:
+    section = re.split(rf"^### {code.name} .*$", text, flags=re.MULTILINE)[1]
+    return re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_every_command_names_the_types_of_its_headers(text):
+    for code, spec in COMMANDS.items():
+        section = section_of(text, code)
+        asked, answered = re.search(
+            r"\*\*Header:\*\*(.*?)\*\*Answer:\*\*(.*?)\*\*Errors:", section, re.DOTALL
+        ).groups()
+        for kind, told in ((spec.request, asked), (spec.reply, answered)):
+            if kind is not None and "as QUERY_MESSAGE" not in told:
+                assert f"`{kind.__name__}`" in told, f"{code.name}: {told}"
+        if spec.reply is None:
+            assert not re.search(r"`[A-Z]\w+[a-z]`", answered), code.name
+        if "oneway" in answered:
+            assert spec.oneway, code.name
+
+
 def test_every_command_says_who_serves_it_what_it_answers_and_which_errors(text):
     for code in RequestCode:
-        section = re.split(rf"^### {code.name} .*$", text, flags=re.MULTILINE)[1]
-        section = re.split(r"^##", section, maxsplit=1, flags=re.MULTILINE)[0]
+        section = section_of(text, code)
         for word in ("**Served by:**", "**Header:**", "**Answer:**", "**Errors:**"):
             assert word in section, f"{code.name} lacks {word}"
 

@@ -1,0 +1,297 @@
+"""The one table of commands: what each is asked with, answered with, and needs.
+
+Dispatch decodes requests by it, looks up the right by it, and counts by it. The table of
+``docs/protocol.md`` says the same. A request code without a row fails a test.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.protocol import (
+    admin,
+    filters,
+    groups,
+    locking,
+    membership,
+    messaging,
+    pulling,
+    queries,
+    replies,
+    retries,
+    route,
+    schedule,
+    snapshots,
+    transactions,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header
+
+IN_BODY: Final = "body"
+"""Stands in the batches of the body: each is judged for itself."""
+LOOKED_UP: Final = "looked-up"
+"""Not in the request; known once what it names was found."""
+
+
+class Server(enum.StrEnum):
+    """What serves a command."""
+
+    ALL = "every role"
+    BROKER = "broker"
+    NAMESRV = "name server"
+    FILTERSRV = "filter server"
+    SCHEDULE = "schedule service"
+    INDEXER = "index process"
+    CLIENT = "client"
+
+
+class Right(enum.StrEnum):
+    """What a principal must be permitted, to have a command served."""
+
+    NONE = "none"
+    """Everybody who is connected."""
+    PUB = "PUB"
+    """To send to the topics."""
+    SUB = "SUB"
+    """To read the topics, and to do it as the groups."""
+    VIEW = "view"
+    """To see how everything is; changes nothing."""
+    ADMIN = "admin"
+    """To change topics, groups, offsets, messages and settings."""
+    INTERNAL = "internal"
+    """To be a process of the cluster."""
+
+
+class CommandSpec(msgspec.Struct, frozen=True):
+    """One row: a command.
+
+    Attributes:
+        code: Its number and name.
+        servers: Who serves it.
+        right: What it needs.
+        request: Type of its header; None where there is none, ``fixed`` tells how it is read.
+        reply: Type of the answer's header; None for an empty one, and for none.
+        topics: Where topics stand in the header, as paths: ``config.topic``, ``queues[].topic``;
+            or ``IN_BODY``, ``LOOKED_UP``.
+        groups: The same of groups.
+        oneway: Sent without a wish for an answer.
+        fixed: Reads a header that is no msgpack array.
+    """
+
+    code: RequestCode
+    servers: frozenset[Server]
+    right: Right
+    request: type[msgspec.Struct] | None
+    reply: type[msgspec.Struct] | None
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    oneway: bool = False
+    fixed: Callable[[memoryview], Any] | None = None
+
+    def decoder(self) -> Callable[[memoryview], Any]:
+        """What turns the bytes of a request's header into a value.
+
+        It raises ``RemoteProtocolError`` for bytes that are no such header. A header that has no
+        fields may be left out.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if self.request is None:
+            return _nothing
+        if not self.request.__struct_fields__:
+            return partial(_decode_empty, self.request, self.request())
+        return partial(decode_header, self.request)
+
+    def topic_names(self, header: msgspec.Struct) -> list[str]:
+        """The topics that a request names in its header; those left empty are left out."""
+        return _names(self.topics, header)
+
+    def group_names(self, header: msgspec.Struct) -> list[str]:
+        """The groups that a request names in its header; those left empty are left out."""
+        return _names(self.groups, header)
+
+
+def _nothing(data: memoryview) -> None:
+    return None
+
+
+def _decode_empty(
+    kind: type[msgspec.Struct], empty: msgspec.Struct, data: memoryview
+) -> msgspec.Struct:
+    return decode_header(kind, data) if data else empty
+
+
+def _names(paths: tuple[str, ...], header: msgspec.Struct) -> list[str]:
+    places = (path for path in paths if path not in (IN_BODY, LOOKED_UP))
+    return [name for path in places for name in _walk(header, path.split(".")) if name]
+
+
+def _walk(value: Any, steps: list[str]) -> Iterator[str]:
+    if not steps:
+        yield value
+        return
+    first, *rest = steps
+    inner = getattr(value, first.removesuffix("[]"))
+    for one in inner or () if first.endswith("[]") else (inner,):
+        yield from _walk(one, rest)
+
+
+def _row(
+    code: RequestCode,
+    servers: Server | tuple[Server, ...],
+    right: Right,
+    topics: str,
+    groups: str,
+    request: type[msgspec.Struct] | None = None,
+    reply: type[msgspec.Struct] | None = None,
+    *,
+    oneway: bool = False,
+    fixed: Callable[[memoryview], Any] | None = None,
+) -> CommandSpec:
+    places = tuple(topics.split()), tuple(groups.split())
+    who = frozenset({servers} if isinstance(servers, Server) else servers)
+    return CommandSpec(code, who, right, request, reply, *places, oneway, fixed)
+
+
+C = RequestCode
+ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, CLIENT = Server
+NONE, PUB, SUB, VIEW, ADMIN, INTERNAL = Right
+
+# fmt: off
+_ROWS: Final = (
+    # code, who serves it, right, where topics and groups stand; types of the headers.
+    _row(C.PING, ALL, NONE, "", "", None, admin.RoleInfo),
+    _row(C.PROBE_CLIENT, CLIENT, INTERNAL, "", "", oneway=True),
+    # Name server.
+    _row(C.REGISTER_BROKER, NAMESRV, INTERNAL, "topics[].topic", "",
+         route.RegisterBrokerRequest, route.RegisterBrokerResponse),
+    _row(C.UNREGISTER_BROKER, NAMESRV, INTERNAL, "", "", route.UnregisterBrokerRequest),
+    _row(C.GET_ROUTEINFO_BY_TOPIC, NAMESRV, NONE, "topic", "",
+         route.GetRouteRequest, route.TopicRoute),
+    _row(C.GET_BROKER_CLUSTER_INFO, NAMESRV, NONE, "", "",
+         route.GetClusterRequest, route.ClusterInfo),
+    _row(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NAMESRV, VIEW, "", "",
+         route.TopicListRequest, route.TopicList),
+    _row(C.DELETE_TOPIC_IN_NAMESRV, NAMESRV, ADMIN, "topic", "", route.DeleteTopicRequest),
+    _row(C.WIPE_WRITE_PERM_OF_BROKER, NAMESRV, ADMIN, "", "",
+         route.WipeWritePermRequest, route.WipeWritePermResponse),
+    _row(C.PUT_KV_CONFIG, NAMESRV, ADMIN, "", "", route.KvRequest),
+    _row(C.GET_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
+    _row(C.DELETE_KV_CONFIG, NAMESRV, ADMIN, "", "", route.KvRequest),
+    _row(C.LIST_KV_CONFIG, NAMESRV, VIEW, "", "", route.KvRequest, route.KvResponse),
+    # Messages.
+    _row(C.SEND_MESSAGE, BROKER, PUB, IN_BODY, "", fixed=messaging.decode_send),
+    _row(C.PULL_MESSAGE, (BROKER, FILTERSRV), SUB, "topic", "group",
+         pulling.PullRequest, pulling.PullResponse),
+    _row(C.VIEW_MESSAGE, BROKER, SUB, LOOKED_UP, "", pulling.ViewMessageRequest),
+    _row(C.QUERY_MESSAGE, (BROKER, INDEXER), SUB, "topic", "",
+         queries.QueryMessageRequest, queries.QueryMessageResponse),
+    _row(C.QUERY_MESSAGE_BY_ID, (BROKER, INDEXER), SUB, LOOKED_UP, "",
+         queries.QueryMessageByIdRequest, queries.QueryMessageResponse),
+    # Offsets.
+    _row(C.QUERY_CONSUMER_OFFSET, BROKER, SUB, "queues[].topic", "group",
+         pulling.QueryConsumerOffsetRequest, pulling.ConsumerOffsets),
+    _row(C.UPDATE_CONSUMER_OFFSET, BROKER, SUB, "queues[].topic", "group",
+         pulling.UpdateConsumerOffsetRequest),
+    _row(C.QUERY_QUEUE_BOUNDS, BROKER, SUB, "topic", "",
+         pulling.QueueBoundsRequest, pulling.QueueBoundsResponse),
+    _row(C.SEARCH_OFFSET_BY_TIMESTAMP, BROKER, SUB, "topic", "",
+         pulling.SearchOffsetRequest, pulling.OffsetResponse),
+    # Failed messages.
+    _row(C.CONSUMER_SEND_MSG_BACK, BROKER, SUB, "entries[].topic", "group",
+         retries.SendBackRequest, retries.SendBackResponse),
+    _row(C.RESEND_DEAD_LETTERS, BROKER, ADMIN, "", "group",
+         retries.ResendRequest, retries.ResendResponse),
+    # Clients.
+    _row(C.HEART_BEAT, BROKER, SUB, "consumers[].subscriptions[].topic", "consumers[].group",
+         membership.HeartbeatRequest, membership.HeartbeatResponse),
+    _row(C.UNREGISTER_CLIENT, BROKER, NONE, "", "", membership.UnregisterClientRequest),
+    _row(C.GET_CONSUMER_LIST_BY_GROUP, BROKER, SUB, "", "group",
+         membership.ConsumerListRequest, membership.ConsumerList),
+    _row(C.NOTIFY_CONSUMER_IDS_CHANGED, CLIENT, INTERNAL, "", "group",
+         membership.ConsumerIdsChanged, oneway=True),
+    _row(C.LOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group",
+         locking.LockBatchRequest, locking.LockBatchResponse),
+    _row(C.UNLOCK_BATCH_MQ, BROKER, SUB, "queues[].topic", "group", locking.UnlockBatchRequest),
+    # Replies to requests.
+    _row(C.SEND_REPLY_MESSAGE, BROKER, NONE, "", "",
+         replies.SendReplyRequest, replies.SendReplyResponse),
+    _row(C.PUSH_REPLY_MESSAGE_TO_CLIENT, CLIENT, INTERNAL, "", "", replies.PushReply, oneway=True),
+    _row(C.ACKNOWLEDGE_REPLY, BROKER, NONE, "", "", replies.AcknowledgeReply, oneway=True),
+    # Transactions.
+    _row(C.END_TRANSACTION, BROKER, PUB, LOOKED_UP, "group",
+         transactions.EndTransactionRequest, transactions.EndTransactionResponse),
+    _row(C.CHECK_TRANSACTION_STATE, CLIENT, INTERNAL, "", "group",
+         transactions.CheckTransactionState, oneway=True),
+    _row(C.LIST_HALF_MESSAGES, BROKER, VIEW, "topic", "group",
+         transactions.ListHalfMessagesRequest, transactions.HalfList),
+    _row(C.VIEW_HALF_MESSAGE, BROKER, ADMIN, LOOKED_UP, "",
+         transactions.ViewHalfMessageRequest, transactions.HalfInfo),
+    _row(C.END_HALF_MESSAGE, BROKER, ADMIN, LOOKED_UP, "",
+         transactions.EndHalfMessageRequest, transactions.EndTransactionResponse),
+    # Delayed messages.
+    _row(C.OPEN_SCHEDULE, BROKER, INTERNAL, "", "",
+         schedule.OpenScheduleRequest, schedule.OpenScheduleResponse),
+    _row(C.PULL_SCHEDULE, BROKER, INTERNAL, "", "",
+         schedule.PullScheduleRequest, schedule.PullScheduleResponse),
+    _row(C.DELIVER_DUE, BROKER, INTERNAL, "", "",
+         schedule.DeliverDueRequest, schedule.DeliverDueResponse),
+    _row(C.CANCEL_DELAYED, BROKER, PUB, LOOKED_UP, "", schedule.CancelDelayedRequest),
+    _row(C.REFUSE_CANCEL, BROKER, INTERNAL, "", "", schedule.RefuseCancelRequest, oneway=True),
+    _row(C.NOTIFY_SCHEDULE, SCHEDULE, INTERNAL, "", "", schedule.ScheduleNews, oneway=True),
+    # Filters in Python.
+    _row(C.REGISTER_FILTER_SERVER, BROKER, INTERNAL, "", "", filters.RegisterFilterServerRequest),
+    _row(C.GET_FILTER_SERVER, BROKER, SUB, "", "group",
+         filters.GetFilterServerRequest, filters.FilterServerInfo),
+    _row(C.REGISTER_MESSAGE_FILTER_CLASS, FILTERSRV, SUB, "", "group",
+         filters.UploadFilterRequest, filters.UploadFilterResponse),
+    # Consumer groups, for administrators.
+    _row(C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "config.group",
+         groups.UpdateGroupRequest, groups.GroupConfig),
+    _row(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, BROKER, VIEW, "", "group",
+         groups.GetGroupsRequest, groups.GroupSummaries),
+    _row(C.DELETE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "group", groups.DeleteGroupRequest),
+    _row(C.GET_CONSUMER_CONNECTION_LIST, BROKER, VIEW, "", "group",
+         groups.ConsumerConnectionsRequest, groups.ConsumerConnections),
+    _row(C.GET_PRODUCER_CONNECTION_LIST, BROKER, VIEW, "", "group",
+         groups.ProducerConnectionsRequest, groups.ProducerConnections),
+    _row(C.GET_CONSUME_STATS, BROKER, VIEW, "topic", "group",
+         groups.ConsumeStatsRequest, groups.ConsumeStats),
+    _row(C.QUERY_TOPIC_CONSUME_BY_WHO, BROKER, VIEW, "topic", "",
+         groups.TopicConsumersRequest, groups.GroupNames),
+    _row(C.INVOKE_BROKER_TO_RESET_OFFSET, BROKER, ADMIN, "topic", "group",
+         groups.ResetOffsetRequest, groups.OffsetChanges),
+    _row(C.CLONE_GROUP_OFFSET, BROKER, ADMIN, "topic", "source target",
+         groups.CloneOffsetRequest, groups.OffsetChanges),
+    _row(C.RESET_CONSUMER_CLIENT_OFFSET, CLIENT, INTERNAL, "queues[].topic", "group",
+         groups.ConsumerOffsetReset, oneway=True),
+    # Topics and the broker, for administrators.
+    _row(C.UPDATE_AND_CREATE_TOPIC, BROKER, ADMIN, "config.topic", "",
+         admin.UpdateTopicRequest, route.TopicConfig),
+    _row(C.GET_TOPIC_CONFIG, BROKER, VIEW, "topic", "",
+         admin.GetTopicConfigRequest, admin.TopicConfigs),
+    _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),
+    _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW, "topic", "",
+         admin.TopicStatsRequest, admin.TopicStats),
+    _row(C.GET_BROKER_RUNTIME_INFO, BROKER, VIEW, "", "",
+         admin.BrokerRuntimeInfoRequest, admin.RuntimeInfo),
+    _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
+         snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
+    # Index process.
+    _row(C.ADVANCE_INDEX, INDEXER, INTERNAL, "", "",
+         queries.AdvanceIndexRequest, queries.IndexProgress),
+    _row(C.COPY_INDEX, INDEXER, INTERNAL, "", "",
+         snapshots.CopyIndexRequest, snapshots.CopyIndexResponse),
+)
+# fmt: on
+
+COMMANDS: Final[dict[RequestCode, CommandSpec]] = {row.code: row for row in _ROWS}
+"""Every command, by its code."""
+
+
+def served_by(server: Server) -> dict[RequestCode, CommandSpec]:
+    """The commands that a role serves, PING among them."""
+    return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, Server.ALL}}
