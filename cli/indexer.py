@@ -11,8 +11,8 @@ from mqmesh.logs import configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.process import Role
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
 
 from .serve import process_options, serve_role
 

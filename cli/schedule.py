@@ -11,9 +11,9 @@ from mqmesh.logs import configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 from .options import json_option, namesrv_option
 from .render import duration, print_json, print_table, timestamp

@@ -13,9 +13,9 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 from .options import config_options, json_option, namesrv_option
 

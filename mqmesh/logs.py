@@ -1,6 +1,6 @@
 """One form of log line for all processes::
 
-    2026-03-01T12:00:00.123Z WARNING mqmesh.transport.server: malformed frame from a peer
+    2026-03-01T12:00:00.123Z WARNING mqmesh.transport.zmq.server: malformed frame from a peer
 
 A message is always one line: what would break it, and control characters, are
 written as escapes, so that nobody can forge a line by a clever name. A traceback

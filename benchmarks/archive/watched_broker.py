@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.cli.entry import main
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq.loop import EventLoop
 
 EVERY_MS: Final = 1
 NOTED_MS: Final = 1.0

@@ -8,6 +8,7 @@ import enum
 from typing import Final
 
 from mqmesh import errors
+from mqmesh.protocol.command import Command, ErrorHeader, decode_header
 
 
 class RequestCode(enum.IntEnum):
@@ -207,3 +208,12 @@ def error_of(code: int, remark: str, retry_after_ms: int = 0) -> errors.BrokerEr
     """
     kind = _CLASS_OF_CODE.get(code, errors.BrokerError)
     return kind(remark, code=code, retry_after_ms=retry_after_ms)
+
+
+def response_error(command: Command) -> errors.MQMeshError:
+    """The error that an unsuccessful response tells of."""
+    try:
+        header = decode_header(ErrorHeader, command.header)
+    except errors.RemoteProtocolError as error:
+        return error
+    return error_of(command.code, header.remark, header.retry_after_ms)

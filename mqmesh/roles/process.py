@@ -69,7 +69,7 @@ class ExitCode(enum.IntEnum):
 
 
 class Loop(Protocol):
-    """What a process needs of its event loop; ``mqmesh.transport.loop.EventLoop`` has it."""
+    """What a process needs of its event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
 
     def add(self, source: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` while the descriptor can be read."""

@@ -37,7 +37,7 @@ class Timer(Protocol):
 
 
 class Loop(Protocol):
-    """What is needed of an event loop; ``mqmesh.transport.loop.EventLoop`` has it."""
+    """What is needed of an event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
 
     def add(self, source: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` while the descriptor can be read."""

@@ -17,9 +17,9 @@ from mqmesh.roles.process import Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.transport import ZmqTransport
 from mqmesh.units import MIB
 
 START_TIMEOUT_S: Final = 20.0

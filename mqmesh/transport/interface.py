@@ -1,7 +1,7 @@
 """What a role or a client needs of the world: a loop with clocks and timers, peers, threads.
 
 Whoever needs sockets, time or threads is given a ``Transport`` and makes nothing of the kind
-itself. ``mqmesh.transport.zmq_transport`` is the real one, ``mqmesh.transport.simulated`` its twin:
+itself. ``mqmesh.transport.zmq.transport`` is the real one, ``mqmesh.transport.simulated`` its twin:
 there all of a cluster's processes live in one thread, on one clock, from one seed.
 
 Methods and attributes mean the same as those of the real classes, which say more.
@@ -13,25 +13,43 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import msgspec
+
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, Reply, Request
 from mqmesh.refusals import Refusals
-from mqmesh.transport.accounts import ServerLimits
+from mqmesh.units import GIB, MIB
 
 Handler = Callable[[Request], Reply | None]
 OnDone = Callable[[Command | MQMeshError], None]
 
 
+class ServerLimits(msgspec.Struct, frozen=True):
+    """What the peers of a server may take.
+
+    Attributes:
+        max_connections: Connections at a time.
+        max_pending_bytes: Bytes that wait for one peer, or of one.
+        max_total_pending_bytes: The same of all peers together.
+        max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
+    """
+
+    max_connections: int = 10_000
+    max_pending_bytes: int = 128 * MIB
+    max_total_pending_bytes: int = 1 * GIB
+    max_frame_bytes: int = MAX_FRAME_BYTES
+
+
 class Timer(Protocol):
-    """A call planned for later; see ``mqmesh.transport.loop.Timer``."""
+    """A call planned for later; see ``mqmesh.transport.zmq.loop.Timer``."""
 
     def cancel(self) -> None:
         """The call will not be made."""
 
 
 class Loop(Protocol):
-    """See ``mqmesh.transport.loop.EventLoop``."""
+    """See ``mqmesh.transport.zmq.loop.EventLoop``."""
 
     callback_failures: int
 
@@ -85,7 +103,7 @@ class Loop(Protocol):
 
 
 class Connection(Protocol):
-    """A client's connection to a server; see ``mqmesh.transport.client.CommandClient``."""
+    """A client's connection to a server; see ``mqmesh.transport.zmq.client.CommandClient``."""
 
     endpoint: str
     connected: bool
@@ -113,7 +131,7 @@ class Connection(Protocol):
 
 
 class Server(Protocol):
-    """See ``mqmesh.transport.server.CommandServer``."""
+    """See ``mqmesh.transport.zmq.server.CommandServer``."""
 
     malformed_frames: int
     hung_up: int
@@ -161,7 +179,7 @@ class Server(Protocol):
 
 
 class Publisher(Protocol):
-    """See ``mqmesh.transport.hints.HintPublisher``."""
+    """See ``mqmesh.transport.zmq.hints.HintPublisher``."""
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port."""
@@ -174,7 +192,7 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """See ``mqmesh.transport.hints.HintSubscriber``."""
+    """See ``mqmesh.transport.zmq.hints.HintSubscriber``."""
 
     endpoint: str
 
@@ -183,7 +201,7 @@ class Subscriber(Protocol):
 
 
 class Channel(Protocol):
-    """See ``mqmesh.transport.channel.BlockingChannel``."""
+    """See ``mqmesh.transport.zmq.channel.BlockingChannel``."""
 
     endpoint: str
 

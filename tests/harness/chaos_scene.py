@@ -38,8 +38,9 @@ from mqmesh.roles.run_file import read_record
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
 
 BROKER: Final = "broker-a"
 TOPIC: Final = "chaos"
@@ -384,7 +385,7 @@ class Looks:
 
     def _run(self) -> None:
         context = sockets.new_context()
-        channel = BlockingChannel(context, sockets.zmq_endpoint(self._endpoint))
+        channel = BlockingChannel(context, endpoint_of(self._endpoint))
         while not self._stopping.wait(LOOK_INTERVAL_S):
             try:
                 self.seen += self._look(channel)

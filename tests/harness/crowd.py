@@ -15,7 +15,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_frame, encode_header
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest
 from mqmesh.roles.descriptors import raise_limit
-from mqmesh.transport import sockets
+from mqmesh.transport.zmq import sockets
 
 PULLS: Final = 20
 RECEIVE_BUFFER_BYTES: Final = 4_096

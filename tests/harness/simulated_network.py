@@ -19,12 +19,13 @@ from mqmesh.errors import (
     MQMeshError,
     RequestTimeout,
 )
+from mqmesh.protocol.codes import response_error
 from mqmesh.protocol.command import Command, Reply
 from mqmesh.sdk.admin import admin
 from mqmesh.sdk.client import client
 from mqmesh.testing.clock import ManualClock
-from mqmesh.transport.client import OnDone, response_error
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.interface import OnDone
+from mqmesh.transport.zmq.loop import EventLoop
 
 LATENCY_MS: Final = 1
 RECONNECT_MS: Final = 100
@@ -168,7 +169,7 @@ class SimulatedNetwork:
 
 
 class SimulatedTransport:
-    """The twin of ``mqmesh.transport.zmq_transport.ZmqTransport``, as far as clients use it."""
+    """The twin of ``mqmesh.transport.zmq.transport.ZmqTransport``, as far as clients use it."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
@@ -214,7 +215,7 @@ class _Waiting(msgspec.Struct, eq=False):
 
 
 class SimulatedClient:
-    """The twin of ``mqmesh.transport.client.CommandClient``; the same rules hold."""
+    """The twin of ``mqmesh.transport.zmq.client.CommandClient``; the same rules hold."""
 
     def __init__(
         self,
@@ -346,7 +347,7 @@ class SimulatedClient:
 
 
 class SimulatedHints:
-    """The twin of ``mqmesh.transport.hints.HintSubscriber``."""
+    """The twin of ``mqmesh.transport.zmq.hints.HintSubscriber``."""
 
     def __init__(
         self,
@@ -376,7 +377,7 @@ class SimulatedHints:
 
 
 class SimulatedChannel:
-    """The twin of ``mqmesh.transport.channel.BlockingChannel``: time jumps while it waits."""
+    """The twin of ``mqmesh.transport.zmq.channel.BlockingChannel``: time jumps while it waits."""
 
     def __init__(self, network: SimulatedNetwork, endpoint: str) -> None:
         self.endpoint = endpoint

@@ -13,12 +13,12 @@ import pytest
 
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.transport import sockets
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 PATIENCE_S = 10.0
 

@@ -79,7 +79,7 @@ from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.interface import FlushDiskType, RecoveryProgress
-from mqmesh.transport.client import CommandClient
+from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.units import MIB
 
 SEGMENT_BYTES = 32 * MIB

@@ -20,7 +20,7 @@ from mqmesh.protocol.queries import AdvanceIndexRequest
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.transport import sockets
+from mqmesh.transport.zmq import sockets
 
 FRAMES = 8_000
 

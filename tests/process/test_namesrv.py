@@ -42,8 +42,8 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
-from mqmesh.transport.hints import HintSubscriber
-from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS
+from mqmesh.transport.zmq.hints import HintSubscriber
+from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS
 
 FIRST_PING_S = 3 * HEARTBEAT_INTERVAL_MS / 1_000
 """By then a broker's connection has sent a ping: one that stops before leaves nothing to miss."""
@@ -53,9 +53,9 @@ import sys
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.route import BrokerAddress, DataVersion, RegisterBrokerRequest, TopicConfig
-from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
 loop = EventLoop()
 def register(up):
     if up:

@@ -30,8 +30,8 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
 
 TOPIC = "orders"
 QUEUES = 4

@@ -31,9 +31,9 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
 
 QUEUE = MessageQueue("t", "a", 0)
 

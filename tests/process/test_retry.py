@@ -34,8 +34,8 @@ from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
 
 PATIENCE_S = 30.0
 LEVELS = "1s 1s 1s 1s 1s 1s"

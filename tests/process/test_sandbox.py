@@ -17,7 +17,7 @@ from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.sandbox.frames import Answer, Setup, Status
 from mqmesh.sandbox.worker_process import WorkerProcess
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq.loop import EventLoop
 
 MIB = 1024 * 1024
 PATIENCE_S = 20.0

@@ -20,8 +20,8 @@ from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
 
 BROKER = "broker-a"
 

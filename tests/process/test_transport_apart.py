@@ -16,9 +16,9 @@ from mqmesh.protocol.command import (
     encode_apart,
     encode_frame,
 )
-from mqmesh.transport import outbox as outbox_module
-from mqmesh.transport.accounts import MARK_BYTES
-from mqmesh.transport.connections import hang_up
+from mqmesh.transport.zmq import outbox as outbox_module
+from mqmesh.transport.zmq.accounts import MARK_BYTES
+from mqmesh.transport.zmq.connections import hang_up
 from mqmesh.units import KIB, MIB
 
 ECHO, BIG = range(1, 3)

@@ -14,17 +14,17 @@ from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import EndpointUnreachable
 from mqmesh.protocol.command import EMPTY_REPLY, encode_frame
-from mqmesh.transport import sockets
-from mqmesh.transport.channel import BlockingChannel
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.channel import BlockingChannel
+from mqmesh.transport.zmq.server import CommandServer
 
 HELLO, HOLD = 1, 2
 
 CLIENT = """
 import sys
-from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
 loop = EventLoop()
 client = CommandClient(sockets.new_context(), loop, sys.argv[1])
 client.request(1, lambda answer: None)
@@ -34,9 +34,9 @@ loop.run()
 
 CLIENT_THAT_GOES_ON = """
 import sys
-from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
 loop = EventLoop()
 client = CommandClient(sockets.new_context(), loop, sys.argv[1])
 loop.call_every(20, lambda: client.request(1, lambda answer: None))
@@ -48,9 +48,9 @@ loop.run()
 BUSY_CLIENT = """
 import ctypes
 import sys
-from mqmesh.transport import sockets
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
 loop = EventLoop()
 client = CommandClient(sockets.new_context(), loop, sys.argv[1])
 client.request(1, lambda answer: client.request(1, work))
@@ -64,9 +64,9 @@ loop.run()
 SERVER = """
 import sys
 from mqmesh.protocol.command import EMPTY_REPLY
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
 loop = EventLoop()
 server = CommandServer(
     sockets.new_context(), loop, {1: lambda request: EMPTY_REPLY, 2: lambda request: None}
@@ -80,9 +80,9 @@ BUSY_SERVER = """
 import time
 import zmq
 from mqmesh.protocol.command import EMPTY_REPLY, ONEWAY, encode_frame
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
 from harness.stopwatch import Stopwatch
 loop = EventLoop()
 server = CommandServer(sockets.new_context(), loop, {1: lambda request: EMPTY_REPLY})

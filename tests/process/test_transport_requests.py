@@ -23,12 +23,12 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_FRAME_BYTES, MAX_HEADER_BYTES, Reply
-from mqmesh.transport import client as client_module
-from mqmesh.transport import server as server_module
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.channel import BlockingChannel
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.zmq import client as client_module
+from mqmesh.transport.zmq import server as server_module
+from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.channel import BlockingChannel
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
 
 ECHO, HOLD, FAIL, BUG, TELL, BIG = range(1, 7)
 NOWHERE = "tcp://127.0.0.1:1"

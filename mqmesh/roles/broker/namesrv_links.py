@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class NamesrvClient(Protocol):
-    """What is needed of a connection; ``mqmesh.transport.client.CommandClient`` has it."""
+    """What is needed of a connection; ``mqmesh.transport.zmq.client.CommandClient`` has it."""
 
     connected: bool
 

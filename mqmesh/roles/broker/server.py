@@ -70,10 +70,9 @@ from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.interface import Connection, Handler, Server, Timer, Transport
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.interface import Connection, Handler, Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
-from mqmesh.transport.sockets import zmq_endpoint
 
 TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
@@ -415,7 +414,7 @@ class BrokerServer:
         return BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
 
     def _connect(self, address: str, on_connection: Callable[[bool], None]) -> Connection:
-        return self._transport.connect(zmq_endpoint(address), on_connection=on_connection)
+        return self._transport.connect(endpoint_of(address), on_connection=on_connection)
 
     def _bind_ipc(self) -> str:
         # Only now that the store is ours: binding takes the path from whoever has it.

@@ -47,11 +47,12 @@ from mqmesh.roles.filtersrv.pipeline import Passage, Question
 from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.sandbox.worker_process import WorkerProcess
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.server import CommandServer
-from mqmesh.transport.sockets import Context, zmq_endpoint
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.interface import ServerLimits, Timer
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.transport.zmq.sockets import Context
 from mqmesh.units import MIB
 
 REGISTER_MS: Final = 1_000
@@ -137,7 +138,7 @@ class FilterServer:
         self._broker = CommandClient(
             self._zmq,
             self._loop,
-            zmq_endpoint(config.broker_addr),
+            endpoint_of(config.broker_addr),
             on_connection=self._on_connection,
         )
         self._timers = [

@@ -18,9 +18,10 @@ from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.index.dispatcher import Dispatcher
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.log.store_key import read_store_key
-from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.server import CommandServer
-from mqmesh.transport.sockets import Context
+from mqmesh.transport.interface import Timer
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.transport.zmq.sockets import Context
 from mqmesh.version import VERSION
 
 QUERY_SLICE_MS: Final = 20

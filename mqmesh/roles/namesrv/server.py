@@ -43,8 +43,7 @@ from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.interface import Handler, Publisher, Server, Timer, Transport
+from mqmesh.transport.interface import Handler, Publisher, Server, ServerLimits, Timer, Transport
 from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"

@@ -43,9 +43,9 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Channel, Transport
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
 """For one name server, when there is another one to ask."""
@@ -127,7 +127,7 @@ class AdminClient:
             TransportError: No answer.
             BrokerError, ProtocolError: A bad one.
         """
-        answer = self._request(sockets.zmq_endpoint(endpoint), RequestCode.PING, b"")
+        answer = self._request(endpoint_of(endpoint), RequestCode.PING, b"")
         return decode_header(RoleInfo, answer.header)
 
     def cluster(self) -> ClusterInfo:
@@ -294,7 +294,7 @@ class AdminClient:
         for address in self._namesrvs:
             try:
                 self._request(
-                    sockets.zmq_endpoint(address),
+                    endpoint_of(address),
                     RequestCode.DELETE_TOPIC_IN_NAMESRV,
                     request,
                     NAMESRV_TIMEOUT_MS,
@@ -350,7 +350,7 @@ class AdminClient:
         for address in self._namesrvs:
             while clock.monotonic_ms() < end_ms:
                 try:
-                    if self._announces(sockets.zmq_endpoint(address), configs):
+                    if self._announces(endpoint_of(address), configs):
                         break
                 except TopicNotFound:
                     pass
@@ -374,7 +374,7 @@ class AdminClient:
     def _masters(self) -> dict[str, str]:
         """Endpoint of each group's master."""
         found = {
-            name: sockets.zmq_endpoint(address.tcp)
+            name: endpoint_of(address.tcp)
             for name, address in masters_of(self.cluster().brokers).items()
         }
         if not found:
@@ -387,7 +387,7 @@ class AdminClient:
         timeout_ms = self._timeout_ms if alone else min(NAMESRV_TIMEOUT_MS, self._timeout_ms)
         for address in list(self._namesrvs):
             try:
-                answer = self._request(sockets.zmq_endpoint(address), code, header, timeout_ms)
+                answer = self._request(endpoint_of(address), code, header, timeout_ms)
             except TransportError as error:
                 if address == self._namesrvs[-1]:
                     raise type(error)(

@@ -28,7 +28,7 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.sdk.admin.queries import GROUP, QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 
 QUEUE_ID: Final = 0
@@ -280,7 +280,7 @@ class DeadLetterClient(QueryClient):
         self, topic: str, broker_name: str, start: int, end: int
     ) -> Iterator[list[DeadLetter]]:
         host = self._host_of(broker_name)
-        endpoint = sockets.zmq_endpoint(host)
+        endpoint = endpoint_of(host)
         place = start
         while place < end:
             request = PullRequest(GROUP, topic, QUEUE_ID, place, READ_BYTES)
@@ -306,7 +306,7 @@ class DeadLetterClient(QueryClient):
                     yield msgspec.structs.replace(letter, resent_ms=result.resent_ms)
 
     def _ask_resend(self, broker_name: str, request: ResendRequest) -> list[ResendResult]:
-        endpoint = sockets.zmq_endpoint(self._host_of(broker_name))
+        endpoint = endpoint_of(self._host_of(broker_name))
         code = RequestCode.RESEND_DEAD_LETTERS
         answer = self._request(endpoint, code, encode_header(request))
         results = decode_header(ResendResponse, answer.header).results

@@ -37,7 +37,7 @@ from mqmesh.protocol.queries import (
 )
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 GROUP: Final = "mqmesh-query"
@@ -154,7 +154,7 @@ class QueryClient(AdminClient):
         """
         host, offset, ordinal = parse_offset_message_id(offset_message_id)
         header = encode_header(ViewMessageRequest(offset))
-        answer = self._request(sockets.zmq_endpoint(host), RequestCode.VIEW_MESSAGE, header)
+        answer = self._request(endpoint_of(host), RequestCode.VIEW_MESSAGE, header)
         messages = _decode_batch(answer.body, "", host)
         if ordinal >= len(messages):
             raise InvalidArgument(
@@ -189,7 +189,7 @@ class QueryClient(AdminClient):
             )
         name, address = self._carrier(topic, broker_name)
         header = encode_header(PullRequest(GROUP, topic, queue_id, queue_offset, max_bytes=1))
-        endpoint = sockets.zmq_endpoint(address.tcp)
+        endpoint = endpoint_of(address.tcp)
         answer = self._request(endpoint, RequestCode.PULL_MESSAGE, header)
         found = decode_header(PullResponse, answer.header)
         if found.status == PullStatus.FOUND:
@@ -243,7 +243,7 @@ class QueryClient(AdminClient):
         self, addresses: dict[str, BrokerAddress], code: int, header: bytes, max_count: int
     ) -> QueryResult:
         def ask(name: str, address: BrokerAddress) -> tuple[QueryMessageResponse, Command]:
-            answer = self._request(sockets.zmq_endpoint(address.tcp), code, header)
+            answer = self._request(endpoint_of(address.tcp), code, header)
             return decode_header(QueryMessageResponse, answer.header), answer
 
         messages: list[StoredMessage] = []

@@ -30,7 +30,7 @@ from mqmesh.protocol.pulling import ExpressionType, ViewMessageRequest
 from mqmesh.protocol.queries import MAX_QUERY_MESSAGES
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.queries import QueryClient
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 
 
 class TrackState(enum.StrEnum):
@@ -139,7 +139,7 @@ class TrackClient(QueryClient, GroupAdmin):
     def _goal(self, copy: StoredMessage) -> tuple[str, int]:
         """Where a message goes that waits in the schedule topic, and when."""
         header = encode_header(ViewMessageRequest(copy.info.commitlog_offset))
-        endpoint = sockets.zmq_endpoint(copy.store_host)
+        endpoint = endpoint_of(copy.store_host)
         try:
             answer = self._request(endpoint, RequestCode.VIEW_MESSAGE, header)
             batch = check_stored(answer.body)
@@ -179,7 +179,7 @@ class TrackClient(QueryClient, GroupAdmin):
         request = ConsumeStatsRequest(group, topic)
         if queue_id:
             request = ConsumeStatsRequest(group, topic, topic, queue_id - 1)
-        endpoint = sockets.zmq_endpoint(copy.store_host)
+        endpoint = endpoint_of(copy.store_host)
         try:
             queues = self._ask(
                 endpoint, RequestCode.GET_CONSUME_STATS, request, ConsumeStats

@@ -25,9 +25,9 @@ from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions, new_client_id
 from mqmesh.sdk.client.route_cache import RouteCache
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 HEARTBEAT_RETRY_MS: Final = 300
@@ -526,7 +526,7 @@ def choose_endpoint(address: BrokerAddress, own_host_id: str | None) -> str:
     """
     if address.ipc and address.host_id == own_host_id and os.access(address.ipc, os.W_OK):
         return f"ipc://{address.ipc}"
-    return sockets.zmq_endpoint(address.tcp)
+    return endpoint_of(address.tcp)
 
 
 def _comes_late(topic: str) -> bool:

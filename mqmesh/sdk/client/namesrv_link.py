@@ -14,7 +14,7 @@ from mqmesh.errors import (
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection, OnDone, Subscriber, Transport
 
 HURRY_MS: Final = 100
@@ -104,7 +104,7 @@ class NamesrvLink:
 
     def _connect(self) -> Connection:
         client = self._transport.connect(
-            sockets.zmq_endpoint(self._addresses[0]),
+            endpoint_of(self._addresses[0]),
             on_connection=lambda up: self._connection(client, up),
         )
         return client

@@ -11,7 +11,7 @@ from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.client.route_cache import RouteCache
-from mqmesh.transport import sockets
+from mqmesh.transport.endpoints import endpoint_of
 
 PATIENCE_MS: Final = 60_000
 RETRY_MS: Final = 50
@@ -126,7 +126,7 @@ class PatientClient(QueryClient):
         found = self._endpoints.get(broker_name)
         if found is None:
             for name, address in masters_of(self.cluster().brokers).items():
-                self._endpoints[name] = sockets.zmq_endpoint(address.tcp)
+                self._endpoints[name] = endpoint_of(address.tcp)
             found = self._endpoints.get(broker_name)
         if found is None:
             raise NoRoute(f"no master is known of broker group {broker_name!r}")

@@ -12,13 +12,13 @@ from mqmesh.errors import (
     MQMeshError,
     RequestTimeout,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
 from mqmesh.protocol.command import ONEWAY, Command, decode_frame, encode_frame
-from mqmesh.transport.client import OnDone, response_error
-from mqmesh.transport.loop import Timer
+from mqmesh.transport.interface import OnDone
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Connection, Line, Network
 from mqmesh.transport.simulated.node import SimulatedNode
+from mqmesh.transport.zmq.loop import Timer
 
 SWEEP_MS: Final = 20
 
@@ -33,7 +33,7 @@ class _Waiting(msgspec.Struct):
 
 
 class SimulatedClient:
-    """The twin of ``mqmesh.transport.client.CommandClient``; the same rules hold.
+    """The twin of ``mqmesh.transport.zmq.client.CommandClient``; the same rules hold.
 
     Args:
         network: Where.
@@ -193,7 +193,7 @@ class SimulatedClient:
 
 
 class SimulatedHintPublisher:
-    """The twin of ``mqmesh.transport.hints.HintPublisher``."""
+    """The twin of ``mqmesh.transport.zmq.hints.HintPublisher``."""
 
     def __init__(self, network: Network, node: SimulatedNode) -> None:
         self.node = node
@@ -226,7 +226,7 @@ class SimulatedHintPublisher:
 
 
 class SimulatedHintSubscriber:
-    """The twin of ``mqmesh.transport.hints.HintSubscriber``."""
+    """The twin of ``mqmesh.transport.zmq.hints.HintSubscriber``."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class SimulatedHintSubscriber:
 
 
 class SimulatedChannel:
-    """The twin of ``mqmesh.transport.channel.BlockingChannel``: a wait runs the simulation."""
+    """The twin of ``mqmesh.transport.zmq.channel.BlockingChannel``: a wait runs the simulation."""
 
     def __init__(self, network: Network, node: SimulatedNode, endpoint: str) -> None:
         self.endpoint = endpoint

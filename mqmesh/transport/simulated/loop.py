@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.transport.loop import Timer
 from mqmesh.transport.simulated.node import SimulatedNode
+from mqmesh.transport.zmq.loop import Timer
 
 MOST_TURNS_A_MS: Final = 64
 """A loop that turns more often lets time pass, as each turn of a real one does."""
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class SimulatedLoop:
-    """The twin of ``mqmesh.transport.loop.EventLoop``; the same rules hold.
+    """The twin of ``mqmesh.transport.zmq.loop.EventLoop``; the same rules hold.
 
     Args:
         node: The process whose loop it is.

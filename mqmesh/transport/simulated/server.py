@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class SimulatedServer:
-    """The twin of ``mqmesh.transport.server.CommandServer``; the same rules hold.
+    """The twin of ``mqmesh.transport.zmq.server.CommandServer``; the same rules hold.
 
     Args:
         network: Where.

@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from mqmesh.protocol.command import Command
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.interface import Handler
+from mqmesh.transport.interface import Handler, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
     SimulatedClient,
@@ -25,7 +24,7 @@ from mqmesh.transport.simulated.server import SimulatedServer
 
 
 class SimulatedTransport:
-    """The twin of ``mqmesh.transport.zmq_transport.ZmqTransport``.
+    """The twin of ``mqmesh.transport.zmq.transport.ZmqTransport``.
 
     Args:
         network: Where.

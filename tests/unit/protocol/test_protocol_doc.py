@@ -20,8 +20,8 @@ from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import Perm
-from mqmesh.transport import client, sockets
-from mqmesh.transport.accounts import ServerLimits
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq import client, sockets
 
 HEADERS = {
     value.__name__: value

@@ -27,7 +27,7 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.transport.zmq_transport import ZmqTransport
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 A, B = "tcp://a:1", "tcp://b:2"

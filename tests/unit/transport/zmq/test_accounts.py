@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.transport.accounts import (
-    OVERHEAD_BYTES,
-    Load,
-    PeerAccount,
-    ServerLimits,
-    room_of_one,
-    worst,
-)
-from mqmesh.transport.connections import Received
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq.accounts import OVERHEAD_BYTES, Load, PeerAccount, room_of_one, worst
+from mqmesh.transport.zmq.connections import Received
 from mqmesh.units import MIB
 
 

@@ -16,26 +16,23 @@ from mqmesh.errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
+from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
     ONEWAY,
     Command,
-    ErrorHeader,
     decode_frame,
-    decode_header,
     encode_frame,
 )
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.interface import OnDone
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop, Timer
 
 MAX_REQUESTS_WAITING: Final = 100_000
 """Requests in flight and not yet sent, together."""
 FRAMES_PER_TICK: Final = 256
 SWEEP_MS: Final = 20
 """Least time between two searches for passed deadlines; so late may a timeout be told."""
-
-OnDone = Callable[[Command | MQMeshError], None]
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _log = logging.getLogger(__name__)
@@ -302,12 +299,3 @@ class CommandClient:
         self._fail(unsent, EndpointUnreachable(f"no connection to {self.endpoint} in time"))
         if self._waiting and not self._closed:
             self._plan_sweep(min(waiting.deadline_ms for waiting in self._waiting.values()))
-
-
-def response_error(command: Command) -> MQMeshError:
-    """The error that an unsuccessful response tells of."""
-    try:
-        header = decode_header(ErrorHeader, command.header)
-    except RemoteProtocolError as error:
-        return error
-    return error_of(command.code, header.remark, header.retry_after_ms)

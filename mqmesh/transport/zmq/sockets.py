@@ -277,20 +277,3 @@ def close(socket: Socket, watcher: Socket | None = None) -> None:
         socket.monitor(None, 0)
         watcher.close(0)
     socket.close()
-
-
-def zmq_endpoint(address: str) -> str:
-    """The endpoint of an address as users write it.
-
-    Args:
-        address: ``host:port``, ``[IPv6]:port``, or any endpoint such as ``ipc://path``.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if "://" in address:
-        return address
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port == "*" or port.isdigit()):
-        raise ConfigError(f"address {address!r} is not of the form host:port")
-    return f"tcp://{address}"

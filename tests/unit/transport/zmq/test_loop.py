@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from mqmesh.testing.clock import ManualClock
-from mqmesh.transport import loop as loop_module
-from mqmesh.transport.loop import LOOK_ROUND_MS, EventLoop
+from mqmesh.transport.zmq import loop as loop_module
+from mqmesh.transport.zmq.loop import LOOK_ROUND_MS, EventLoop
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.transport.peers import PeerTable, is_automatic
+from mqmesh.transport.zmq.peers import PeerTable, is_automatic
 
 
 def peer(number: int) -> bytes:

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from mqmesh.transport.accounts import PeerAccount
-from mqmesh.transport.connections import Received
-from mqmesh.transport.peers import PeerTable
-from mqmesh.transport.silence import HANDSHAKE_BYTES, LOOK_MS, PROOF_MS, SilenceWatch
-from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
+from mqmesh.transport.zmq.accounts import PeerAccount
+from mqmesh.transport.zmq.connections import Received
+from mqmesh.transport.zmq.peers import PeerTable
+from mqmesh.transport.zmq.silence import HANDSHAKE_BYTES, LOOK_MS, PROOF_MS, SilenceWatch
+from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
 
 PEER = b"\0abcd"
 PING_BYTES = 9

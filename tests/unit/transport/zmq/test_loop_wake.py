@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqmesh.transport import loop as loop_module
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import loop as loop_module
+from mqmesh.transport.zmq.loop import EventLoop
 
 
 @pytest.fixture

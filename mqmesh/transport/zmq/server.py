@@ -30,15 +30,16 @@ from mqmesh.protocol.command import (
     peek_opaque,
 )
 from mqmesh.refusals import Refusals
-from mqmesh.transport import sockets
-from mqmesh.transport.accounts import MARK_BYTES, Load, PeerAccount, ServerLimits
-from mqmesh.transport.connections import hang_up
-from mqmesh.transport.loop import EventLoop, Timer
-from mqmesh.transport.outbox import Outbox
-from mqmesh.transport.peers import PeerTable, is_automatic
-from mqmesh.transport.relief import Relief
-from mqmesh.transport.silence import LOOK_MS, PROOF_MS, SilenceWatch
-from mqmesh.transport.sockets import HEARTBEAT_TIMEOUT_MS
+from mqmesh.transport.interface import Handler, ServerLimits
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.accounts import MARK_BYTES, Load, PeerAccount
+from mqmesh.transport.zmq.connections import hang_up
+from mqmesh.transport.zmq.loop import EventLoop, Timer
+from mqmesh.transport.zmq.outbox import Outbox
+from mqmesh.transport.zmq.peers import PeerTable, is_automatic
+from mqmesh.transport.zmq.relief import Relief
+from mqmesh.transport.zmq.silence import LOOK_MS, PROOF_MS, SilenceWatch
+from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 
 IPC: Final = "ipc://"
 FRAMES_PER_TICK: Final = 256
@@ -71,8 +72,6 @@ _ANSWERS: Final = frozenset(
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _IN: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
-
-Handler = Callable[[Request], Reply | None]
 
 _PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
 

@@ -5,9 +5,10 @@ from typing import Final
 
 import zmq
 
-from mqmesh.transport import sockets
-from mqmesh.transport.accounts import MARK_BYTES, Mark, PeerAccount, ServerLimits, room_of_one
-from mqmesh.transport.loop import EventLoop, Timer
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.accounts import MARK_BYTES, Mark, PeerAccount, room_of_one
+from mqmesh.transport.zmq.loop import EventLoop, Timer
 from mqmesh.units import KIB, MIB
 
 RETRY_MS: Final = 10

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.transport import relief
-from mqmesh.transport.accounts import PeerAccount, ServerLimits
-from mqmesh.transport.connections import Received
-from mqmesh.transport.peers import PeerTable
-from mqmesh.transport.relief import Relief
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq import relief
+from mqmesh.transport.zmq.accounts import PeerAccount
+from mqmesh.transport.zmq.connections import Received
+from mqmesh.transport.zmq.peers import PeerTable
+from mqmesh.transport.zmq.relief import Relief
 from mqmesh.units import MIB
 
 DAY_MS = 86_400_000

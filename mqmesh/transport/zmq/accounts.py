@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.protocol.command import MAX_FRAME_BYTES
-from mqmesh.transport.connections import Received
-from mqmesh.units import GIB, KIB, MIB
+from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.zmq.connections import Received
+from mqmesh.units import KIB
 
 MARK_BYTES: Final = 128 * KIB
 """After so many bytes to a peer a frame is tracked. A frame of this size is large."""
@@ -30,22 +30,6 @@ OVERHEAD_BYTES_PER_S: Final = 100
 """So are these: heartbeats, and answers to ours."""
 SHORT_FRAME_BYTES: Final = 255
 """The head of a frame up to here has 2 bytes, else 9 (ZMTP 3)."""
-
-
-class ServerLimits(msgspec.Struct, frozen=True):
-    """What the peers of a server may take.
-
-    Attributes:
-        max_connections: Connections at a time.
-        max_pending_bytes: Bytes that wait for one peer, or of one.
-        max_total_pending_bytes: The same of all peers together.
-        max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
-    """
-
-    max_connections: int = 10_000
-    max_pending_bytes: int = 128 * MIB
-    max_total_pending_bytes: int = 1 * GIB
-    max_frame_bytes: int = MAX_FRAME_BYTES
 
 
 class Mark(Protocol):

@@ -8,15 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mqmesh.clock import Clock, SystemClock
 from mqmesh.protocol.command import Command
-from mqmesh.transport import sockets
-from mqmesh.transport.accounts import ServerLimits
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.channel import BlockingChannel
-from mqmesh.transport.client import CommandClient
-from mqmesh.transport.hints import HintPublisher, HintSubscriber
-from mqmesh.transport.interface import Handler
-from mqmesh.transport.loop import EventLoop
-from mqmesh.transport.server import CommandServer
+from mqmesh.transport.interface import Handler, ServerLimits
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.channel import BlockingChannel
+from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.hints import HintPublisher, HintSubscriber
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
 
 _RANDOM = random.SystemRandom()
 _CLOCK = SystemClock()

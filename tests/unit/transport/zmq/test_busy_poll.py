@@ -5,8 +5,8 @@ import os
 import pytest
 
 from mqmesh.testing.clock import ManualClock
-from mqmesh.transport.busy_poll import TRIAL_EVERY, BusyPoll, Poller
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq.busy_poll import TRIAL_EVERY, BusyPoll, Poller
+from mqmesh.transport.zmq.loop import EventLoop
 
 WINDOW_US = 200
 LOOK_NS = 10_000

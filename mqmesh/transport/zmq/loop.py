@@ -13,8 +13,8 @@ from typing import Final
 import zmq
 
 from mqmesh.clock import Clock, SystemClock
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.sockets import Socket
+from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.sockets import Socket
 
 MAX_WAIT_MS: Final = 1_000
 MAX_CALLS_WAITING: Final = 1_000_000

@@ -22,10 +22,10 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.transport.accounts import Mark, PeerAccount
-from mqmesh.transport.connections import Received, measure, not_taken
-from mqmesh.transport.peers import PeerTable
-from mqmesh.transport.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
+from mqmesh.transport.zmq.accounts import Mark, PeerAccount
+from mqmesh.transport.zmq.connections import Received, measure, not_taken
+from mqmesh.transport.zmq.peers import PeerTable
+from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS
 
 PROOF_MS: Final = HEARTBEAT_INTERVAL_MS + 100
 """Who lives so long after a frame has sent a ping since."""

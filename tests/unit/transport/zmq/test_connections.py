@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mqmesh.transport.connections import Received, hang_up, measure, not_taken
+from mqmesh.transport.zmq.connections import Received, hang_up, measure, not_taken
 
 
 @pytest.fixture

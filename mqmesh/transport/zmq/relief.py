@@ -2,11 +2,12 @@
 
 from typing import Final
 
-from mqmesh.transport.accounts import MARK_BYTES, Load, PeerAccount, ServerLimits, worst
-from mqmesh.transport.connections import measure
-from mqmesh.transport.outbox import Outbox
-from mqmesh.transport.peers import PeerTable
+from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.process_memory import MemoryWatch, give_back
+from mqmesh.transport.zmq.accounts import MARK_BYTES, Load, PeerAccount, worst
+from mqmesh.transport.zmq.connections import measure
+from mqmesh.transport.zmq.outbox import Outbox
+from mqmesh.transport.zmq.peers import PeerTable
 
 LOOK_MS: Final = 10
 """The process's memory is looked at no more often."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from mqmesh.transport import sockets
+from mqmesh.transport.zmq import sockets
 
 
 @contextmanager

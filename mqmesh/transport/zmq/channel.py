@@ -7,11 +7,10 @@ from typing import Final
 import zmq
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
-from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
-from mqmesh.transport import sockets
-from mqmesh.transport.busy_poll import BusyPoll
-from mqmesh.transport.client import response_error
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.busy_poll import BusyPoll
 
 SLICE_MS: Final = 50
 """How long a wait lasts before the connection is looked at again."""

@@ -5,8 +5,8 @@ from typing import Final
 
 import zmq
 
-from mqmesh.transport import sockets
-from mqmesh.transport.loop import EventLoop
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
 
 HINTS_PER_TICK: Final = 64
 

@@ -1,0 +1,1 @@
+"""The real transport: ZeroMQ sockets, the machine's clocks and threads. Only here is zmq."""
