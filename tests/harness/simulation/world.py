@@ -1,0 +1,225 @@
+"""The processes of a simulated cluster: name servers, brokers, schedule services, and clients."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from harness.simulation.disk import Disk, store_opener
+from mqmesh.errors import MQMeshError
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.roles.namesrv.config import NamesrvConfig
+from mqmesh.roles.namesrv.server import NameServer
+from mqmesh.roles.schedule.config import ScheduleConfig
+from mqmesh.roles.schedule.server import ScheduleServer
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.storage.index.config import IndexConfig
+from mqmesh.storage.interface import FlushDiskType
+from mqmesh.transport.simulated.network import Network
+from mqmesh.transport.simulated.node import NodeKilled, SimulatedNode
+from mqmesh.transport.simulated.simulation import Simulation
+from mqmesh.transport.simulated.transport import SimulatedTransport
+
+NAMESRV_PORT: Final = 9_876
+BROKER_PORT: Final = 10_911
+RESTART_MS: Final = 1_000
+"""The supervisor starts what has ended again after so long."""
+
+_log = logging.getLogger(__name__)
+
+
+class Process:
+    """A role's process and those that come after it, each a new node of the same place.
+
+    Args:
+        world: Where.
+        name: Of the node.
+        make: Makes the role.
+    """
+
+    def __init__(
+        self, world: "World", name: str, make: Callable[["SimulatedTransport"], Any]
+    ) -> None:
+        self.name = name
+        self.world = world
+        self.lives = 0
+        self.node: SimulatedNode | None = None
+        self.transport: SimulatedTransport | None = None
+        self.server: Any = None
+        self._make = make
+        self._dead: list[Any] = []
+
+    @property
+    def up(self) -> bool:
+        """It runs, or stands still."""
+        return self.node is not None and self.node.alive
+
+    def start(self) -> None:
+        """Starts the next life, unless one runs."""
+        if self.up:
+            return
+        self.lives += 1
+        node = self.node = self.world.node(self.name)
+        transport = self.transport = SimulatedTransport(self.world.network, node)
+        server = self.server = self._make(transport)
+        try:
+            server.start()
+        except NodeKilled:
+            return
+        except (MQMeshError, OSError) as error:
+            _log.info("%s did not start: %s", self.name, error)
+            self.kill()
+            self.world.simulation.after(RESTART_MS, self.start)
+            return
+        transport.loop.on_stop(self._ended)
+
+    def kill(self) -> None:
+        """As kill -9."""
+        if self.node is not None and self.node.alive:
+            self.node.kill()
+            self._dead.append(self.server)
+
+    def stop(self) -> None:
+        """As SIGTERM: the role says goodbye."""
+        if self.node is not None and self.node.alive and not self.node.paused:
+            try:
+                self.server.stop()
+            except NodeKilled:
+                return
+            self.node.kill()
+
+    def _ended(self) -> None:
+        # The loop failed: the store has stopped.
+        self.stop()
+        self.world.simulation.after(RESTART_MS, self.start)
+
+
+class World:
+    """All nodes of one simulation.
+
+    Args:
+        seed: Decides what is left to chance.
+        folder: For what roles keep in files.
+        sync_flush: Brokers answer sends when they are on disk.
+
+    Attributes:
+        disks: Of the brokers, by name.
+        failures: Exceptions in callbacks of any node: each is a bug.
+    """
+
+    def __init__(self, seed: int, folder: Path, *, sync_flush: bool = False) -> None:
+        self.simulation = Simulation(seed)
+        self.network = Network(self.simulation)
+        self.folder = folder
+        self.sync_flush = sync_flush
+        self.disks: dict[str, Disk] = {}
+        self.namesrvs: list[Process] = []
+        self.brokers: dict[str, Process] = {}
+        self.schedules: dict[str, Process] = {}
+        self.transports: list[SimulatedTransport] = []
+        self.make_broker: Callable[..., BrokerServer] = BrokerServer
+
+    @property
+    def now_ms(self) -> int:
+        """Simulated time."""
+        return self.simulation.now_ms
+
+    @property
+    def namesrv_addr(self) -> str:
+        """What clients are given."""
+        ports = (NAMESRV_PORT + number for number in range(len(self.namesrvs)))
+        return ";".join(f"127.0.0.1:{port}" for port in ports)
+
+    @property
+    def failures(self) -> int:
+        """Exceptions in callbacks so far."""
+        return sum(one.loop.callback_failures for one in self.transports)
+
+    def node(self, name: str) -> SimulatedNode:
+        """A new process."""
+        node = SimulatedNode(self.simulation, name)
+        node.on_death.append(lambda: self.network.break_connections(node))
+        return node
+
+    def transport(self, name: str) -> SimulatedTransport:
+        """That of a new process with one loop."""
+        transport = SimulatedTransport(self.network, self.node(name))
+        self.transports.append(transport)
+        return transport
+
+    def client_options(self) -> ClientOptions:
+        """Of each client."""
+        return ClientOptions(namesrv_addr=self.namesrv_addr, use_ipc=False)
+
+    # ---- Roles -------------------------------------------------------------------------
+
+    def add_namesrvs(self, count: int) -> None:
+        """Name servers that know nothing after a restart."""
+        for number in range(count):
+            config = NamesrvConfig(
+                name=f"namesrv-{number}",
+                listen_port=NAMESRV_PORT + number,
+                publish_port=NAMESRV_PORT + 100 + number,
+            )
+            name = f"namesrv-{number}"
+            made = Process(self, name, lambda transport, c=config: NameServer(c, transport))  # type: ignore[misc]
+            self.namesrvs.append(made)
+
+    def add_broker(self, name: str) -> Process:
+        """A broker and its disk."""
+        disk = self.disks[name] = Disk()
+        config = BrokerConfig(
+            broker_name=name,
+            listen_port=BROKER_PORT + len(self.brokers),
+            namesrv_addr=self.namesrv_addr.split(";"),
+            enable_ipc=False,
+            store_path_root_dir=str(self.folder / name),
+            index=IndexConfig(enable=False),
+            storage=BrokerStoreConfig(
+                backend="simulated",
+                flush_disk_type=FlushDiskType.SYNC_FLUSH
+                if self.sync_flush
+                else FlushDiskType.ASYNC_FLUSH,
+            ),
+            transaction_timeout_ms=2_000,
+            transaction_check_interval_ms=3_000,
+        )
+
+        def make(transport: SimulatedTransport) -> BrokerServer:
+            self.transports.append(transport)
+            opener = store_opener(disk, transport.node)
+            return self.make_broker(config, transport, opener=opener)
+
+        process = self.brokers[name] = Process(self, name, make)
+        return process
+
+    def add_schedule(self, broker_name: str) -> Process:
+        """The schedule service of a broker."""
+        name = f"schedule-{broker_name}"
+        lives = iter(range(1_000))
+
+        def make(transport: SimulatedTransport) -> ScheduleServer:
+            self.transports.append(transport)
+            life = next(lives)
+            folder = self.folder / f"{name}-{life}"
+            before = self.folder / f"{name}-{life - 1}"
+            if before.exists():
+                # The files as the killed process left them; its own copy it still holds.
+                shutil.copytree(before, folder, ignore=shutil.ignore_patterns("lock*"))
+            config = ScheduleConfig(
+                broker_name=broker_name,
+                namesrv_addr=self.namesrv_addr.split(";"),
+                store_path_root_dir=str(folder),
+                use_ipc=False,
+                map_size=1 << 20,
+            )
+            return ScheduleServer(config, transport)
+
+        process = self.schedules[broker_name] = Process(self, name, make)
+        return process
+
+    def processes(self) -> list[Process]:
+        """All roles."""
+        return [*self.namesrvs, *self.brokers.values(), *self.schedules.values()]
