@@ -138,7 +138,7 @@ class SimulatedOrderlyWorkers(OrderlyWorkers):
         node: The consumer's process.
         most: Queues at a time.
         suspend_ms, call_later, to_dead_letters: As for ``OrderlyWorkers``.
-        on_call: Told the queue of each call that begins (True) or ends (False).
+        on_call: Told the first message of each call, and what stands for the time of owning.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SimulatedOrderlyWorkers(OrderlyWorkers):
         suspend_ms: int,
         call_later: Callable[[int, Callable[[], None]], object],
         to_dead_letters: ToDeadLetters,
-        on_call: Callable[[StoredMessage, bool], None],
+        on_call: Callable[[StoredMessage, object], None],
     ) -> None:
         super().__init__(suspend_ms, call_later, to_dead_letters)
         self._node = node
@@ -180,7 +180,7 @@ class SimulatedOrderlyWorkers(OrderlyWorkers):
             self._settle(work, None, None)
             return
         result: object
-        self._on_call(messages[0], True)
+        self._on_call(messages[0], work)
         try:
             result = work.listener(messages.copy())
         except Exception as error:
@@ -188,7 +188,6 @@ class SimulatedOrderlyWorkers(OrderlyWorkers):
         self._node.after(call_ms(self._node), lambda: self._end(work, messages, result))
 
     def _end(self, work: OrderlyQueue, messages: list[StoredMessage], result: object) -> None:
-        self._on_call(messages[0], False)
         cause = why_again(result)
         if cause is None:
             work.succeed()
@@ -213,4 +212,4 @@ class SimulatedPool(ListenerPool):
 
     def submit(self, task: Callable[[], None]) -> None:
         """Runs it a little later."""
-        self._node.after(self._node.random.randrange(CALL_MS), lambda: self._closed or task())
+        self._node.after(self._node.random.randrange(CALL_MS), task)

@@ -90,6 +90,17 @@ class Process:
                 return
             self.node.kill()
 
+    def release(self) -> None:
+        """Closes what dead lives still hold: locks and maps that the kernel would close."""
+        if self.node is not None and self.node.alive:
+            self.node.kill()
+            self._dead.append(self.server)
+        for server in self._dead:
+            if isinstance(server, ScheduleServer):
+                server._close_env(None)
+                if server._lock is not None:
+                    server._lock.release()
+
     def _ended(self) -> None:
         # The loop failed: the store has stopped.
         self.stop()

@@ -1,0 +1,212 @@
+"""What the clients of a simulation write down, and how it is judged.
+
+The invariants are those of ``harness.checker``: one history for each group and topic. Beside them:
+
+* C4 for ordered consumers: once a newer owner of a queue has begun a call, no older one begins any.
+* C7 needs the local database of the transactions, which no crash harms: ``decisions``.
+* Nothing that failed is forgotten: it succeeds later or becomes a dead letter.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from harness.checker import Report, Verdict, check
+from harness.history import (
+    ACKED,
+    COMMITTED,
+    REFUSED,
+    ROLLED_BACK,
+    UNKNOWN,
+    Attempt,
+    Commit,
+    DelayedMessage,
+    Delivery,
+    HalfMessage,
+    History,
+    MessageKey,
+)
+from mqmesh.errors import MQMeshError
+from mqmesh.message import StoredMessage
+from mqmesh.sdk.producer.send_result import SendFuture
+
+PLAIN, ORDERED, TRANSACTED, DELAYED = "plain", "ordered", "transacted", "delayed"
+TOPICS: Final = (PLAIN, ORDERED, TRANSACTED, DELAYED)
+PUSH, ORDER, PULL = "push", "order", "pull"
+READERS: Final = {
+    PUSH: (PLAIN, TRANSACTED, DELAYED),
+    ORDER: (ORDERED,),
+    PULL: (PLAIN,),
+}
+"""Groups, and the topics that they read."""
+
+
+def body_of(producer: str, number: int) -> bytes:
+    """The body of a producer's message."""
+    return f"{producer}:{number}".encode()
+
+
+def key_of(body: bytes) -> MessageKey:
+    """Which message a body is of."""
+    producer, _, number = bytes(body).decode().partition(":")
+    return producer, int(number)
+
+
+class Books:
+    """Everything that was seen.
+
+    Attributes:
+        attempts: Of sends, by topic and message.
+        deliveries: First tries, by group and topic.
+        decisions: Local transactions that ended, with the time.
+        failed: What a listener refused last, by group.
+        done: What a listener took, by group.
+        due_ms: When delayed messages are due, by the simulation's clock.
+        commits: Looks at committed offsets.
+        kills_ms: When brokers were killed.
+        early_ms: By so much wall clocks were stepped.
+        outages: What was found beside the histories.
+    """
+
+    def __init__(self) -> None:
+        self.attempts: dict[str, dict[MessageKey, Attempt]] = {topic: {} for topic in TOPICS}
+        self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
+        self.decisions: dict[MessageKey, tuple[str, float]] = {}
+        self.failed: dict[str, dict[MessageKey, None]] = defaultdict(dict)
+        self.done: dict[str, set[MessageKey]] = defaultdict(set)
+        self.due_ms: dict[MessageKey, float] = {}
+        self.commits: list[Commit] = []
+        self.kills_ms: list[float] = []
+        self.early_ms = 0
+        self.wrong: dict[str, list[str]] = defaultdict(list)
+        self._tenures: dict[str, list[object]] = defaultdict(list)
+
+    # ---- While it runs -----------------------------------------------------------------
+
+    def sent(self, topic: str, producer: str, number: int) -> None:
+        """A message is on its way."""
+        attempt = Attempt(producer, number, f"{producer}:{number}")
+        self.attempts[topic][producer, number] = attempt
+
+    def outcome(self, topic: str, key: MessageKey, future: SendFuture) -> None:
+        """What became of it."""
+        error = future.exception()
+        if error is not None:
+            self.failed_send(topic, key, error)
+            return
+        result = future.result(0)
+        queue = result.message_queue
+        self.attempts[topic][key] = Attempt(
+            *key,
+            f"{key[0]}:{key[1]}",
+            ACKED,
+            "async",
+            f"{queue.topic}@{queue.broker_name}/{queue.queue_id}",
+            result.queue_offset,
+            result.message_id,
+        )
+
+    def failed_send(self, topic: str, key: MessageKey, error: MQMeshError) -> None:
+        """It was not acknowledged."""
+        outcome = UNKNOWN if error.retriable else REFUSED
+        self.attempts[topic][key] = Attempt(*key, f"{key[0]}:{key[1]}", outcome)
+
+    def delivered(self, group: str, message: StoredMessage, now_ms: float, consumer: str) -> None:
+        """A listener, or a poll, got a message for the first time of its own queue."""
+        one = delivery_of(message, now_ms, consumer)
+        self.deliveries[group, message.topic].append(one)
+
+    def begin(self, queue: str, tenure: object) -> None:
+        """An ordered consumer begins a call of a queue."""
+        before = self._tenures[queue]
+        if tenure not in before:
+            before.append(tenure)
+        elif before[-1] is not tenure:
+            self.wrong["C4"].append(f"{queue} was consumed by one who had lost it to another")
+
+    # ---- In the end --------------------------------------------------------------------
+
+    def missing(self) -> list[str]:
+        """What must still be delivered, in words; empty when all is there."""
+        found = []
+        for group, topics in READERS.items():
+            for topic in topics:
+                seen = {one.key for one in self.deliveries[group, topic]} | self.done[group]
+                lost = [key for key in self._expected(topic) if key not in seen]
+                if lost:
+                    found.append(f"{len(lost)} of {topic} for {group}, as {lost[0]}")
+            open_ = [key for key in self.failed[group] if key not in self.done[group]]
+            if open_:
+                found.append(f"{len(open_)} that failed for {group}, as {open_[0]}")
+        return found
+
+    def _expected(self, topic: str) -> Iterable[MessageKey]:
+        if topic == TRANSACTED:
+            return [key for key, (made, _) in self.decisions.items() if made == COMMITTED]
+        attempts = self.attempts[topic].items()
+        return [key for key, attempt in attempts if attempt.outcome == ACKED]
+
+    def judge(self, stored: dict[str, list[Delivery]]) -> list[Report]:
+        """One report for each group and topic, and one for what is beside them."""
+        reports = []
+        for group, topics in READERS.items():
+            for topic in topics:
+                history = self._history(group, topic, stored[topic])
+                report = check(history)
+                if group == PUSH:
+                    # Calls of a concurrent consumer overtake each other.
+                    report = Report(
+                        [one for one in report.verdicts if one.invariant != "C4"], report.counts
+                    )
+                reports.append(report)
+        lost = [
+            f"{key} failed for {group} and was never seen again"
+            for group in READERS
+            for key in self.failed[group]
+            if key not in self.done[group]
+        ]
+        self.wrong["C1"] += lost
+        beside = [Verdict(name, told) for name, told in self.wrong.items()]
+        reports.append(Report(beside, Counter()))
+        reports.append(
+            check(History(commits=self.commits, kills_ms=self.kills_ms, offset_window_ms=OFFSET_MS))
+        )
+        return reports
+
+    def _history(self, group: str, topic: str, stored: list[Delivery]) -> History:
+        history = History(deliveries=self.deliveries[group, topic], stored=stored)
+        attempts = list(self.attempts[topic].values())
+        if topic == TRANSACTED:
+            for one in attempts:
+                made, at_ms = self.decisions.get((one.producer, one.number), (ROLLED_BACK, 0.0))
+                half = HalfMessage(one.producer, one.number, one.body_hash, made, at_ms)
+                history.halves.append(half)
+        elif topic == DELAYED:
+            history.early_ms = float(self.early_ms)
+            history.delayed_repeats = len(attempts)
+            for one in attempts:
+                key = one.producer, one.number
+                delayed = DelayedMessage(*key, one.body_hash, one.outcome, self.due_ms[key])
+                history.delayed.append(delayed)
+        else:
+            history.attempts = attempts
+        return history
+
+
+OFFSET_MS: Final = 7_000.0
+"""Brokers save offsets each 5 s; writing takes a moment."""
+
+
+def delivery_of(message: StoredMessage, now_ms: float = 0.0, consumer: str = "") -> Delivery:
+    """A message as the checker sees it."""
+    producer, number = key_of(message.body)
+    return Delivery(
+        producer,
+        number,
+        bytes(message.body).decode(),
+        f"{message.topic}@{message.broker_name}/{message.queue_id}",
+        message.queue_offset,
+        message.message_id,
+        now_ms,
+        consumer,
+    )

@@ -1,0 +1,339 @@
+"""The clients of a simulation: they send, consume and decide, each at its own pace."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+from harness.history import COMMITTED, ROLLED_BACK
+from harness.simulation.books import (
+    DELAYED,
+    ORDER,
+    ORDERED,
+    PLAIN,
+    PULL,
+    PUSH,
+    READERS,
+    TRANSACTED,
+    Books,
+    body_of,
+    key_of,
+)
+from harness.simulation.workers import SimulatedOrderlyWorkers, SimulatedPool, SimulatedWorkers
+from harness.simulation.world import World
+from mqmesh.errors import MQMeshError
+from mqmesh.message import Message, MessageQueue, StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import Workers
+from mqmesh.sdk.consumer.listening.orderly_retry import to_dead_letters
+from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.transactions.listener_pool import ListenerPool
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import (
+    LocalTransactionState,
+    TransactionFuture,
+    TransactionListener,
+)
+from mqmesh.transport.simulated.node import NodeKilled
+from mqmesh.transport.simulated.simulation import START_WALL_MS
+from mqmesh.transport.simulated.transport import SimulatedTransport
+
+SEND_EVERY_MS: Final = 1_000
+FAIL_EVERY: Final = 25
+"""One of so many calls of a listener fails."""
+REPLACE_MS: Final = 1_000
+
+
+class Client:
+    """A client's process, and those that take its place when it is killed.
+
+    Args:
+        world: Where.
+        books: What it writes down.
+        name: Of the node; producers add the number of their life.
+    """
+
+    def __init__(self, world: World, books: Books, name: str) -> None:
+        self.world = world
+        self.books = books
+        self.name = name
+        self.lives = 0
+        self.sending = True
+        self.transport: SimulatedTransport
+        self.api: Any = None
+
+    @property
+    def life(self) -> str:
+        """Name of this life."""
+        return f"{self.name}.{self.lives}"
+
+    def start(self) -> None:
+        """Begins the next life."""
+        self.lives += 1
+        self.transport = self.world.transport(self.name)
+        self.api = self.make()
+        try:
+            self.api.start()
+        except NodeKilled:
+            return
+        except MQMeshError as error:
+            self.books.wrong["C11"].append(f"{self.name} did not start: {error}")
+        self.begin()
+
+    def make(self) -> Any:
+        """The client."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Has it do something, once it is started."""
+
+    def kill(self) -> None:
+        """As kill -9; another one takes its place."""
+        if self.transport.node.alive:
+            self.transport.node.kill()
+            self.abandon()
+            self.world.simulation.after(REPLACE_MS, self.start)
+
+    def abandon(self) -> None:
+        """What a killed process has, nobody closes."""
+        if isinstance(self.api, Producer):
+            self.api.on_fork()
+
+    def close(self) -> None:
+        """Ends it in order."""
+        if self.transport.node.alive:
+            try:
+                self.api.close()
+            except NodeKilled:
+                return
+            self.transport.node.kill()
+        self.abandon()
+
+    def later(self, most_ms: int, step: Callable[[], None]) -> None:
+        """Takes a step within so long."""
+        node = self.transport.node
+        node.after(node.random.randint(1, most_ms), step)
+
+
+class SimulatedProducer(Client):
+    """Sends plain, ordered and delayed messages, each life under a name of its own."""
+
+    def make(self) -> Producer:
+        """The client."""
+        self._numbers = itertools.count()
+        return Producer(
+            "producers",
+            client=self.world.client_options(),
+            transport=self.transport,
+            send_msg_timeout_ms=20_000,
+            retry_times_when_send_async_failed=100,
+        )
+
+    def begin(self) -> None:
+        """Sends."""
+        self.later(SEND_EVERY_MS, self._send)
+
+    def _send(self) -> None:
+        if not self.sending:
+            return
+        chance = self.transport.node.random
+        topic = chance.choices((PLAIN, ORDERED, DELAYED), (4, 4, 1))[0]
+        for _ in range(chance.randint(1, 3)):
+            self._send_one(topic)
+        self.later(SEND_EVERY_MS, self._send)
+
+    def _send_one(self, topic: str) -> None:
+        chance = self.transport.node.random
+        number, producer = next(self._numbers), self.life
+        message = Message(topic, body_of(producer, number))
+        if topic == DELAYED:
+            delay_ms = chance.randint(500, 15_000)
+            clock = self.transport.clock
+            message.deliver_at_ms = clock.wall_ms() + delay_ms
+            self.books.due_ms[producer, number] = float(message.deliver_at_ms - START_WALL_MS)
+        broker = chance.choice(sorted(self.world.brokers))
+        queue = MessageQueue(topic, broker, chance.randrange(2))
+        self.books.sent(topic, producer, number)
+        key = producer, number
+        try:
+            future = self.api.send_async(message, queue=queue)
+        except MQMeshError as error:
+            self.books.failed_send(topic, key, error)
+            return
+        future.add_done_callback(lambda one: self.books.outcome(topic, key, one))
+
+
+class _Pushing(PushConsumer):
+    """A push consumer whose workers are steps of the simulation."""
+
+    def __init__(self, client: "SimulatedPush", group: str, **options: Any) -> None:
+        self._simulated = client
+        super().__init__(
+            group,
+            client=client.world.client_options(),
+            transport=client.transport,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            **options,
+        )
+
+    def _make_service(self) -> Workers:
+        node = self._simulated.transport.node
+        if not self.options.consume_orderly:
+            return SimulatedWorkers(node, 4, self._retry.on_failed)
+
+        return SimulatedOrderlyWorkers(
+            node,
+            4,
+            self.options.suspend_current_queue_time_ms,
+            self._call_later,
+            to_dead_letters(self._back),
+            self._simulated.on_call,
+        )
+
+
+class SimulatedPush(Client):
+    """Consumes, concurrently or in order; some calls fail."""
+
+    def __init__(self, world: World, books: Books, name: str, group: str) -> None:
+        super().__init__(world, books, name)
+        self.group = group
+
+    def make(self) -> PushConsumer:
+        """The client."""
+        consumer = _Pushing(self, self.group, consume_orderly=self.group == ORDER)
+        for topic in READERS[self.group]:
+            consumer.subscribe(topic, listener=self._listen)
+        return consumer
+
+    def on_call(self, message: StoredMessage, tenure: object) -> None:
+        """A worker begins a call in order."""
+        queue = f"{message.topic}@{message.broker_name}/{message.queue_id}"
+        self.books.begin(queue, tenure)
+
+    def _listen(self, messages: list[StoredMessage]) -> ConsumeResult | None:
+        (message,) = messages
+        key = key_of(message.body)
+        books, group = self.books, self.group
+        if message.reconsume_times == 0 or group == ORDER:
+            books.delivered(group, message, float(self.transport.clock.monotonic_ms()), self.life)
+        if self.transport.node.random.randrange(FAIL_EVERY) == 0:
+            books.failed[group][key] = None
+            return ConsumeResult.RECONSUME_LATER
+        books.done[group].add(key)
+        return None
+
+
+class SimulatedPull(Client):
+    """Polls, and commits by itself."""
+
+    def make(self) -> PullConsumer:
+        """The client."""
+        consumer = PullConsumer(
+            PULL,
+            client=self.world.client_options(),
+            transport=self.transport,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        )
+        for topic in READERS[PULL]:
+            consumer.subscribe(topic)
+        return consumer
+
+    def begin(self) -> None:
+        """Polls."""
+        self.later(200, self._poll)
+
+    def _poll(self) -> None:
+        try:
+            messages = self.api.poll(0)
+        except MQMeshError:
+            return  # it was closed
+        for message in messages:
+            now_ms = float(self.transport.clock.monotonic_ms())
+            self.books.delivered(PULL, message, now_ms, self.life)
+        self.later(200, self._poll)
+
+
+class _Deciding(TransactionProducer):
+    """A transaction producer whose threads are steps of the simulation."""
+
+    def __init__(self, client: "SimulatedTransactions") -> None:
+        self._simulated = client
+        super().__init__(
+            "transactions",
+            _Listener(client),
+            client=client.world.client_options(),
+            transport=client.transport,
+        )
+
+    def _make_pool(self, name: str, most: int) -> ListenerPool:
+        return SimulatedPool(self._simulated.transport.node, name, most)
+
+
+class _Listener(TransactionListener):
+    def __init__(self, client: "SimulatedTransactions") -> None:
+        self._client = client
+
+    def execute_local_transaction(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
+        return self._client.decide(key_of(message.body), at_once=True)
+
+    def check_local_transaction(self, message: StoredMessage) -> LocalTransactionState:
+        return self._client.decide(key_of(message.body), at_once=False)
+
+
+class SimulatedTransactions(Client):
+    """Sends in transactions, and answers for the whole group when it is asked back."""
+
+    def make(self) -> TransactionProducer:
+        """The client."""
+        self._numbers = itertools.count()
+        return _Deciding(self)
+
+    def begin(self) -> None:
+        """Sends."""
+        self.later(2 * SEND_EVERY_MS, self._send)
+
+    def decide(self, key: tuple[str, int], *, at_once: bool) -> LocalTransactionState:
+        """Runs the local transaction, or says how it ended."""
+        books, chance = self.books, self.transport.node.random
+        if key not in books.decisions:
+            if at_once and chance.randrange(3) == 0:
+                return LocalTransactionState.UNKNOWN
+            # Whoever is asked back about a transaction that nobody ran excludes that it ever runs.
+            good = chance.randrange(3) > 0
+            made = COMMITTED if good else ROLLED_BACK
+            books.decisions[key] = made, float(self.transport.clock.monotonic_ms())
+        if books.decisions[key][0] == COMMITTED:
+            return LocalTransactionState.COMMIT
+        return LocalTransactionState.ROLLBACK
+
+    def _send(self) -> None:
+        if not self.sending:
+            return
+        number, producer = next(self._numbers), self.life
+        self.books.sent(TRANSACTED, producer, number)
+        message = Message(TRANSACTED, body_of(producer, number))
+        try:
+            self.api.send_message_in_transaction_async(message, on_done=_ignore)
+        except MQMeshError as error:
+            self.books.failed_send(TRANSACTED, (producer, number), error)
+        self.later(2 * SEND_EVERY_MS, self._send)
+
+
+def _ignore(future: TransactionFuture) -> None:
+    """The books of decisions say what counts."""
+
+
+def make_clients(world: World, books: Books) -> list[Client]:
+    """All kinds of clients, two of each."""
+    made: list[Client] = []
+    for number in (1, 2):
+        made += [
+            SimulatedProducer(world, books, f"producer-{number}"),
+            SimulatedPush(world, books, f"push-{number}", PUSH),
+            SimulatedPush(world, books, f"order-{number}", ORDER),
+            SimulatedPull(world, books, f"pull-{number}"),
+            SimulatedTransactions(world, books, f"decider-{number}"),
+        ]
+    return made

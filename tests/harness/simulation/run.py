@@ -1,0 +1,174 @@
+"""One seed from beginning to end: a cluster, its clients, faults, and the judgement."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from harness.history import Commit, Delivery
+from harness.simulation.books import READERS, TOPICS, Books, delivery_of
+from harness.simulation.faults import Faults
+from harness.simulation.load import Client, make_clients
+from harness.simulation.world import World
+from mqmesh.sdk.admin.admin import AdminClient
+
+CALM_MS: Final = 3_000
+HARM_MS: Final = 45_000
+PATIENCE_MS: Final = 180_000
+"""When all harm is over, everything is served and delivered within so long."""
+LOOK_MS: Final = 2_000
+QUEUES: Final = 2
+BROKERS: Final = ("broker-a", "broker-b")
+
+Plant = Callable[["Run"], None]
+"""Plants a bug, before anything is started."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a seed.
+
+    Attributes:
+        seed: Which.
+        violations: Sentences, each beginning with its invariant; empty when all is well.
+        simulated_ms: How long it lasted.
+        events: How many events there were.
+        counts: What happened how often.
+    """
+
+    seed: int
+    violations: list[str]
+    simulated_ms: int
+    events: int
+    counts: dict[str, int]
+
+    @property
+    def replay(self) -> str:
+        """What runs it again."""
+        return f"scripts/simulate --seed {self.seed}"
+
+
+class Run:
+    """A seed's world while it runs.
+
+    Args:
+        seed: Decides everything.
+        folder: For files of roles.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.world = World(seed, folder, sync_flush=seed % 3 == 0)
+        self.books = Books()
+        self.clients: list[Client] = []
+
+    def go(self) -> Outcome:
+        """Runs it."""
+        world, books = self.world, self.books
+        begun_ms = world.now_ms
+        self._start()
+        faults = Faults(world, books, self.clients, HARM_MS)
+        world.simulation.run(CALM_MS)
+        faults.plan()
+        self._look()
+        world.simulation.run(HARM_MS)
+        faults.end()
+        for client in self.clients:
+            client.sending = False
+        missing = self._drain()
+        stored = self._stored()
+        reports = books.judge(stored)
+        found = [
+            f"{verdict.invariant}: {sentence}"
+            for report in reports
+            for verdict in report.verdicts
+            for sentence in verdict.violations
+        ]
+        found += [f"C11: not delivered after {PATIENCE_MS} ms: {what}" for what in missing]
+        if world.failures:
+            found.append(f"bug: {world.failures} callbacks raised, see the log")
+        counts = {
+            **faults.counts,
+            "messages": sum(len(one) for one in books.attempts.values()),
+            "deliveries": sum(len(one) for one in books.deliveries.values()),
+        }
+        return Outcome(
+            self.seed, found, world.now_ms - begun_ms, world.simulation.event_count, counts
+        )
+
+    def close(self) -> None:
+        """Releases what the roles hold."""
+        for client in self.clients:
+            client.transport.node.kill()
+            client.abandon()
+        for process in self.world.processes():
+            process.release()
+
+    def _start(self) -> None:
+        world = self.world
+        world.add_namesrvs(2)
+        for name in BROKERS:
+            world.add_broker(name)
+            world.add_schedule(name)
+        for process in world.processes():
+            process.start()
+        world.simulation.run(1_000)
+        with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic, queues=QUEUES)
+        self.clients = make_clients(world, self.books)
+        for client in self.clients:
+            world.simulation.after(world.simulation.random.randrange(1_000), client.start)
+
+    def _drain(self) -> list[str]:
+        end_ms = self.world.now_ms + PATIENCE_MS
+        while (missing := self.books.missing()) and self.world.now_ms < end_ms:
+            self.world.simulation.run(2_000)
+        return missing
+
+    def _look(self) -> None:
+        world = self.world
+        for name, process in world.brokers.items():
+            broker = process.server._broker if process.up else None
+            if broker is None:
+                continue
+            for group, topics in READERS.items():
+                for topic in topics:
+                    for queue_id, offset in broker.offsets.topics(group).get(topic, {}).items():
+                        _, end = broker.store.queue_bounds(topic, queue_id)
+                        queue = f"{topic}@{name}/{queue_id}"
+                        look = Commit(group, queue, offset, end, float(world.now_ms))
+                        self.books.commits.append(look)
+        world.simulation.after(LOOK_MS, self._look)
+
+    def _stored(self) -> dict[str, list[Delivery]]:
+        found: dict[str, list[Delivery]] = {}
+        for topic in TOPICS:
+            all_ = [
+                delivery_of(message)
+                for name, disk in self.world.disks.items()
+                for message in disk.messages(topic, name)
+            ]
+            found[topic] = sorted(all_, key=lambda one: one.place)
+        return found
+
+
+def run_seed(seed: int, plant: Plant | None = None) -> Outcome:
+    """Runs a seed.
+
+    Args:
+        seed: Which.
+        plant: Plants a bug before.
+    """
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="mqmesh-", dir=memory if memory.is_dir() else None))
+    run = Run(seed, folder)
+    try:
+        if plant is not None:
+            plant(run)
+        return run.go()
+    finally:
+        run.close()
+        shutil.rmtree(folder, ignore_errors=True)

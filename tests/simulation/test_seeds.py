@@ -1,0 +1,32 @@
+"""Seeds of simulated clusters: whatever goes wrong, what is promised holds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEEDS = 48
+SEEDS_A_PROCESS = 8
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs seeds in a process of its own: the order of sets, too, is to be that of a replay."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS)}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "harness.simulation.main", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_PROCESS))
+def test_a_cluster_keeps_its_promises_whatever_the_seed(first):
+    done = simulate("--seed", str(first), "--count", str(SEEDS_A_PROCESS))
+    assert done.returncode == 0, done.stdout + done.stderr
