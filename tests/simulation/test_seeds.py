@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 48
+SEEDS = 24
 SEEDS_A_PROCESS = 8
 
 TESTS = Path(__file__).resolve().parent.parent

@@ -1,6 +1,7 @@
 """The clients of a simulation: they send, consume and decide, each at its own pace."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ FAIL_EVERY: Final = 25
 REPLACE_MS: Final = 1_000
 
 
-class Client:
+class Client(ABC):
     """A client's process, and those that take its place when it is killed.
 
     Args:
@@ -82,9 +83,9 @@ class Client:
             self.books.wrong["C11"].append(f"{self.name} did not start: {error}")
         self.begin()
 
+    @abstractmethod
     def make(self) -> Any:
         """The client."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         """Has it do something, once it is started."""
