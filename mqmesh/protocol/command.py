@@ -43,6 +43,7 @@ MAX_REMARK_CHARACTERS: Final = 1 * KIB
 RESPONSE: Final = 1
 ONEWAY: Final = 2
 
+_NOTHING: Final = memoryview(b"")
 _PREFIX = struct.Struct("<BBHIQ")
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -79,16 +80,38 @@ class Command(msgspec.Struct, frozen=True, gc=False):
         return bool(self.flags & ONEWAY)
 
 
+class Principal(msgspec.Struct, frozen=True, gc=False):
+    """Who a request is of, as far as its connection proves it.
+
+    Attributes:
+        name: Of the user.
+    """
+
+    name: str
+
+
+ANYBODY: Final = Principal("anybody")
+"""Who connects without a proof."""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """A request as a server's handler sees it.
 
     Attributes:
         peer: Routing id of the connection it came by; good for answering, not an identity.
         command: The decoded frame.
+        principal: Who asks; rights are given to principals.
     """
 
     peer: bytes
     command: Command
+    principal: Principal = ANYBODY
+
+    def without_frame(self) -> "Request":
+        """The request for a later answer: it does not keep the frame's memory alive."""
+        asked = self.command
+        bare = Command(asked.code, asked.opaque, asked.flags, _NOTHING, _NOTHING)
+        return Request(self.peer, bare, self.principal)
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -36,8 +36,8 @@ LOOKED_UP: Final = "looked-up"
 """Not in the request; known once what it names was found."""
 
 
-class Server(enum.StrEnum):
-    """What serves a command."""
+class ServedBy(enum.StrEnum):
+    """Who serves a command."""
 
     ALL = "every role"
     BROKER = "broker"
@@ -82,7 +82,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
     """
 
     code: RequestCode
-    servers: frozenset[Server]
+    servers: frozenset[ServedBy]
     right: Right
     request: type[msgspec.Struct] | None
     reply: type[msgspec.Struct] | None
@@ -141,7 +141,7 @@ def _walk(value: Any, steps: list[str]) -> Iterator[str]:
 
 def _row(
     code: RequestCode,
-    servers: Server | tuple[Server, ...],
+    servers: ServedBy | tuple[ServedBy, ...],
     right: Right,
     topics: str,
     groups: str,
@@ -152,12 +152,12 @@ def _row(
     fixed: Callable[[memoryview], Any] | None = None,
 ) -> CommandSpec:
     places = tuple(topics.split()), tuple(groups.split())
-    who = frozenset({servers} if isinstance(servers, Server) else servers)
+    who = frozenset({servers} if isinstance(servers, ServedBy) else servers)
     return CommandSpec(code, who, right, request, reply, *places, oneway, fixed)
 
 
 C = RequestCode
-ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, CLIENT = Server
+ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, CLIENT = ServedBy
 NONE, PUB, SUB, VIEW, ADMIN, INTERNAL = Right
 
 # fmt: off
@@ -292,6 +292,6 @@ COMMANDS: Final[dict[RequestCode, CommandSpec]] = {row.code: row for row in _ROW
 """Every command, by its code."""
 
 
-def served_by(server: Server) -> dict[RequestCode, CommandSpec]:
+def served_by(server: ServedBy) -> dict[RequestCode, CommandSpec]:
     """The commands that a role serves, PING among them."""
-    return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, Server.ALL}}
+    return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, ServedBy.ALL}}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from harness.kill_points import KillPoints
+from harness.served import served
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, settle
 
 from mqmesh.batch.record_batch import Attributes, encode_batch
@@ -22,7 +23,6 @@ from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
@@ -97,7 +97,7 @@ class Broker:
             admission=SendAdmission(wait_limit_ms=60_000, busy_timeout_ms=60_000),
             process_figures=dict,
         )
-        self._handlers = bind_handlers(self.context)
+        self._handlers = served(self.context)
         self.turn()
 
     def _answer(self, request: Request, answer: Reply | Exception) -> None:

@@ -1,13 +1,12 @@
 """What a handler may use."""
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
-from mqmesh.protocol.command import Command, Reply, Request
+from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
@@ -37,8 +36,6 @@ from mqmesh.storage.interface import MessageStore
 
 OnSaved = Callable[[StorageError | None], None]
 """Told when what was to be saved is on disk, or why it is not."""
-
-_NOTHING: Final = memoryview(b"")
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -155,14 +152,6 @@ class BrokerContext(msgspec.Struct, frozen=True):
     turns: PullTurns = msgspec.field(default_factory=PullTurns)
     transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
-
-
-def without_frame(request: Request) -> Request:
-    """The request for a later answer: it does not keep the frame's memory alive."""
-    command = request.command
-    return Request(
-        request.peer, Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
-    )
 
 
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:

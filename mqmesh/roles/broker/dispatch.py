@@ -1,17 +1,15 @@
-"""Which handler serves which request. Read this first.
+"""Which handler serves which command. Read this first.
 
-A handler is a function ``(context, request) -> Reply | None`` in a folder of ``features/``;
-None means that it answers later, through ``context.wire``. What it raises is
-turned into a response code in one place, the command server, by the one table in
-``protocol/codes.py``. PING is served by ``server.py``, also while there is no
-context yet.
+A handler is a function ``(context, request, header) -> Reply | None`` in a folder of ``features/``;
+None means that it answers later, through ``context.wire``. The header is decoded, and the right
+looked up, by the table in ``protocol/commands.py``. PING is served by ``server.py``, also while
+there is no context yet.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
@@ -25,10 +23,9 @@ from mqmesh.roles.broker.features.sends import send
 from mqmesh.roles.broker.features.snapshots import snapshots
 from mqmesh.roles.broker.features.topics import admin
 from mqmesh.roles.broker.features.transactions import transactions
+from mqmesh.roles.dispatch import Handler
 
-Handler = Callable[[Request], Reply | None]
-
-HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | None]]] = {
+HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request, Any], Reply | None]]] = {
     RequestCode.SEND_MESSAGE: send.send_message,
     RequestCode.PULL_MESSAGE: pull.pull_message,
     RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
@@ -76,19 +73,6 @@ HANDLERS: Final[dict[RequestCode, Callable[[BrokerContext, Request], Reply | Non
 }
 
 
-def bind_handlers(context: BrokerContext) -> dict[int, Handler]:
-    """The handlers of a running broker."""
-    return {int(code): partial(handler, context) for code, handler in HANDLERS.items()}
-
-
-def refuse_all(reason: str) -> dict[int, Handler]:
-    """Handlers of a broker that cannot serve, because it is not ready or going away.
-
-    Args:
-        reason: What clients are told.
-    """
-
-    def refuse(request: Request) -> Reply | None:
-        raise BrokerNotAvailable(reason)
-
-    return {int(code): refuse for code in HANDLERS}
+def bind_handlers(context: BrokerContext) -> dict[RequestCode, Handler]:
+    """The handlers of a running broker, for ``Dispatch.open``."""
+    return {code: partial(handler, context) for code, handler in HANDLERS.items()}

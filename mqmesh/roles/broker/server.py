@@ -17,10 +17,11 @@ from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.dispatch import bind_handlers, refuse_all
+from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.features.delays.schedule import (
     fail_cancels,
     hold_log,
@@ -63,6 +64,7 @@ from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Read
 from mqmesh.roles.descriptors import room_for_connections
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
@@ -71,7 +73,7 @@ from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import Connection, Handler, Server, ServerLimits, Timer, Transport
+from mqmesh.transport.interface import Connection, Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 
 TICK_MS: Final = 100
@@ -119,7 +121,7 @@ class BrokerServer:
         self._pumped_ms = 0
         self._wake_planned = False
         self._store_failed = False
-        self._handlers: dict[int, Handler] = {}
+        self._dispatch = Dispatch(ServedBy.BROKER, self._clock.monotonic_ns)
         self._server: Server | None = None
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
@@ -153,15 +155,15 @@ class BrokerServer:
             StoppedEarly: The loop was told to stop while the store recovered.
         """
         config = self._config
-        self._handlers |= refuse_all(f"broker {config.broker_name} is starting")
-        self._handlers[RequestCode.PING] = self._ping
+        self._dispatch.refuse(f"broker {config.broker_name} is starting")
+        self._dispatch.open({RequestCode.PING: self._ping})
         files = config.storage.max_open_files
         limits = ServerLimits(
             max_connections=room_for_connections(config.max_connections, files),
             max_pending_bytes=config.max_pending_bytes,
             max_total_pending_bytes=config.max_total_pending_bytes,
         )
-        self._server = self._transport.serve(self._handlers, self._on_disconnect, limits)
+        self._server = self._transport.serve(self._dispatch.handlers, self._on_disconnect, limits)
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         self._state = "recovering"
         self._store = self._open_store(
@@ -184,7 +186,7 @@ class BrokerServer:
             clock=self._clock,
             call_soon=partial(self._loop.call_later, 0),
         )
-        self._handlers |= bind_handlers(broker)
+        self._dispatch.open(bind_handlers(broker))
         self._loop.at_tick_end(self._on_tick_end)
         self._timers = [
             self._loop.call_every(TICK_MS, self._on_tick),
@@ -201,8 +203,7 @@ class BrokerServer:
     def stop(self) -> None:
         """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
         self._state = "stopping"
-        self._handlers |= refuse_all(f"broker {self._config.broker_name} is stopping")
-        self._handlers[RequestCode.PING] = self._ping
+        self._dispatch.refuse(f"broker {self._config.broker_name} is stopping")
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -427,7 +428,7 @@ class BrokerServer:
 
     # ---- Events ----------------------------------------------------------------------
 
-    def _ping(self, request: Request) -> Reply:
+    def _ping(self, request: Request, header: None) -> Reply:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms if self._started_ms else 0
         name = self._config.broker_name
         return reply_with(
@@ -564,25 +565,29 @@ class BrokerServer:
         server, links = self._server, self._links
         assert server is not None
         assert links is not None
-        return {
-            "state": self._state,
-            "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
-            "pid": str(os.getpid()),
-            "rss_bytes": str(resident_bytes()),
-            "private_bytes": str(anonymous_bytes()),
-            "connections": str(server.peer_count),
-            "requests_total": str(server.requests),
-            "malformed_frames_total": str(server.malformed_frames),
-            "dropped_replies_total": str(server.dropped_replies),
-            "pending_bytes": str(server.held_bytes),
-            "ended_connections_total": str(server.hung_up),
-            "silent_connections_total": str(server.silent),
-            "refusals_total": str(sum(server.refusals.counts.values())),
-            **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
-            "callback_failures_total": str(self._loop.callback_failures),
-            "namesrvs_registered": str(links.registered_count),
-            "wiped_write_perm": str(links.wiped_write_perm).lower(),
-        } | (self._index.figures() if self._index is not None else {"index_state": "off"})
+        return (
+            {
+                "state": self._state,
+                "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
+                "pid": str(os.getpid()),
+                "rss_bytes": str(resident_bytes()),
+                "private_bytes": str(anonymous_bytes()),
+                "connections": str(server.peer_count),
+                "requests_total": str(server.requests),
+                "malformed_frames_total": str(server.malformed_frames),
+                "dropped_replies_total": str(server.dropped_replies),
+                "pending_bytes": str(server.held_bytes),
+                "ended_connections_total": str(server.hung_up),
+                "silent_connections_total": str(server.silent),
+                "refusals_total": str(sum(server.refusals.counts.values())),
+                **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
+                "callback_failures_total": str(self._loop.callback_failures),
+                "namesrvs_registered": str(links.registered_count),
+                "wiped_write_perm": str(links.wiped_write_perm).lower(),
+            }
+            | self._dispatch.figures()
+            | (self._index.figures() if self._index is not None else {"index_state": "off"})
+        )
 
 
 def _take_next_turn() -> None:

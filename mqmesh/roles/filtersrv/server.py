@@ -32,6 +32,7 @@ from mqmesh.protocol.command import (
     encode_header,
     reply_with,
 )
+from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.filters import (
     RegisterFilterServerRequest,
     UploadFilterRequest,
@@ -40,6 +41,7 @@ from mqmesh.protocol.filters import (
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.descriptors import room_for_connections
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
 from mqmesh.roles.filtersrv.filter_table import FilterTable
@@ -66,7 +68,6 @@ PULL_BUDGET_MS: Final = 3_000
 PULL_MARGIN_MS: Final = 5_000
 """What the way to the broker and back may add to the time that a pull waits there."""
 
-_NOTHING: Final = memoryview(b"")
 _FOUND: Final = int(PullStatus.FOUND)
 
 _log = logging.getLogger(__name__)
@@ -119,18 +120,21 @@ class FilterServer:
                 "a filter server runs code that consumers upload; allow it by enable = true "
                 "(filter_server.enable = true in a cluster file)"
             )
-        handlers = {
-            int(RequestCode.PING): self._ping,
-            int(RequestCode.REGISTER_MESSAGE_FILTER_CLASS): self._upload,
-            int(RequestCode.PULL_MESSAGE): self._pull,
-        }
+        dispatch = Dispatch(ServedBy.FILTERSRV, self._clock.monotonic_ns)
+        dispatch.open(
+            {
+                RequestCode.PING: self._ping,
+                RequestCode.REGISTER_MESSAGE_FILTER_CLASS: self._upload,
+                RequestCode.PULL_MESSAGE: self._pull,
+            }
+        )
         limits = ServerLimits(
             max_connections=room_for_connections(
                 ServerLimits().max_connections, config.max_filters
             ),
             max_frame_bytes=MAX_FRAME_BYTES,
         )
-        self._server = CommandServer(self._zmq, self._loop, handlers, limits=limits)
+        self._server = CommandServer(self._zmq, self._loop, dispatch.handlers, limits=limits)
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
@@ -218,18 +222,17 @@ class FilterServer:
 
     # ---- Requests ----------------------------------------------------------------------
 
-    def _ping(self, request: Request) -> Reply:
+    def _ping(self, request: Request, header: None) -> Reply:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         name = self._config.name
         return reply_with(
             RoleInfo("filtersrv", name, self._version, os.getpid(), "running", uptime_ms)
         )
 
-    def _upload(self, request: Request) -> None:
-        asked = decode_header(UploadFilterRequest, request.command.header)
+    def _upload(self, request: Request, asked: UploadFilterRequest) -> None:
         check_group(asked.group)
         source = bytes(request.command.body)
-        later = _without_frame(request)
+        later = request.without_frame()
 
         def loaded(outcome: list[str] | BrokerError) -> None:
             if isinstance(outcome, BrokerError):
@@ -239,8 +242,7 @@ class FilterServer:
 
         self._table.upload(asked.group, asked.filter_id, source, loaded)
 
-    def _pull(self, request: Request) -> None:
-        pull = decode_header(PullRequest, request.command.header)
+    def _pull(self, request: Request, pull: PullRequest) -> None:
         if pull.expression_type != ExpressionType.PYTHON:
             raise UnsupportedCommand("this is a filter server; pull without a filter at the broker")
         runner = self._table.get(pull.group, pull.expression)
@@ -253,7 +255,7 @@ class FilterServer:
             )
         runner.begin_pull()
         try:
-            self._pull_at_broker(_without_frame(request), pull, runner)
+            self._pull_at_broker(request.without_frame(), pull, runner)
         except MQMeshError:
             runner.end_pull()
             raise
@@ -378,11 +380,3 @@ class FilterServer:
     def _fail(self, request: Request, error: Exception) -> None:
         if self._server is not None:
             self._server.fail(request, error)
-
-
-def _without_frame(request: Request) -> Request:
-    """The request for a later answer: it does not keep the frame's memory alive."""
-    command = request.command
-    return Request(
-        request.peer, Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
-    )

@@ -7,8 +7,7 @@ import msgspec
 
 from mqmesh.errors import SystemBusy
 from mqmesh.message import parse_message_id
-from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Command, Reply, Request, decode_header, encode_header
+from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.queries import (
     QueryMessageByIdRequest,
     QueryMessageRequest,
@@ -23,8 +22,6 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 CATCH_UP_MS: Final = 500
 """A query waits no longer for the index to reach what was visible when it was asked."""
 BUSY_RETRY_AFTER_MS: Final = 100
-
-_NOTHING: Final = memoryview(b"")
 
 
 class PendingQuery(msgspec.Struct, eq=False):
@@ -71,39 +68,40 @@ class PendingQueries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Request, wanted: int, now_ms: int) -> None:
+    def add(
+        self,
+        request: Request,
+        asked: QueryMessageRequest | QueryMessageByIdRequest,
+        wanted: int,
+        now_ms: int,
+    ) -> None:
         """Takes a query in.
 
         Args:
-            request: QUERY_MESSAGE or QUERY_MESSAGE_BY_ID.
+            request: What to answer.
+            asked: By key or by id.
             wanted: Commit-log offset that the index shall have reached first.
             now_ms: Monotonic clock.
 
         Raises:
             SystemBusy: Too many wait.
-            RemoteProtocolError, InvalidArgument: It is no legal query.
+            InvalidArgument: It is no legal query.
         """
         if len(self._waiting) >= self._most:
             raise SystemBusy(
                 f"{self._most} queries are being answered, no more may (index.max_queries)",
                 retry_after_ms=BUSY_RETRY_AFTER_MS,
             )
-        command = request.command
-        asked: QueryMessageRequest | QueryMessageByIdRequest
         query: KeyQuery | IdQuery
-        if command.code == RequestCode.QUERY_MESSAGE:
-            asked = decode_header(QueryMessageRequest, command.header)
+        if isinstance(asked, QueryMessageRequest):
             end = min(asked.end_timestamp, MAX_TIMESTAMP_MS)
             query = KeyQuery(asked.topic, asked.key, asked.begin_timestamp, end)
         else:
-            asked = decode_header(QueryMessageByIdRequest, command.header)
             query = IdQuery(*parse_message_id(asked.message_id))
         # A request must not keep its frame alive while it waits.
-        bare = Command(command.code, command.opaque, command.flags, _NOTHING, _NOTHING)
+        waiting = request.without_frame()
         self._waiting.append(
-            PendingQuery(
-                Request(request.peer, bare), query, asked.max_count, asked.max_bytes, wanted, now_ms
-            )
+            PendingQuery(waiting, query, asked.max_count, asked.max_bytes, wanted, now_ms)
         )
 
     def step(

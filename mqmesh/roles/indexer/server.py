@@ -9,9 +9,16 @@ from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, decode_header, reply_with
-from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
+from mqmesh.protocol.command import Reply, Request, reply_with
+from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.queries import (
+    AdvanceIndexRequest,
+    IndexProgress,
+    QueryMessageByIdRequest,
+    QueryMessageRequest,
+)
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
@@ -83,14 +90,19 @@ class IndexerServer:
         )
         if self._config.suspect:
             self._index.suspect_all()
-        handlers = {
-            int(RequestCode.PING): self._ping,
-            int(RequestCode.ADVANCE_INDEX): self._advance,
-            int(RequestCode.COPY_INDEX): self._copy,
-            int(RequestCode.QUERY_MESSAGE): self._query,
-            int(RequestCode.QUERY_MESSAGE_BY_ID): self._query,
-        }
-        self._server = CommandServer(self._zmq, self._loop, handlers, self._queries.drop_peer)
+        dispatch = Dispatch(ServedBy.INDEXER, self._clock.monotonic_ns)
+        dispatch.open(
+            {
+                RequestCode.PING: self._ping,
+                RequestCode.ADVANCE_INDEX: self._advance,
+                RequestCode.COPY_INDEX: self._copy,
+                RequestCode.QUERY_MESSAGE: self._query,
+                RequestCode.QUERY_MESSAGE_BY_ID: self._query,
+            }
+        )
+        self._server = CommandServer(
+            self._zmq, self._loop, dispatch.handlers, self._queries.drop_peer
+        )
         self._started_ms = self._clock.monotonic_ms()
         return self._server.bind(self._config.endpoint)
 
@@ -110,13 +122,12 @@ class IndexerServer:
 
     # ---- Requests --------------------------------------------------------------------
 
-    def _ping(self, request: Request) -> Reply:
+    def _ping(self, request: Request, header: None) -> Reply:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         name = self._config.broker_name
         return reply_with(RoleInfo("indexer", name, VERSION, os.getpid(), "running", uptime_ms))
 
-    def _advance(self, request: Request) -> Reply:
-        asked = decode_header(AdvanceIndexRequest, request.command.header)
+    def _advance(self, request: Request, asked: AdvanceIndexRequest) -> Reply:
         now_ms = self._clock.monotonic_ms()
         if self._dispatcher is None:
             self._follow(asked.store_id)
@@ -148,8 +159,7 @@ class IndexerServer:
             )
         )
 
-    def _copy(self, request: Request) -> Reply:
-        asked = decode_header(CopyIndexRequest, request.command.header)
+    def _copy(self, request: Request, asked: CopyIndexRequest) -> Reply:
         assert self._index is not None
         return reply_with(CopyIndexResponse(len(self._index.copy_live(Path(asked.directory)))))
 
@@ -168,10 +178,12 @@ class IndexerServer:
         )
         self._store_id = store_id
 
-    def _query(self, request: Request) -> Reply | None:
+    def _query(
+        self, request: Request, asked: QueryMessageRequest | QueryMessageByIdRequest
+    ) -> Reply | None:
         if self._dispatcher is None:
             raise BrokerNotAvailable("the index process is just starting")
-        self._queries.add(request, self._dispatcher.visible, self._clock.monotonic_ms())
+        self._queries.add(request, asked, self._dispatcher.visible, self._clock.monotonic_ms())
         self._answer_queries()
         self._plan()
         return None

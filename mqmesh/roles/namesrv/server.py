@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -20,30 +20,33 @@ from mqmesh.protocol.command import (
     MAX_HEADER_BYTES,
     Reply,
     Request,
-    decode_header,
     encode_header,
     reply_with,
 )
+from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import (
     ClusterInfo,
     DeleteTopicRequest,
+    GetClusterRequest,
     GetRouteRequest,
     KvRequest,
     KvResponse,
     RegisterBrokerRequest,
     RouteHint,
     TopicList,
+    TopicListRequest,
     UnregisterBrokerRequest,
     WipeWritePermRequest,
 )
 from mqmesh.roles.descriptors import room_for_connections
+from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.interface import Handler, Publisher, Server, ServerLimits, Timer, Transport
+from mqmesh.transport.interface import Publisher, Server, ServerLimits, Timer, Transport
 from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
@@ -51,7 +54,6 @@ STATE_VERSION: Final = 1
 LOOK_AFTER_MS: Final = 250
 """Connections and the memory that they take are looked after so often."""
 
-_H = TypeVar("_H", bound=msgspec.Struct)
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +129,9 @@ class NameServer:
             max_total_pending_bytes=config.max_total_pending_bytes,
             max_frame_bytes=MAX_HEADER_BYTES + MIB,
         )
-        self._server = self._transport.serve(self._handlers(), self._on_disconnect, limits)
+        dispatch = Dispatch(ServedBy.NAMESRV, self._clock.monotonic_ns)
+        dispatch.open(self._handlers())
+        self._server = self._transport.serve(dispatch.handlers, self._on_disconnect, limits)
         endpoint = self._server.bind(f"tcp://{host}:{config.listen_port}")
         self._timers = [
             self._loop.call_every(config.scan_interval_ms, self._tick),
@@ -161,7 +165,7 @@ class NameServer:
 
     # ---- Handlers --------------------------------------------------------------------
 
-    def _handlers(self) -> dict[int, Handler]:
+    def _handlers(self) -> dict[RequestCode, Handler]:
         return {
             RequestCode.PING: self._ping,
             RequestCode.REGISTER_BROKER: self._register,
@@ -177,57 +181,55 @@ class NameServer:
             RequestCode.LIST_KV_CONFIG: self._list_kv,
         }
 
-    def _ping(self, request: Request) -> Reply:
+    def _ping(self, request: Request, header: None) -> Reply:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         return reply_with(
             RoleInfo("namesrv", self._config.name, self._version, os.getpid(), "running", uptime_ms)
         )
 
-    def _register(self, request: Request) -> Reply:
-        header = _header(RegisterBrokerRequest, request)
+    def _register(self, request: Request, header: RegisterBrokerRequest) -> Reply:
         response, effects = self._table.on_register(
             header, request.peer, self._clock.monotonic_ms()
         )
         self._carry_out(effects)
         return reply_with(response)
 
-    def _unregister(self, request: Request) -> Reply:
-        header = _header(UnregisterBrokerRequest, request)
+    def _unregister(self, request: Request, header: UnregisterBrokerRequest) -> Reply:
         self._carry_out(self._table.on_unregister(header))
         return EMPTY_REPLY
 
-    def _route(self, request: Request) -> Reply:
-        topic = _header(GetRouteRequest, request).topic
+    def _route(self, request: Request, header: GetRouteRequest) -> Reply:
+        topic = header.topic
         return reply_with(self._table.route(topic, self._hint_endpoint))
 
-    def _cluster(self, request: Request) -> Reply:
+    def _cluster(self, request: Request, header: GetClusterRequest) -> Reply:
         return reply_with(ClusterInfo(self._table.brokers(), self._hint_endpoint))
 
-    def _topics(self, request: Request) -> Reply:
+    def _topics(self, request: Request, header: TopicListRequest) -> Reply:
         return reply_with(TopicList(self._table.topics()))
 
-    def _delete_topic(self, request: Request) -> Reply:
-        self._carry_out(self._table.on_delete_topic(_header(DeleteTopicRequest, request).topic))
+    def _delete_topic(self, request: Request, header: DeleteTopicRequest) -> Reply:
+        self._carry_out(self._table.on_delete_topic(header.topic))
         return EMPTY_REPLY
 
-    def _wipe_write_perm(self, request: Request) -> Reply:
-        response, effects = self._table.on_wipe_write_perm(_header(WipeWritePermRequest, request))
+    def _wipe_write_perm(self, request: Request, header: WipeWritePermRequest) -> Reply:
+        response, effects = self._table.on_wipe_write_perm(header)
         self._carry_out(effects, must_save=True)
         return reply_with(response)
 
-    def _put_kv(self, request: Request) -> Reply:
-        self._carry_out(self._kv.put(_header(KvRequest, request)), must_save=True)
+    def _put_kv(self, request: Request, header: KvRequest) -> Reply:
+        self._carry_out(self._kv.put(header), must_save=True)
         return EMPTY_REPLY
 
-    def _get_kv(self, request: Request) -> Reply:
-        return reply_with(KvResponse(self._kv.get(_header(KvRequest, request))))
+    def _get_kv(self, request: Request, header: KvRequest) -> Reply:
+        return reply_with(KvResponse(self._kv.get(header)))
 
-    def _delete_kv(self, request: Request) -> Reply:
-        self._carry_out(self._kv.delete(_header(KvRequest, request)), must_save=True)
+    def _delete_kv(self, request: Request, header: KvRequest) -> Reply:
+        self._carry_out(self._kv.delete(header), must_save=True)
         return EMPTY_REPLY
 
-    def _list_kv(self, request: Request) -> Reply:
-        return reply_with(KvResponse(self._kv.list_namespace(_header(KvRequest, request))))
+    def _list_kv(self, request: Request, header: KvRequest) -> Reply:
+        return reply_with(KvResponse(self._kv.list_namespace(header)))
 
     # ---- Events ----------------------------------------------------------------------
 
@@ -307,7 +309,3 @@ class NameServer:
             return error
         self._unsaved = False
         return None
-
-
-def _header(kind: type[_H], request: Request) -> _H:
-    return decode_header(kind, request.command.header)

@@ -20,7 +20,9 @@ from mqmesh.protocol.command import (
     encode_header,
     reply_with,
 )
+from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
+from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
@@ -89,7 +91,9 @@ class ScheduleServer:
         make_folder(self._root)
         self._lock = StoreLock(self._root)
         self._started_ms = self._clock.monotonic_ms()
-        self._server = self._transport.serve({int(RequestCode.PING): self._ping})
+        dispatch = Dispatch(ServedBy.SCHEDULE, self._clock.monotonic_ns)
+        dispatch.open({RequestCode.PING: self._ping})
+        self._server = self._transport.serve(dispatch.handlers)
         endpoint = self._server.bind(f"ipc://{socket_path(self._root)}")
         self._link = NamesrvLink(
             self._transport,
@@ -134,7 +138,7 @@ class ScheduleServer:
         self._env.close()
         self._env = None
 
-    def _ping(self, request: Request) -> Reply:
+    def _ping(self, request: Request, header: None) -> Reply:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms
         name = self._config.name
         return reply_with(RoleInfo("schedule", name, VERSION, os.getpid(), "running", uptime_ms))

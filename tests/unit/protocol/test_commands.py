@@ -14,7 +14,7 @@ from mqmesh.protocol.commands import (
     LOOKED_UP,
     CommandSpec,
     Right,
-    Server,
+    ServedBy,
     served_by,
 )
 from mqmesh.protocol.groups import CloneOffsetRequest
@@ -30,7 +30,7 @@ def test_every_code_has_one_row():
 
 
 def test_every_role_but_the_client_answers_ping():
-    for server in set(Server) - {Server.ALL}:
+    for server in set(ServedBy) - {ServedBy.ALL}:
         assert RequestCode.PING in served_by(server), server
 
 

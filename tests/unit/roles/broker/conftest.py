@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.served import served
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
@@ -25,7 +26,6 @@ from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
@@ -134,7 +134,7 @@ class Stage:
             group_table=GroupTable(auto_create=self.config.auto_create_subscription_group),
             process_figures=lambda: {"rss_bytes": "1"},
         )
-        self.handlers = bind_handlers(self.context)
+        self.handlers = served(self.context)
 
     def begin(self, code, header=b"", *body, peer=b"peer", oneway=False) -> int:
         """Hands a request in; returns the number its answer will stand under."""

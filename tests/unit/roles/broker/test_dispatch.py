@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mqmesh.errors import BrokerNotAvailable
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.roles.broker.dispatch import HANDLERS, bind_handlers, refuse_all
+from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.roles.broker.dispatch import HANDLERS
 
 NAMES = st.sampled_from(
     ["t", "g", "", "%RETRY%g", "../x", "x" * 300, "A || B", "*", "TAG", "SQL92"]
@@ -23,37 +22,8 @@ VALUES = st.recursive(
 HEADERS = st.lists(VALUES, max_size=9).map(msgspec.msgpack.encode) | st.binary(max_size=40)
 
 
-def test_every_request_that_brokers_serve_has_its_handler(stage):
-    name_server = {code for code in RequestCode if 100 <= code < 200}
-    name_server |= {
-        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.LIST_KV_CONFIG,
-    }
-    to_clients = {
-        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
-        RequestCode.CHECK_TRANSACTION_STATE,
-        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-        RequestCode.NOTIFY_SCHEDULE,
-    }
-    by_the_server = {RequestCode.PING, RequestCode.PROBE_CLIENT}
-    by_others = {
-        RequestCode.ADVANCE_INDEX,
-        RequestCode.COPY_INDEX,
-        RequestCode.REGISTER_MESSAGE_FILTER_CLASS,
-    }
-    assert set(HANDLERS) == (
-        set(RequestCode) - name_server - to_clients - by_the_server - by_others
-    )
-    assert set(bind_handlers(stage.context)) == set(map(int, HANDLERS))
-
-
-def test_a_broker_that_cannot_serve_refuses_everything_with_its_reason():
-    for handler in refuse_all("broker-a is starting").values():
-        with pytest.raises(BrokerNotAvailable, match="is starting"):
-            handler(None)
+def test_every_command_that_the_table_gives_brokers_has_its_handler():
+    assert set(HANDLERS) == set(served_by(ServedBy.BROKER)) - {RequestCode.PING}
 
 
 # The fixture only tells the class; each example makes a broker of its own.

@@ -9,6 +9,7 @@ import random
 import msgspec
 import pytest
 from harness.batches import PRODUCER_ID
+from harness.served import served
 from harness.sorted_pairs import SortedPairs
 
 from mqmesh.batch.delayed_batch import RECORD_QUEUE, DelayedMeta, pack_due_times
@@ -27,7 +28,6 @@ from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
 from mqmesh.protocol.schedule import CancelDelayedRequest
-from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.features.delays import due_messages
 from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
@@ -121,7 +121,7 @@ class Rig:
         self.link.broken = True
         self.stage.context.stage.take()
         self.stage.context = msgspec.structs.replace(self.stage.context, schedule=ScheduleDesk())
-        self.stage.handlers = bind_handlers(self.stage.context)
+        self.stage.handlers = served(self.stage.context)
         self.service.on_disconnected()
         self.connect()
 

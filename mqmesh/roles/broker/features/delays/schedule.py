@@ -13,7 +13,6 @@ from mqmesh.protocol.command import (
     EMPTY_REPLY,
     Reply,
     Request,
-    decode_header,
     encode_header,
     reply_with,
 )
@@ -31,7 +30,7 @@ from mqmesh.protocol.schedule import (
     RefuseCancelRequest,
     ScheduleNews,
 )
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.due_messages import Prepared, prepare
 from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
@@ -46,9 +45,8 @@ _WHY = {
 }
 
 
-def open_schedule(context: BrokerContext, request: Request) -> Reply:
+def open_schedule(context: BrokerContext, request: Request, asked: OpenScheduleRequest) -> Reply:
     """A schedule service begins."""
-    decode_header(OpenScheduleRequest, request.command.header)
     stats = context.store.stats()
     session = context.schedule.open(request.peer)
     return reply_with(
@@ -56,9 +54,8 @@ def open_schedule(context: BrokerContext, request: Request) -> Reply:
     )
 
 
-def pull_schedule(context: BrokerContext, request: Request) -> Reply:
+def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleRequest) -> Reply:
     """What came into the schedule topic."""
-    asked = decode_header(PullScheduleRequest, request.command.header)
     desk = context.schedule
     desk.check(asked.session)
     desk.pending = asked.pending
@@ -84,9 +81,8 @@ def pull_schedule(context: BrokerContext, request: Request) -> Reply:
     )
 
 
-def deliver_due(context: BrokerContext, request: Request) -> Reply | None:
+def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueRequest) -> Reply | None:
     """Delivers, cancels or rolls forward; answered once that is stored."""
-    asked = decode_header(DeliverDueRequest, request.command.header)
     context.schedule.check(asked.session)
     runs = decode_runs(request.command.body)
     if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(Action):
@@ -99,7 +95,7 @@ def deliver_due(context: BrokerContext, request: Request) -> Reply | None:
     context.schedule.gone += prepared.gone
     if not prepared.batches:
         return _delivered(context, prepared, -1)
-    request = without_frame(request)
+    request = request.without_frame()
 
     def on_stored(outcomes: list[BatchOutcome]) -> None:
         refused = next((one for one in outcomes if one.code != _OK), None)
@@ -108,38 +104,38 @@ def deliver_due(context: BrokerContext, request: Request) -> Reply | None:
             context.wire.fail(request, error)
             canceller = context.schedule.take_cancel(asked.ticket)
             if canceller is not None:
-                context.wire.fail(canceller, error)
+                context.wire.fail(canceller.request, error)
             return
         _count(context, action, prepared.message_count)
         context.wire.reply(request, _delivered(context, prepared, outcomes[-1].base_queue_offset))
         canceller = context.schedule.take_cancel(asked.ticket)
         if canceller is not None:
-            context.wire.reply(canceller, EMPTY_REPLY)
+            context.wire.reply(canceller.request, EMPTY_REPLY)
 
     inner_send(context, prepared.batches, on_stored)
     context.schedule.stirred |= action is Action.ROLL
     return None
 
 
-def cancel_delayed(context: BrokerContext, request: Request) -> Reply | None:
+def cancel_delayed(
+    context: BrokerContext, request: Request, asked: CancelDelayedRequest
+) -> Reply | None:
     """Asks the service whether a message still waits; answered once it is cancelled."""
-    asked = decode_header(CancelDelayedRequest, request.command.header)
     desk = context.schedule
-    ticket = desk.add_cancel(request, context.clock.monotonic_ms())
+    message_id = format_message_id(asked.producer_id, asked.sequence)
+    ticket = desk.add_cancel(request.without_frame(), message_id, context.clock.monotonic_ms())
     assert desk.service is not None
     news = ScheduleNews(ticket, asked.producer_id, asked.sequence)
     context.wire.notify(desk.service, RequestCode.NOTIFY_SCHEDULE, encode_header(news))
     return None
 
 
-def refuse_cancel(context: BrokerContext, request: Request) -> Reply:
+def refuse_cancel(context: BrokerContext, request: Request, asked: RefuseCancelRequest) -> Reply:
     """The service says why a message cannot be cancelled."""
-    asked = decode_header(RefuseCancelRequest, request.command.header)
     context.schedule.check(asked.session)
     canceller = context.schedule.take_cancel(asked.ticket)
     if canceller is not None:
-        wanted = decode_header(CancelDelayedRequest, canceller.command.header)
-        message_id = format_message_id(wanted.producer_id, wanted.sequence)
+        message_id = canceller.message_id
         why = _WHY.get(asked.verdict)
         if why is None:
             error: BrokerError = BrokerError(
@@ -148,7 +144,7 @@ def refuse_cancel(context: BrokerContext, request: Request) -> Reply:
             )
         else:
             error = CancelRefused(f"message {message_id} cannot be cancelled: {why}")
-        context.wire.fail(canceller, error)
+        context.wire.fail(canceller.request, error)
     return EMPTY_REPLY
 
 

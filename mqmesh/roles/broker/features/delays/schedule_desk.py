@@ -23,6 +23,7 @@ class OpenCancel(msgspec.Struct, frozen=True, eq=False):
     """A CANCEL_DELAYED that was not answered yet."""
 
     request: Request
+    message_id: str
     deadline_ms: int
 
 
@@ -88,7 +89,7 @@ class ScheduleDesk:
         self.service = None
         return self._take(list(self._cancels))
 
-    def add_cancel(self, request: Request, now_ms: int) -> int:
+    def add_cancel(self, request: Request, message_id: str, now_ms: int) -> int:
         """A client wants a message cancelled.
 
         Returns:
@@ -102,13 +103,12 @@ class ScheduleDesk:
         if len(self._cancels) >= MAX_CANCELS:
             raise BrokerNotAvailable(f"{MAX_CANCELS} cancellations wait already")
         ticket = next(self._tickets)
-        self._cancels[ticket] = OpenCancel(request, now_ms + CANCEL_TIMEOUT_MS)
+        self._cancels[ticket] = OpenCancel(request, message_id, now_ms + CANCEL_TIMEOUT_MS)
         return ticket
 
-    def take_cancel(self, ticket: int) -> Request | None:
-        """The request of a ticket, once."""
-        cancel = self._cancels.pop(ticket, None)
-        return None if cancel is None else cancel.request
+    def take_cancel(self, ticket: int) -> OpenCancel | None:
+        """The cancellation of a ticket, once."""
+        return self._cancels.pop(ticket, None)
 
     def tick(self, now_ms: int) -> list[Request]:
         """Cancellations that the service did not answer in time."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import InvalidArgument, StorageError
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.groups import (
     MAX_GROUPS_PER_ANSWER,
     MAX_QUEUES_PER_STATS,
@@ -39,9 +39,10 @@ QUEUES_PER_LIST = 4_096
 """A list of groups ends its page when so many queues were looked at."""
 
 
-def update_and_create_group(context: BrokerContext, request: Request) -> Reply | None:
+def update_and_create_group(
+    context: BrokerContext, request: Request, wanted: UpdateGroupRequest
+) -> Reply | None:
     """Makes or changes the settings of a group; answered once that is on disk."""
-    wanted = decode_header(UpdateGroupRequest, request.command.header)
     changed = context.group_table.update(
         wanted.config,
         context.clock.wall_ms(),
@@ -55,9 +56,8 @@ def update_and_create_group(context: BrokerContext, request: Request) -> Reply |
     return None
 
 
-def get_groups(context: BrokerContext, request: Request) -> Reply:
+def get_groups(context: BrokerContext, request: Request, query: GetGroupsRequest) -> Reply:
     """One group, or all, in pages."""
-    query = decode_header(GetGroupsRequest, request.command.header)
     if query.group:
         check_client_group(query.group)
         known = query.group in _all_names(context)
@@ -74,13 +74,14 @@ def get_groups(context: BrokerContext, request: Request) -> Reply:
     return reply_with(GroupSummaries(found, len(found) < len(page)))
 
 
-def delete_group(context: BrokerContext, request: Request) -> Reply | None:
+def delete_group(
+    context: BrokerContext, request: Request, wanted: DeleteGroupRequest
+) -> Reply | None:
     """Forgets a group; answered once that is on disk.
 
     Raises:
         InvalidArgument: It has members, with whose next word it would be there again.
     """
-    wanted = decode_header(DeleteGroupRequest, request.command.header)
     name = check_client_group(wanted.group)
     group = context.groups.find(name)
     if group is not None:
@@ -107,9 +108,10 @@ def delete_group(context: BrokerContext, request: Request) -> Reply | None:
     return None
 
 
-def get_consumer_connections(context: BrokerContext, request: Request) -> Reply:
+def get_consumer_connections(
+    context: BrokerContext, request: Request, query: ConsumerConnectionsRequest
+) -> Reply:
     """The members of a group, and how each differs from it."""
-    query = decode_header(ConsumerConnectionsRequest, request.command.header)
     group = context.groups.group(check_client_group(query.group))
     now_ms = context.clock.monotonic_ms()
     members = []
@@ -126,9 +128,10 @@ def get_consumer_connections(context: BrokerContext, request: Request) -> Reply:
     return reply_with(ConsumerConnections(members, group.generation))
 
 
-def get_producer_connections(context: BrokerContext, request: Request) -> Reply:
+def get_producer_connections(
+    context: BrokerContext, request: Request, query: ProducerConnectionsRequest
+) -> Reply:
     """The members of a producer group."""
-    query = decode_header(ProducerConnectionsRequest, request.command.header)
     check_client_group(query.group)
     now_ms = context.clock.monotonic_ms()
     clients = context.groups.producer_clients(query.group)
@@ -137,9 +140,10 @@ def get_producer_connections(context: BrokerContext, request: Request) -> Reply:
     )
 
 
-def get_consume_stats(context: BrokerContext, request: Request) -> Reply:
+def get_consume_stats(
+    context: BrokerContext, request: Request, query: ConsumeStatsRequest
+) -> Reply:
     """How far a group has come in each of its queues, in pages."""
-    query = decode_header(ConsumeStatsRequest, request.command.header)
     name = check_client_group(query.group)
     if query.topic:
         check_topic(query.topic)
@@ -155,9 +159,11 @@ def get_consume_stats(context: BrokerContext, request: Request) -> Reply:
     return reply_with(ConsumeStats(found, more, rate, context.clock.wall_ms()))
 
 
-def query_topic_consumers(context: BrokerContext, request: Request) -> Reply:
+def query_topic_consumers(
+    context: BrokerContext, request: Request, asked: TopicConsumersRequest
+) -> Reply:
     """The groups that read a topic: those with offsets in it, and those who subscribe to it."""
-    topic = check_topic(decode_header(TopicConsumersRequest, request.command.header).topic)
+    topic = check_topic(asked.topic)
     found = set(context.offsets.groups_of_topic(topic))
     for name in context.groups.names():
         if topic in _subscribed_topics(context, name):

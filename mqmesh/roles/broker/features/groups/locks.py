@@ -1,7 +1,7 @@
 """Locks of ordered consumers, and members that give queues back."""
 
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.locking import (
     LOCK_HELD_BY_OTHER,
     LockBatchRequest,
@@ -13,13 +13,12 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 
 
-def lock_batch_mq(context: BrokerContext, request: Request) -> Reply:
+def lock_batch_mq(context: BrokerContext, request: Request, wanted: LockBatchRequest) -> Reply:
     """A member wants queues for itself alone.
 
     Raises:
         StaleGeneration: It is no member of the group here.
     """
-    wanted = decode_header(LockBatchRequest, request.command.header)
     check_client_group(wanted.group)
     context.groups.require_member(wanted.group, wanted.client_id)
     now_ms = context.clock.monotonic_ms()
@@ -39,9 +38,8 @@ def lock_batch_mq(context: BrokerContext, request: Request) -> Reply:
     return reply_with(LockBatchResponse(context.locks.lease_ms, answers))
 
 
-def unlock_batch_mq(context: BrokerContext, request: Request) -> Reply:
+def unlock_batch_mq(context: BrokerContext, request: Request, done: UnlockBatchRequest) -> Reply:
     """A member has done with queues; others may have them. Doing so twice does no harm."""
-    done = decode_header(UnlockBatchRequest, request.command.header)
     check_client_group(done.group)
     for one in done.queues:
         context.locks.unlock(done.group, done.client_id, (one.topic, one.queue_id))

@@ -5,7 +5,6 @@ from mqmesh.protocol.command import (
     EMPTY_REPLY,
     Reply,
     Request,
-    decode_header,
     encode_header,
     reply_with,
 )
@@ -21,9 +20,8 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group, check_heartbeat
 
 
-def heart_beat(context: BrokerContext, request: Request) -> Reply:
+def heart_beat(context: BrokerContext, request: Request, heartbeat: HeartbeatRequest) -> Reply:
     """A client says that it is there, and what it belongs to."""
-    heartbeat = decode_header(HeartbeatRequest, request.command.header)
     check_heartbeat(heartbeat)
     made = [
         context.group_table.note_used(data.group, context.clock.wall_ms())
@@ -40,21 +38,23 @@ def heart_beat(context: BrokerContext, request: Request) -> Reply:
     )
 
 
-def unregister_client(context: BrokerContext, request: Request) -> Reply:
+def unregister_client(
+    context: BrokerContext, request: Request, leaving: UnregisterClientRequest
+) -> Reply:
     """A client leaves all its groups; leaving twice does no harm."""
-    leaving = decode_header(UnregisterClientRequest, request.command.header)
     context.locks.on_leave(leaving.client_id, request.peer)
     context.groups.on_unregister(leaving.client_id)
     return EMPTY_REPLY
 
 
-def get_consumer_list(context: BrokerContext, request: Request) -> Reply:
+def get_consumer_list(
+    context: BrokerContext, request: Request, query: ConsumerListRequest
+) -> Reply:
     """The members of a group, as this broker sees them.
 
     Raises:
         GroupNotFound: None is registered here; not the same as "you are alone".
     """
-    query = decode_header(ConsumerListRequest, request.command.header)
     check_client_group(query.group)
     group = context.groups.group(query.group)
     return reply_with(ConsumerList(sorted(group.members), group.generation))

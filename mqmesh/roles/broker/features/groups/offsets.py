@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
     OffsetResponse,
@@ -27,7 +27,9 @@ MOST_LOSSES_NAMED: Final = 20
 _log = logging.getLogger(__name__)
 
 
-def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
+def query_consumer_offset(
+    context: BrokerContext, request: Request, query: QueryConsumerOffsetRequest
+) -> Reply:
     """Where a group stands in some queues; -1 where it never committed.
 
     A member that was given the queues claims them so: all of them, or it is refused.
@@ -35,7 +37,6 @@ def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
     Raises:
         StaleGeneration: It is no member, or another one has a queue in this generation.
     """
-    query = decode_header(QueryConsumerOffsetRequest, request.command.header)
     check_client_group(query.group)
     offsets, epoch = context.offsets, context.store.epoch()
     generation = NO_GENERATION
@@ -62,7 +63,9 @@ def query_consumer_offset(context: BrokerContext, request: Request) -> Reply:
     )
 
 
-def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
+def update_consumer_offset(
+    context: BrokerContext, request: Request, update: UpdateConsumerOffsetRequest
+) -> Reply:
     """Commits offsets of a group. What is legal is committed, also beside what is not.
 
     Raises:
@@ -70,7 +73,6 @@ def update_consumer_offset(context: BrokerContext, request: Request) -> Reply:
         DiskFull: It is committed in memory, but offsets cannot be saved now.
         MQMeshError: The first refusal, if any.
     """
-    update = decode_header(UpdateConsumerOffsetRequest, request.command.header)
     check_client_group(update.group)
     if context.group_table.note_used(update.group, context.clock.wall_ms()):
         context.keeper.save_groups(None)
@@ -110,16 +112,18 @@ def tell_forced_losses(context: BrokerContext) -> None:
     context.stats.total.forced_lost_messages += sum(one.messages for one in found)
 
 
-def query_queue_bounds(context: BrokerContext, request: Request) -> Reply:
+def query_queue_bounds(
+    context: BrokerContext, request: Request, query: QueueBoundsRequest
+) -> Reply:
     """Where a queue begins and ends."""
-    query = decode_header(QueueBoundsRequest, request.command.header)
     _check_queue(context, query.topic, query.queue_id)
     return reply_with(QueueBoundsResponse(*context.store.queue_bounds(query.topic, query.queue_id)))
 
 
-def search_offset_by_timestamp(context: BrokerContext, request: Request) -> Reply:
+def search_offset_by_timestamp(
+    context: BrokerContext, request: Request, query: SearchOffsetRequest
+) -> Reply:
     """The first message of a queue that was stored at or after a time."""
-    query = decode_header(SearchOffsetRequest, request.command.header)
     _check_queue(context, query.topic, query.queue_id)
     found = context.store.offset_by_time(
         query.topic, query.queue_id, TimestampMs(query.timestamp_ms)

@@ -5,7 +5,7 @@ from typing import Final
 from mqmesh.errors import InvalidArgument, OffsetIllegal
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, decode_header, encode_header, reply_with
+from mqmesh.protocol.command import Reply, Request, encode_header, reply_with
 from mqmesh.protocol.groups import (
     MAX_QUEUES_PER_RESET,
     CloneOffsetRequest,
@@ -27,14 +27,15 @@ from mqmesh.units import QueueOffset, TimestampMs
 _NOWHERE: Final = -1
 
 
-def reset_offset(context: BrokerContext, request: Request) -> Reply | None:
+def reset_offset(
+    context: BrokerContext, request: Request, wanted: ResetOffsetRequest
+) -> Reply | None:
     """A group goes on elsewhere in a topic; answered once that is on disk.
 
     Raises:
         OffsetIllegal: The queue does not reach there; nothing was changed.
         InvalidArgument: A place that is none.
     """
-    wanted = decode_header(ResetOffsetRequest, request.command.header)
     check_client_group(wanted.group)
     check_topic(wanted.topic)
     queue_count = context.topics.require(wanted.topic).queue_count
@@ -50,13 +51,14 @@ def reset_offset(context: BrokerContext, request: Request) -> Reply | None:
     return _carry_out(context, request, wanted.group, changes, wanted.dry_run, more=end < behind)
 
 
-def clone_offset(context: BrokerContext, request: Request) -> Reply | None:
+def clone_offset(
+    context: BrokerContext, request: Request, wanted: CloneOffsetRequest
+) -> Reply | None:
     """A group goes on where another one is; answered once that is on disk.
 
     Raises:
         InvalidArgument: Both are the same.
     """
-    wanted = decode_header(CloneOffsetRequest, request.command.header)
     check_client_group(wanted.source)
     check_client_group(wanted.target)
     if wanted.source == wanted.target:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from mqmesh.errors import StorageError
 from mqmesh.protocol.command import Reply, Request
-from mqmesh.roles.broker.context import BrokerContext, OnSaved, without_frame
+from mqmesh.roles.broker.context import BrokerContext, OnSaved
 
 
 def reply_when_saved(
@@ -21,7 +21,7 @@ def reply_when_saved(
         reply: The answer if all goes well.
         saves: Methods of ``context.keeper``, at least one.
     """
-    asked = without_frame(request)
+    asked = request.without_frame()
     waiting = len(saves)
     failures: list[StorageError] = []
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
@@ -10,17 +10,19 @@ from mqmesh.roles.broker.features.groups.consumer_groups import check_client_gro
 _log = logging.getLogger(__name__)
 
 
-def register_filter_server(context: BrokerContext, request: Request) -> Reply:
+def register_filter_server(
+    context: BrokerContext, request: Request, asked: RegisterFilterServerRequest
+) -> Reply:
     """A filter server says that it is there."""
-    asked = decode_header(RegisterFilterServerRequest, request.command.header)
     now_ms = context.clock.monotonic_ms()
     if context.filter_servers.on_register(request.peer, asked, now_ms):
         _log.info("filter server %s registered, at %s", asked.name, asked.address.tcp)
     return EMPTY_REPLY
 
 
-def get_filter_server(context: BrokerContext, request: Request) -> Reply:
+def get_filter_server(
+    context: BrokerContext, request: Request, asked: GetFilterServerRequest
+) -> Reply:
     """A consumer asks where its filter shall run."""
-    asked = decode_header(GetFilterServerRequest, request.command.header)
     check_client_group(asked.group)
     return reply_with(context.filter_servers.choose(asked.group, context.clock.monotonic_ms()))

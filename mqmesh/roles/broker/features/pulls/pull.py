@@ -4,9 +4,9 @@ from typing import Final
 
 from mqmesh.batch.record_batch import read_header
 from mqmesh.errors import CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
-from mqmesh.protocol.command import Reply, Request, decode_header, encode_header
+from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
 from mqmesh.roles.broker.features.pulls.pull_hold import HeldPull
 from mqmesh.storage.interface import GetResult, GetStatus
@@ -28,10 +28,9 @@ _OFFSET_RESET = int(PullStatus.OFFSET_RESET)
 _OFFSET_CUT = int(PullStatus.OFFSET_CUT)
 
 
-def pull_message(context: BrokerContext, request: Request) -> Reply | None:
+def pull_message(context: BrokerContext, request: Request, pull: PullRequest) -> Reply | None:
     """Answers with messages at once, or holds the pull until there are some."""
     context.stats.total.pull_requests += 1
-    pull = decode_header(PullRequest, request.command.header)
     context.groups.claims.check_pull(pull.group, pull.topic, pull.queue_id, pull.generation)
     context.group_table.check_pull(pull.group, context.groups.model_of)
     moved = _moved(context, pull, pull.queue_offset) or _cut(context, pull)
@@ -46,7 +45,7 @@ def pull_message(context: BrokerContext, request: Request) -> Reply | None:
             return _reply(context, pull, result)
         queue_offset = result.next_queue_offset
     now_ms = context.clock.monotonic_ms()
-    held = HeldPull(without_frame(request), pull, queue_offset, now_ms + wait_ms)
+    held = HeldPull(request.without_frame(), pull, queue_offset, now_ms + wait_ms)
     try:
         if turn_is_over:
             context.turns.wait(held)

@@ -6,23 +6,24 @@ left out of its answers here.
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
 from mqmesh.message import parse_message_id
-from mqmesh.protocol.command import Command, Reply, Request, decode_header
+from mqmesh.protocol.command import Command, Reply, Request
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.queries.readable_answers import only_readable
 
 
-def query_message(context: BrokerContext, request: Request) -> None:
+def query_message(context: BrokerContext, request: Request, query: QueryMessageRequest) -> None:
     """Messages with a key."""
-    query = decode_header(QueryMessageRequest, request.command.header)
     context.topics.require(query.topic)
     context.topics.check_readable(query.topic)
     _pass_on(context, request)
 
 
-def query_message_by_id(context: BrokerContext, request: Request) -> None:
+def query_message_by_id(
+    context: BrokerContext, request: Request, asked: QueryMessageByIdRequest
+) -> None:
     """Messages with an id."""
-    parse_message_id(decode_header(QueryMessageByIdRequest, request.command.header).message_id)
+    parse_message_id(asked.message_id)
     _pass_on(context, request)
 
 
@@ -31,7 +32,7 @@ def _pass_on(context: BrokerContext, request: Request) -> None:
         raise UnsupportedCommand(
             "this broker has no index of keys and message ids (index.enable, storage.backend)"
         )
-    asked = without_frame(request)
+    asked = request.without_frame()
 
     def answer(outcome: Command | MQMeshError) -> None:
         if isinstance(outcome, MQMeshError):

@@ -6,18 +6,20 @@ it, and tries again when the connection to the client broke in between.
 
 from mqmesh.errors import ClientNotOnline, MessageIllegal
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, decode_header, encode_header, reply_with
+from mqmesh.protocol.command import Reply, Request, encode_header, reply_with
 from mqmesh.protocol.replies import (
     AcknowledgeReply,
     PushReply,
     SendReplyRequest,
     SendReplyResponse,
 )
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.sends.send import MESSAGE_OVERHEAD_BYTES
 
 
-def send_reply_message(context: BrokerContext, request: Request) -> Reply | None:
+def send_reply_message(
+    context: BrokerContext, request: Request, asked: SendReplyRequest
+) -> Reply | None:
     """Pushes a reply to the client that asked; the answer comes with its acknowledgement.
 
     Raises:
@@ -25,7 +27,6 @@ def send_reply_message(context: BrokerContext, request: Request) -> Reply | None
         MessageIllegal: The reply is too large.
         SystemBusy: Too many replies are under way.
     """
-    asked = decode_header(SendReplyRequest, request.command.header)
     body = request.command.body
     most = context.config.max_message_size + MESSAGE_OVERHEAD_BYTES
     if not 0 < len(body) <= most:
@@ -37,7 +38,7 @@ def send_reply_message(context: BrokerContext, request: Request) -> Reply | None
         context.stats.total.replies_undeliverable += 1
         raise ClientNotOnline(f"client {asked.client_id[:300]!r} is not connected to this broker")
     token = context.replies.open(
-        without_frame(request),
+        request.without_frame(),
         client.peer,
         context.clock.monotonic_ms(),
         context.config.max_open_replies,
@@ -48,9 +49,8 @@ def send_reply_message(context: BrokerContext, request: Request) -> Reply | None
     return None
 
 
-def acknowledge_reply(context: BrokerContext, request: Request) -> Reply:
+def acknowledge_reply(context: BrokerContext, request: Request, told: AcknowledgeReply) -> Reply:
     """The client that asked says what became of a reply; one that is not open is ignored."""
-    told = decode_header(AcknowledgeReply, request.command.header)
     waiting = context.replies.on_acknowledged(request.peer, told.token)
     if waiting is not None:
         context.wire.reply(waiting, reply_with(SendReplyResponse(told.taken)))

@@ -21,7 +21,7 @@ from mqmesh.message import (
     retry_topic,
 )
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, reply_with
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.retries import (
     ResendRequest,
@@ -30,7 +30,7 @@ from mqmesh.protocol.retries import (
     ResendStatus,
     ResendTarget,
 )
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.retries.dead_letter_marks import ResentMark
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
 from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
@@ -41,9 +41,8 @@ from mqmesh.sdk.producer.queue_selector import queue_index
 _OK: Final = int(ResponseCode.SUCCESS)
 
 
-def resend(context: BrokerContext, request: Request) -> Reply | None:
+def resend(context: BrokerContext, request: Request, wanted: ResendRequest) -> Reply | None:
     """Sends dead letters to the retry topic, or to where they were sent at first."""
-    wanted = decode_header(ResendRequest, request.command.header)
     check_group(wanted.group)
     if wanted.target not in set(ResendTarget):
         raise InvalidArgument(f"target {wanted.target!r} is neither RETRY nor TOPIC")
@@ -132,7 +131,7 @@ def _store(
     batches: list[bytes],
     marks: list[ResentMark],
 ) -> None:
-    asked = without_frame(request)
+    asked = request.without_frame()
 
     def forget() -> None:
         # Those that were forced had been resent before.

@@ -14,7 +14,7 @@ from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
-from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply, Request, reply_with
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.retries import (
     SendBackEntry,
@@ -22,7 +22,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.delays import delayed_copy
 from mqmesh.roles.broker.features.retries.retry_plan import RetryStep, plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import (
@@ -47,7 +47,7 @@ class _Gathering:
 
     def __init__(self, context: BrokerContext, request: Request, back: SendBackRequest) -> None:
         self._context = context
-        self._request = without_frame(request)
+        self._request = request.without_frame()
         self._results = [SendBackResult(_OK) for _ in back.entries]
         self._writes: list[tuple[int, SentBackMark]] = []
         self._batches: list[bytes] = []
@@ -124,9 +124,8 @@ class _Gathering:
         self._context.wire.reply(self._request, reply_with(SendBackResponse(self._results)))
 
 
-def send_back(context: BrokerContext, request: Request) -> Reply | None:
+def send_back(context: BrokerContext, request: Request, back: SendBackRequest) -> Reply | None:
     """Plans the next try of messages that failed, or makes them dead letters."""
-    back = decode_header(SendBackRequest, request.command.header)
     check_group(back.group)
     context.retries.sent_back.load(context.store, context.offsets.sent_back_from)
     gathering = _Gathering(context, request, back)

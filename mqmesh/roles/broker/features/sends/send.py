@@ -43,8 +43,8 @@ from mqmesh.message import (
 )
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
-from mqmesh.protocol.messaging import BatchOutcome, SendStatus, decode_send, encode_outcomes
-from mqmesh.roles.broker.context import BrokerContext, store_stopped, without_frame
+from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
+from mqmesh.roles.broker.context import BrokerContext, store_stopped
 from mqmesh.roles.broker.features.delays.delays import to_schedule
 from mqmesh.roles.broker.features.pulls.pull import wake_pulls
 from mqmesh.roles.broker.features.sends.producer_keys import not_its_own
@@ -70,10 +70,12 @@ _ANY_TOPIC: Final = ""
 """Stands for the topic of a batch that could not be read."""
 
 
-def send_message(context: BrokerContext, request: Request) -> Reply | None:
+def send_message(
+    context: BrokerContext, request: Request, asked: tuple[int, int, bytes]
+) -> Reply | None:
     """Stages the batches of a request; the answer comes with the end of the tick."""
     command = request.command
-    _, batch_count, key = decode_send(command.header)
+    _, batch_count, key = asked
     producer_id = context.producer_keys.show(request.peer, key)
     stage = context.stage
     context.stats.total.send_requests += 1
@@ -340,7 +342,7 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
     if send.request is not None:
         if send.request.command.flags & ONEWAY:
             return
-        send.request = without_frame(send.request)
+        send.request = send.request.without_frame()
     send.deadline_ms = context.clock.monotonic_ms() + context.config.sync_flush_timeout_ms
     context.stage.wait(send)
 

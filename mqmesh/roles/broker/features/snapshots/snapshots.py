@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from mqmesh.errors import MQMeshError, UnsupportedCommand
-from mqmesh.protocol.command import Request, decode_header, reply_with
+from mqmesh.protocol.command import Request, reply_with
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotJob, Step, snapshot_name
 from mqmesh.storage.interface import MessageStore
 from mqmesh.storage.tools.snapshot import Manifest
@@ -23,16 +23,15 @@ from mqmesh.version import VERSION
 _log = logging.getLogger(__name__)
 
 
-def create_snapshot(context: BrokerContext, request: Request) -> None:
+def create_snapshot(context: BrokerContext, request: Request, asked: CreateSnapshotRequest) -> None:
     """Begins a snapshot; the answer comes when it is whole."""
-    decode_header(CreateSnapshotRequest, request.command.header)
     desk, config = context.snapshots, context.config
     if desk.run_aside is None or desk.store_root is None or config.storage.backend != "commitlog":
         raise UnsupportedCommand(
             f"snapshots are made of stores of the backend 'commitlog', this one is "
             f"{config.storage.backend!r} (storage.backend)"
         )
-    job = desk.begin(without_frame(request), context.clock.monotonic_ms())
+    job = desk.begin(request.without_frame(), context.clock.monotonic_ms())
     position = context.store.stats().max_commitlog_offset
     begin = partial(
         begin_snapshot,

@@ -4,6 +4,7 @@ from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
 from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
     GetTopicConfigRequest,
     QueueStats,
     RuntimeInfo,
@@ -12,7 +13,7 @@ from mqmesh.protocol.admin import (
     TopicStatsRequest,
     UpdateTopicRequest,
 )
-from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, decode_header, reply_with
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
@@ -24,9 +25,10 @@ from mqmesh.storage.interface import GetStatus
 from mqmesh.units import CommitLogOffset, TimestampMs
 
 
-def update_and_create_topic(context: BrokerContext, request: Request) -> Reply | None:
+def update_and_create_topic(
+    context: BrokerContext, request: Request, wanted: UpdateTopicRequest
+) -> Reply | None:
     """Creates or changes a topic; answered once that is on disk."""
-    wanted = decode_header(UpdateTopicRequest, request.command.header)
     before = context.topics.version
     topic = context.topics.update(
         wanted.config,
@@ -41,17 +43,20 @@ def update_and_create_topic(context: BrokerContext, request: Request) -> Reply |
     return None
 
 
-def get_topic_config(context: BrokerContext, request: Request) -> Reply:
+def get_topic_config(
+    context: BrokerContext, request: Request, query: GetTopicConfigRequest
+) -> Reply:
     """One topic, or all."""
-    query = decode_header(GetTopicConfigRequest, request.command.header)
     if query.topic:
         return reply_with(TopicConfigs([context.topics.require(query.topic).config]))
     return reply_with(TopicConfigs(context.topics.configs()))
 
 
-def delete_topic(context: BrokerContext, request: Request) -> Reply | None:
+def delete_topic(
+    context: BrokerContext, request: Request, asked: DeleteTopicRequest
+) -> Reply | None:
     """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
-    name = decode_header(DeleteTopicRequest, request.command.header).topic
+    name = asked.topic
     context.topics.check_deletable(name)
     forget_topic(context, name)
     reply_when_saved(context, request, EMPTY_REPLY, context.keeper.save_topics)
@@ -73,9 +78,9 @@ def forget_topic(context: BrokerContext, name: str) -> None:
     fail_pulls_of(context, name)
 
 
-def get_topic_stats(context: BrokerContext, request: Request) -> Reply:
+def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsRequest) -> Reply:
     """Where each queue of a topic begins and ends, and when it got its last message."""
-    name = decode_header(TopicStatsRequest, request.command.header).topic
+    name = asked.topic
     topic = context.topics.require(name)
     queues = []
     for queue_id in range(topic.queue_count):
@@ -85,7 +90,9 @@ def get_topic_stats(context: BrokerContext, request: Request) -> Reply:
     return reply_with(TopicStats(name, queues))
 
 
-def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
+def get_broker_runtime_info(
+    context: BrokerContext, request: Request, asked: BrokerRuntimeInfoRequest
+) -> Reply:
     """Figures about the broker, by name."""
     version = context.topics.version
     figures = {
@@ -121,13 +128,12 @@ def get_broker_runtime_info(context: BrokerContext, request: Request) -> Reply:
     return reply_with(RuntimeInfo(figures))
 
 
-def view_message(context: BrokerContext, request: Request) -> Reply:
+def view_message(context: BrokerContext, request: Request, query: ViewMessageRequest) -> Reply:
     """The stored batch at a log offset.
 
     Raises:
         NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
     """
-    query = decode_header(ViewMessageRequest, request.command.header)
     batch = context.store.read_at(CommitLogOffset(query.commitlog_offset))
     context.topics.check_readable(*_topics_of(batch))
     return Reply(body=(batch,))

@@ -30,7 +30,6 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
     Reply,
     Request,
-    decode_header,
     encode_header,
     reply_with,
 )
@@ -51,7 +50,7 @@ from mqmesh.protocol.transactions import (
     decode_ends,
     encode_end_outcomes,
 )
-from mqmesh.roles.broker.context import BrokerContext, without_frame
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
 from mqmesh.roles.broker.features.sends.send import finish_sends
 from mqmesh.roles.broker.features.topics.topics import TopicTable
@@ -80,15 +79,17 @@ _log = logging.getLogger(__name__)
 # ---- Decisions ----------------------------------------------------------------------------
 
 
-def end_transaction(context: BrokerContext, request: Request) -> Reply | None:
+def end_transaction(
+    context: BrokerContext, request: Request, asked: EndTransactionRequest
+) -> Reply | None:
     """A producer decides about half messages; answered when that is stored."""
-    asked = decode_header(EndTransactionRequest, request.command.header)
     return _decide(context, request, decode_ends(request.command.body), asked.group)
 
 
-def end_half_message(context: BrokerContext, request: Request) -> Reply | None:
+def end_half_message(
+    context: BrokerContext, request: Request, asked: EndHalfMessageRequest
+) -> Reply | None:
     """An administrator decides about a half message."""
-    asked = decode_header(EndHalfMessageRequest, request.command.header)
     half, ordinal = _find(context, asked.message_id)
     end = End(half.base, half.producer_id, half.first_sequence, ordinal, 1, asked.decision)
     _log.warning("an administrator ends half message %s: %s", asked.message_id, end.decision)
@@ -102,7 +103,7 @@ def _decide(
     if desk.torn:
         raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
     table = desk.table
-    opened = OpenEnd(without_frame(request), [], [])
+    opened = OpenEnd(request.without_frame(), [], [])
     may_commit = partial(has_queue, context.topics)
     for end in ends:
         before = table.staged_total
@@ -380,9 +381,10 @@ def _write_torn(context: BrokerContext) -> None:
 # ---- Administration --------------------------------------------------------------------------
 
 
-def list_half_messages(context: BrokerContext, request: Request) -> Reply:
+def list_half_messages(
+    context: BrokerContext, request: Request, asked: ListHalfMessagesRequest
+) -> Reply:
     """What waits for its decision, oldest first."""
-    asked = decode_header(ListHalfMessagesRequest, request.command.header)
     table = context.transactions.table
     watches = _watches(context)
     members: dict[str, int] = {}
@@ -406,9 +408,10 @@ def list_half_messages(context: BrokerContext, request: Request) -> Reply:
     return reply_with(HalfList(found, table.pending_count, table.parked_count))
 
 
-def view_half_message(context: BrokerContext, request: Request) -> Reply:
+def view_half_message(
+    context: BrokerContext, request: Request, asked: ViewHalfMessageRequest
+) -> Reply:
     """A half message that waits, with its contents."""
-    asked = decode_header(ViewHalfMessageRequest, request.command.header)
     half, ordinal = _find(context, asked.message_id)
     data = context.store.read_at(CommitLogOffset(half.commitlog_offset))
     members = len(context.groups.producers(half.group))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.served import served
 
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
 from mqmesh.protocol.codes import RequestCode
@@ -18,7 +19,6 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.roles.broker.features.groups.offsets import tell_forced_losses
 from mqmesh.storage.interface import QueueMove
 
@@ -117,7 +117,7 @@ def test_a_commit_that_cannot_be_saved_is_no_success(filled):
     failure = DiskFull("there is no room")
     keeper = msgspec.structs.replace(filled.context.keeper, offsets_failure=lambda: failure)
     filled.context = msgspec.structs.replace(filled.context, keeper=keeper)
-    filled.handlers = bind_handlers(filled.context)
+    filled.handlers = served(filled.context)
     with pytest.raises(DiskFull, match="no room"):
         commit(filled, ("t", 0, 3))
     # The group goes on while the broker lives.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from harness.served import served
 
 from mqmesh.errors import (
     BrokerNotAvailable,
@@ -25,7 +26,6 @@ from mqmesh.protocol.queries import (
     encode_found,
 )
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.dispatch import bind_handlers
 from mqmesh.units import QueueOffset
 
 
@@ -49,7 +49,7 @@ def index(stage) -> Index:
     """An index process that answers when the test says so."""
     index = Index()
     stage.context = msgspec.structs.replace(stage.context, index=index)
-    stage.handlers = bind_handlers(stage.context)
+    stage.handlers = served(stage.context)
     stage.send(stage.batch("orders"))
     return index
 

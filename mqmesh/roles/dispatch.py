@@ -1,0 +1,136 @@
+"""From a request to its handler: decoded, permitted, counted, timed; in one place for all servers.
+
+A handler is a function ``(request, header) -> Reply | None``: None means that it answers later.
+What it raises is turned into a response code in one place, too: the command server, by the table
+in ``protocol/codes.py``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Principal, Reply, Request
+from mqmesh.protocol.commands import CommandSpec, ServedBy, served_by
+
+Handler = Callable[[Request, Any], Reply | None]
+Serve = Callable[[Request], Reply | None]
+
+_NS_PER_MS: Final = 1_000_000
+
+
+class Authorizer(Protocol):
+    """Who may do what."""
+
+    def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
+        """Looks up the right that a command needs.
+
+        Args:
+            principal: Who asks.
+            spec: The command; it tells where topics and groups stand in the header.
+            header: The decoded header.
+
+        Raises:
+            NoPermission: The principal lacks it.
+        """
+
+
+class AllowAll:
+    """Everybody who is connected may do everything."""
+
+    def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
+        """Permits it."""
+
+
+class CommandCount(msgspec.Struct):
+    """What came of one command.
+
+    Attributes:
+        requests: Taken, those that failed among them.
+        failures: Refused at once, or failed; refusals that come later are not counted here.
+        spent_ns: Time of its handler altogether.
+        longest_ns: The longest of them.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    spent_ns: int = 0
+    longest_ns: int = 0
+
+
+class Dispatch:
+    """Serves the commands of one role.
+
+    Args:
+        server: The role.
+        now_ns: Monotonic clock.
+        authorizer: Looks up rights.
+
+    Attributes:
+        handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
+            called.
+        counts: By request code.
+    """
+
+    def __init__(
+        self, server: ServedBy, now_ns: Callable[[], int], authorizer: Authorizer | None = None
+    ) -> None:
+        self._specs = served_by(server)
+        self._now_ns = now_ns
+        self._authorizer = authorizer or AllowAll()
+        self.handlers: dict[int, Serve] = {}
+        self.counts = {code: CommandCount() for code in self._specs}
+
+    def open(self, handlers: Mapping[RequestCode, Handler]) -> None:
+        """Serves these commands from now on, those that had handlers before too."""
+        for code, handler in handlers.items():
+            self.handlers[int(code)] = self._serve(self._specs[code], handler)
+
+    def refuse(self, reason: str) -> None:
+        """Refuses everything but PING from now on, whatever it says; not counted here.
+
+        Args:
+            reason: What clients are told.
+        """
+
+        def refusing(request: Request) -> Reply | None:
+            raise BrokerNotAvailable(reason)
+
+        self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
+
+    def figures(self) -> dict[str, str]:
+        """What was asked so far, by command; those that nobody asked for are left out."""
+        found = {}
+        for code, count in self.counts.items():
+            if count.requests:
+                name = f"command_{code.name.lower()}"
+                found[f"{name}_total"] = str(count.requests)
+                found[f"{name}_failures_total"] = str(count.failures)
+                found[f"{name}_ms_total"] = str(count.spent_ns // _NS_PER_MS)
+                found[f"{name}_longest_ms"] = str(count.longest_ns // _NS_PER_MS)
+        return found
+
+    def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
+        # A closure rather than methods: this is on the way of every send and pull.
+        decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
+        count = self.counts[spec.code]
+
+        def serve(request: Request) -> Reply | None:
+            began_ns = now_ns()
+            try:
+                header = decode(request.command.header)
+                check(request.principal, spec, header)
+                return handler(request, header)
+            except BaseException:
+                count.failures += 1
+                raise
+            finally:
+                spent_ns = now_ns() - began_ns
+                count.requests += 1
+                count.spent_ns += spent_ns
+                if spent_ns > count.longest_ns:
+                    count.longest_ns = spent_ns
+
+        return serve

@@ -1,0 +1,15 @@
+"""The commands of a broker without a process, behind the dispatch that a real one has."""
+
+from __future__ import annotations
+
+from mqmesh.protocol.commands import ServedBy
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.dispatch import bind_handlers
+from mqmesh.roles.dispatch import Dispatch, Serve
+
+
+def served(context: BrokerContext) -> dict[int, Serve]:
+    """By request code, all but PING."""
+    dispatch = Dispatch(ServedBy.BROKER, context.clock.monotonic_ns)
+    dispatch.open(bind_handlers(context))
+    return dispatch.handlers

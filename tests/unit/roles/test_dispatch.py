@@ -1,0 +1,119 @@
+"""From a request to its handler: decoded, permitted, counted, timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    ANYBODY,
+    EMPTY_REPLY,
+    Principal,
+    Request,
+    decode_frame,
+    encode_frame,
+    encode_header,
+)
+from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.protocol.pulling import PullRequest
+from mqmesh.roles.dispatch import Dispatch
+
+PULL = PullRequest("g", "t", 0, 0)
+
+
+def request_of(code, header=b"", principal=ANYBODY) -> Request:
+    data = header if isinstance(header, bytes) else encode_header(header)
+    return Request(b"peer", decode_frame(encode_frame(code, 1, header=data)), principal)
+
+
+class Ticks:
+    """A clock that goes on by a millisecond whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+
+class OnlyShop:
+    """Lets one principal read one topic."""
+
+    def check(self, principal, spec, header) -> None:
+        if principal.name != "shop" or spec.topic_names(header) != ["t"]:
+            raise NoPermission(f"{principal.name} may not {spec.right}")
+
+
+def test_a_handler_gets_the_decoded_header():
+    dispatch, seen = Dispatch(ServedBy.BROKER, Ticks()), []
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda *call: seen.append(call)})
+    request = request_of(RequestCode.PULL_MESSAGE, PULL)
+    assert dispatch.handlers[RequestCode.PULL_MESSAGE](request) is None
+    assert seen == [(request, PULL)]
+
+
+def test_bytes_that_are_no_such_header_never_reach_the_handler():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks())
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: pytest.fail("called")})
+    with pytest.raises(RemoteProtocolError):
+        dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, b"?"))
+    assert dispatch.counts[RequestCode.PULL_MESSAGE].failures == 1
+
+
+def test_the_right_is_looked_up_for_the_principal_before_the_handler_is_called():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks(), OnlyShop())
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: EMPTY_REPLY})
+    serve = dispatch.handlers[RequestCode.PULL_MESSAGE]
+    shop = Principal("shop")
+    assert serve(request_of(RequestCode.PULL_MESSAGE, PULL, shop)) is EMPTY_REPLY
+    with pytest.raises(NoPermission, match="anybody may not SUB"):
+        serve(request_of(RequestCode.PULL_MESSAGE, PULL))
+    with pytest.raises(NoPermission, match="shop may not SUB"):
+        other = PullRequest("g", "other", 0, 0)
+        serve(request_of(RequestCode.PULL_MESSAGE, other, shop))
+
+
+def test_commands_are_counted_and_timed_also_those_that_fail():
+    ticks, takes_ms = Ticks(), [1, 3, 9]
+    dispatch = Dispatch(ServedBy.BROKER, ticks)
+
+    def handler(request, header):
+        ticks.now_ns += takes_ms.pop(0) * 1_000_000
+        if not takes_ms:
+            raise BrokerNotAvailable("planned")
+        return EMPTY_REPLY
+
+    dispatch.open({RequestCode.PULL_MESSAGE: handler})
+    serve = dispatch.handlers[RequestCode.PULL_MESSAGE]
+    assert dispatch.figures() == {}
+    serve(request_of(RequestCode.PULL_MESSAGE, PULL))
+    serve(request_of(RequestCode.PULL_MESSAGE, PULL))
+    with pytest.raises(BrokerNotAvailable):
+        serve(request_of(RequestCode.PULL_MESSAGE, PULL))
+    assert dispatch.figures() == {
+        "command_pull_message_total": "3",
+        "command_pull_message_failures_total": "1",
+        "command_pull_message_ms_total": "16",
+        "command_pull_message_longest_ms": "10",
+    }
+
+
+def test_a_role_that_cannot_serve_refuses_all_but_ping_with_its_reason():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks())
+    dispatch.open({RequestCode.PING: lambda request, header: EMPTY_REPLY})
+    dispatch.refuse("broker-a is starting")
+    assert set(dispatch.handlers) == set(served_by(ServedBy.BROKER))
+    for code, serve in dispatch.handlers.items():
+        if code != RequestCode.PING:
+            with pytest.raises(BrokerNotAvailable, match="broker-a is starting"):
+                serve(request_of(code, b"no header"))
+    assert dispatch.handlers[RequestCode.PING](request_of(RequestCode.PING)) is EMPTY_REPLY
+
+
+def test_a_request_without_its_frame_is_of_the_same_principal():
+    request = request_of(RequestCode.PULL_MESSAGE, PULL, Principal("shop"))
+    bare = request.without_frame()
+    assert bare.principal.name == "shop"
+    assert (bare.peer, bare.command.opaque, len(bare.command.header)) == (b"peer", 1, 0)
