@@ -11,7 +11,7 @@ from mqmesh.clock import SystemClock
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
 from mqmesh.roles.process import ExitCode
-from mqmesh.roles.run_file import (
+from mqmesh.roles.supervisor.run_file import (
     DataFolderLock,
     RoleEntry,
     end_orphans,
@@ -20,7 +20,7 @@ from mqmesh.roles.run_file import (
     stop_supervisor,
     supervisor_pid,
 )
-from mqmesh.roles.supervisor import Supervisor
+from mqmesh.roles.supervisor.supervisor import Supervisor
 from mqmesh.sdk.admin.admin import AdminClient
 
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs

@@ -17,7 +17,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.roles.supervisor import RoleSpec, python_argv
+from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
 
 from .options import DEFAULT_DATA_DIR
 

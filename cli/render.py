@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from mqmesh.roles.log_lines import LogLine
+from mqmesh.roles.supervisor.log_lines import LogLine
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 
 NAME_COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green")

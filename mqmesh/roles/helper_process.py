@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from mqmesh.roles.supervisor import python_argv
+from mqmesh.roles.supervisor.supervisor import python_argv
 
 STOP_TIMEOUT_S: Final = 0.5
 """A helper that has not ended so long after it was told is killed."""

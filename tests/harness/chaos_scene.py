@@ -34,7 +34,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.run_file import read_record
+from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer

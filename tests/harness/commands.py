@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from mqmesh.roles.log_lines import LineReader
-from mqmesh.roles.supervisor import python_argv
+from mqmesh.roles.supervisor.log_lines import LineReader
+from mqmesh.roles.supervisor.supervisor import python_argv
 
 PATIENCE_S: Final = 15.0
 STOP_TIMEOUT_S: Final = 10.0

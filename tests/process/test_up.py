@@ -17,7 +17,7 @@ from harness.commands import (
 )
 from harness.stopwatch import Stopwatch
 
-from mqmesh.roles.run_file import read_record, supervisor_pid
+from mqmesh.roles.supervisor.run_file import read_record, supervisor_pid
 
 NAMES = ["namesrv-1", "namesrv-2", "broker-a", "schedule-broker-a"]
 

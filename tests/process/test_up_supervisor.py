@@ -10,8 +10,8 @@ import time
 import pytest
 from harness.commands import wait_until_gone
 
-from mqmesh.roles.run_file import read_record
-from mqmesh.roles.supervisor import RoleSpec, Supervisor
+from mqmesh.roles.supervisor.run_file import read_record
+from mqmesh.roles.supervisor.supervisor import RoleSpec, Supervisor
 
 READY = (
     "print(f'READY role=toy name={sys.argv[1]} endpoint=tcp://x:1 pid={os.getpid()}', flush=True)"

@@ -102,6 +102,8 @@ CONFINED = {
 
 # In a role's folder only these files may hold sockets, files, threads and clocks.
 CARRY_OUT = {"server", "ha_link"}
+SUPERVISOR = "supervisor"
+"""The folder beside the roles that is none: it looks after processes."""
 IMPURE = {
     "asyncio",
     "concurrent",
@@ -132,9 +134,10 @@ def room(module: str) -> str:
 
 
 def role(module: str) -> str | None:
-    """Name the role whose folder a module stands in; None for the files that roles share."""
+    """Name the role whose folder a module stands in; None for what roles share."""
     parts = module.split(".")
-    return parts[2] if parts[:2] == ["mqmesh", "roles"] and len(parts) > 3 else None
+    is_role = parts[:2] == ["mqmesh", "roles"] and len(parts) > 3 and parts[2] != SUPERVISOR
+    return parts[2] if is_role else None
 
 
 def imports(module: str, source: str, known: set[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mqmesh.cli.render import LogStream, duration, print_json, print_table, timestamp
-from mqmesh.roles.log_lines import LogLine
+from mqmesh.roles.supervisor.log_lines import LogLine
 
 LINE = LogLine("2026-01-01T12:00:00.123Z", "broker-a", "WARNING", "a.b: [red]oh[/]", "raw")
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.roles.run_file import (
+from mqmesh.roles.supervisor.run_file import (
     LOCK_NAME,
     RUN_NAME,
     DataFolderLock,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.roles.process import ExitCode
-from mqmesh.roles.restart_policy import (
+from mqmesh.roles.supervisor.restart_policy import (
     CRASH_LOOP_DEATHS,
     FIRST_DELAY_MS,
     KILL_MS,

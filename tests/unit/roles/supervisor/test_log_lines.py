@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.logs import LINE_BYTES
-from mqmesh.roles.log_lines import LineParser, LineReader, RotatedFile
+from mqmesh.roles.supervisor.log_lines import LineParser, LineReader, RotatedFile
 
 NOW = "2026-01-01T00:00:00.000Z"
 

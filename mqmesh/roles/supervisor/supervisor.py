@@ -22,10 +22,10 @@ from urllib.parse import quote
 import msgspec
 
 from mqmesh.clock import Clock, SystemClock
-from mqmesh.roles.log_lines import LineParser, LineReader, LogLine, RotatedFile
 from mqmesh.roles.process import ExitCode, Ready, parse_ready
-from mqmesh.roles.restart_policy import Action, RestartPolicy, StopPlan, describe_exit
-from mqmesh.roles.run_file import RoleEntry, RunRecord, remove_record, write_record
+from mqmesh.roles.supervisor.log_lines import LineParser, LineReader, LogLine, RotatedFile
+from mqmesh.roles.supervisor.restart_policy import Action, RestartPolicy, StopPlan, describe_exit
+from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, remove_record, write_record
 
 MAX_WAIT_MS: Final = 1_000
 SLOW_START_MS: Final = 10_000
