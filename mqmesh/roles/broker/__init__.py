@@ -1,1 +1,1 @@
-"""The broker: keeps messages and hands them out. Read `dispatch.py` first."""
+"""The broker: keeps messages and hands them out. Read `all_features.py` first."""

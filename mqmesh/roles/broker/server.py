@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed, TooManyOpenFiles
+from mqmesh.errors import StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
@@ -19,28 +19,18 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.dispatch import bind_handlers
-from mqmesh.roles.broker.features.delays.schedule import (
-    fail_cancels,
-    hold_log,
-    tell_schedule_service,
-)
+from mqmesh.roles.broker.feature import Features, Turn
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.membership import send_notices
-from mqmesh.roles.broker.features.groups.offsets import tell_forced_losses
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
-from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls, begin_pull_turn
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
-from mqmesh.roles.broker.features.replies.reply import answer_expired_replies, on_requester_lost
-from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
 from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
 from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
-from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired, finish_sends
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.sends.staging import SendStage
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
@@ -48,13 +38,10 @@ from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     SnapshotDesk,
     as_mqmesh_error,
 )
-from mqmesh.roles.broker.features.snapshots.snapshots import tick_snapshot
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.features.transactions.transaction_note import TransactionNote
 from mqmesh.roles.broker.features.transactions.transactions import (
-    check_transactions,
-    finish_transactions,
     has_queue,
 )
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
@@ -125,6 +112,7 @@ class BrokerServer:
         self._server: Server | None = None
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
+        self._features: Features | None = None
         self._links: NamesrvLinks | None = None
         self._index: IndexerLink | None = None
         self._tables: BrokerTables | None = None
@@ -186,7 +174,8 @@ class BrokerServer:
             clock=self._clock,
             call_soon=partial(self._loop.call_later, 0),
         )
-        self._dispatch.open(bind_handlers(broker))
+        self._features = Features(FEATURES, broker)
+        self._dispatch.open(self._features.handlers)
         self._loop.at_tick_end(self._on_tick_end)
         self._timers = [
             self._loop.call_every(TICK_MS, self._on_tick),
@@ -210,20 +199,15 @@ class BrokerServer:
         if self._index is not None:
             self._index.ask_to_stop()
         try:
-            if self._broker is not None:
-                self._say_goodbye(self._broker)
+            if self._broker is not None and self._features is not None:
+                self._say_goodbye(self._broker, self._features)
         finally:
-            self._broker = None
+            self._broker = self._features = None
             self._close()
 
-    def _say_goodbye(self, broker: BrokerContext) -> None:
-        broker.snapshots.give_up()
-        finish_transactions(broker)
-        finish_sends(broker)
+    def _say_goodbye(self, broker: BrokerContext, features: Features) -> None:
+        features.stopping()
         self._on_save()
-        leaving = BrokerNotAvailable(f"broker {self._config.broker_name} is stopping")
-        for held in broker.holds.release_all() + broker.turns.release_all():
-            broker.wire.fail(held.request, leaving)
         links = self._links
         if links is not None:
             links.unregister()
@@ -233,8 +217,8 @@ class BrokerServer:
             if now_ms >= until_ms:
                 break
             self._loop.tick(min(until_ms - now_ms, 20))
-            answer_durable(broker)
-        answer_expired(broker, until_ms + self._config.sync_flush_timeout_ms)
+            features.durable()
+        features.stopped()
 
     def _close(self) -> None:
         if self._links is not None:
@@ -445,48 +429,25 @@ class BrokerServer:
                 raise StoppedEarly("told to stop while the store was recovering")
 
     def _on_disconnect(self, peer: bytes) -> None:
-        if self._broker is not None:
-            self._broker.holds.release_peer(peer)
-            self._broker.turns.release_peer(peer)
-            self._broker.producer_keys.on_disconnect(peer)
-            on_requester_lost(self._broker, peer)
-            self._broker.groups.on_disconnect(peer, self._clock.monotonic_ms())
-            self._broker.locks.on_disconnect(peer, self._clock.monotonic_ms())
-            self._broker.filter_servers.on_disconnect(peer)
-            fail_cancels(self._broker, self._broker.schedule.on_disconnect(peer))
+        if self._features is not None:
+            self._features.client_gone(peer, self._clock.monotonic_ms())
 
     def _on_tick_end(self) -> None:
-        broker, server = self._broker, self._server
-        if broker is not None and server is not None:
-            finish_transactions(broker)
-            if broker.stage.sends:
-                broker.admission.frames_taken(server.readable_ms)
-                finish_sends(broker)
-            if begin_pull_turn(broker):
-                self._loop.call_later(0, _take_next_turn)
-            send_notices(broker)
-            tell_schedule_service(broker)
-            broker.admission.tick_ended(
-                self._clock.monotonic_ms(), server.readable_ms, server.drained_ms
-            )
+        features, server = self._features, self._server
+        if features is None or server is None:
+            return
+        if features.turn_ended(Turn(server.readable_ms, server.drained_ms)):
+            self._loop.call_later(0, _take_next_turn)
 
     def _on_tick(self) -> None:
-        broker = self._broker
-        if broker is None:
+        if self._features is None:
             return
         now_ms = self._clock.monotonic_ms()
         if self._server is not None:
             self._server.tick(now_ms)
         if self._tables is not None:
             self._tables.look_for_room()
-        answer_expired_pulls(broker, now_ms)
-        answer_expired(broker, now_ms)
-        answer_expired_replies(broker, now_ms)
-        broker.groups.tick(now_ms)
-        broker.locks.tick(now_ms)
-        check_transactions(broker, now_ms)
-        tick_snapshot(broker, now_ms)
-        fail_cancels(broker, broker.schedule.tick(now_ms))
+        self._features.tick(now_ms)
         if self._links is not None:
             self._links.tick()
         self._tick_index()
@@ -528,11 +489,9 @@ class BrokerServer:
         return busy
 
     def _on_sample(self) -> None:
-        if self._broker is not None:
+        if self._broker is not None and self._features is not None:
             self._broker.stats.sample(self._clock.monotonic_ms())
-            hold_log(self._broker)
-            forget_marks(self._broker)
-            tell_forced_losses(self._broker)
+            self._features.sample()
 
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:
@@ -549,9 +508,8 @@ class BrokerServer:
     def _on_durable(self) -> None:
         self._wake_planned = False
         sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        if sync and self._broker is not None:
-            answer_durable(self._broker)
-            tell_schedule_service(self._broker)
+        if sync and self._features is not None:
+            self._features.durable()
 
     # ---- What handlers may want --------------------------------------------------------
 

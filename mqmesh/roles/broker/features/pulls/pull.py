@@ -3,7 +3,7 @@
 from typing import Final
 
 from mqmesh.batch.record_batch import read_header
-from mqmesh.errors import CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
+from mqmesh.errors import BrokerNotAvailable, CorruptBatch, MQMeshError, SystemBusy, TopicNotFound
 from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.roles.broker.context import BrokerContext
@@ -126,6 +126,13 @@ def fail_pulls_of(context: BrokerContext, topic: str) -> None:
     """A topic was deleted: tells those who wait at its queues."""
     for held in context.holds.release_topic(topic):
         context.wire.fail(held.request, TopicNotFound(f"topic {topic!r} was deleted"))
+
+
+def fail_all_pulls(context: BrokerContext) -> None:
+    """The broker stops: tells all who wait."""
+    leaving = BrokerNotAvailable(f"broker {context.config.broker_name} is stopping")
+    for held in context.holds.release_all() + context.turns.release_all():
+        context.wire.fail(held.request, leaving)
 
 
 def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: int) -> GetResult:

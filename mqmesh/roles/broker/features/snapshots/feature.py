@@ -1,0 +1,21 @@
+"""Snapshots of the store, made while it is in use."""
+
+from typing import Final
+
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.snapshots import snapshots
+
+
+def _give_up(context: BrokerContext) -> None:
+    context.snapshots.give_up()
+
+
+SNAPSHOTS: Final = Feature(
+    commands={
+        RequestCode.CREATE_SNAPSHOT: snapshots.create_snapshot,
+    },
+    tick=snapshots.tick_snapshot,
+    stopping=_give_up,
+)
