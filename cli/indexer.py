@@ -11,8 +11,7 @@ from mqmesh.logs import configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.process import Role
-from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 from .serve import process_options, serve_role
 
@@ -30,10 +29,10 @@ def indexer(
     """Run the index process of a broker; brokers do that themselves."""
     config = load_config(IndexerConfig, config_path, table, overrides)
 
-    def make(context: sockets.Context, loop: EventLoop) -> Role:
+    def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.indexer.server import IndexerServer
 
-        return IndexerServer(config, context, loop)
+        return IndexerServer(config, transport)
 
     # Standard error is the broker's. Where that is a pipe, its reader must not hold us up.
     is_pipe = stat.S_ISFIFO(os.fstat(2).st_mode)

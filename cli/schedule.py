@@ -11,8 +11,6 @@ from mqmesh.logs import configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from .options import json_option, namesrv_option
@@ -47,10 +45,10 @@ def schedule(
         return ExitCode.OK
     config = load_config(ScheduleConfig, config_path, table, overrides)
 
-    def make(context: sockets.Context, loop: EventLoop) -> Role:
+    def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.schedule.server import ScheduleServer
 
-        return ScheduleServer(config, ZmqTransport(context, loop))
+        return ScheduleServer(config, transport)
 
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)

@@ -1,6 +1,7 @@
 """`mqmesh namesrv`, `mqmesh broker` and others: the one door to a role's process."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,14 +14,12 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
-from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from .options import config_options, json_option, namesrv_option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-Make = Callable[[sockets.Context, EventLoop], Role]
+Make = Callable[[ZmqTransport], Role]
 
 
 def process_options(function: _F) -> _F:
@@ -62,10 +61,10 @@ def namesrv(
     """
     config = load_config(NamesrvConfig, config_path, table, overrides)
 
-    def make(context: sockets.Context, loop: EventLoop) -> Role:
+    def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.namesrv.server import NameServer
 
-        return NameServer(config, ZmqTransport(context, loop))
+        return NameServer(config, transport)
 
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
@@ -97,10 +96,10 @@ def broker(
         return ExitCode.OK
     config = load_config(BrokerConfig, config_path, table, overrides)
 
-    def make(context: sockets.Context, loop: EventLoop) -> Role:
+    def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.broker.server import BrokerServer
 
-        return BrokerServer(config, ZmqTransport(context, loop))
+        return BrokerServer(config, transport)
 
     keep_private()
     configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
@@ -145,10 +144,11 @@ def filtersrv(
     """
     config = load_config(FiltersrvConfig, config_path, table, overrides)
 
-    def make(context: sockets.Context, loop: EventLoop) -> Role:
+    def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.filtersrv.server import FilterServer
+        from mqmesh.sandbox.worker_process import WorkerProcess
 
-        return FilterServer(config, context, loop)
+        return FilterServer(config, transport, partial(WorkerProcess, transport.loop))
 
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
@@ -156,7 +156,7 @@ def filtersrv(
 
 
 def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:
-    """Runs a role with a context and a loop of its own.
+    """Runs a role over ZeroMQ.
 
     Args:
         role: ``namesrv``, ``broker``, …
@@ -167,14 +167,13 @@ def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:
     Returns:
         Exit code.
     """
-    context = sockets.new_context()
-    loop = EventLoop()
+    transport = ZmqTransport()
     try:
         try:
-            server = make(context, loop)
+            server = make(transport)
         except Exception as error:
             return tell_failure(name, error)
-        return run_role(role, name, loop, server, supervised=supervised)
+        return run_role(role, name, transport.loop, server, supervised=supervised)
     finally:
-        loop.close()
-        context.destroy(linger=sockets.LINGER_MS)
+        transport.loop.close()
+        transport.close()

@@ -17,8 +17,6 @@ from mqmesh.roles.process import Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.server import ScheduleServer
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.transport import ZmqTransport
 from mqmesh.units import MIB
 
@@ -27,7 +25,7 @@ STOP_TIMEOUT_S: Final = 10.0
 ASK_AGAIN_S: Final = 0.002
 BROKER: Final = "broker-a"
 
-MakeRole = Callable[[sockets.Context, EventLoop], Role]
+MakeRole = Callable[[ZmqTransport], Role]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +47,8 @@ class RoleThread:
     def __init__(self, name: str, make: MakeRole) -> None:
         self.endpoint = ""
         self._make = make
-        self._loop = EventLoop()
+        self._transport = ZmqTransport()
+        self._loop = self._transport.loop
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"mqmesh-{name}", daemon=True)
@@ -66,8 +65,7 @@ class RoleThread:
                 _log.error("%s did not stop within %s s", self._thread.name, STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        context = sockets.new_context()
-        role = self._make(context, self._loop)
+        role = self._make(self._transport)
         try:
             self.endpoint = role.start().removeprefix("tcp://")
             self._ready.set()
@@ -80,7 +78,7 @@ class RoleThread:
                 role.stop()
             finally:
                 self._loop.close()
-                context.destroy(linger=0)
+                self._transport.close(linger_ms=0)
                 self._ready.set()
 
 
@@ -168,11 +166,11 @@ class ThreadCluster:
                     raise RuntimeError(f"{self.namesrv_addr} hears nothing of {BROKER}")
                 time.sleep(ASK_AGAIN_S)
 
-    def _make_broker(self, context: sockets.Context, loop: EventLoop) -> Role:
+    def _make_broker(self, transport: ZmqTransport) -> Role:
         settings = {"listen_port": self._port, **self._settings}
         overrides = [f"{key}={value}" for key, value in settings.items()]
         config = load_config(BrokerConfig, None, None, overrides)
-        return BrokerServer(config, ZmqTransport(context, loop))
+        return BrokerServer(config, transport)
 
 
 def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
@@ -188,9 +186,7 @@ def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
         store_path_root_dir=str(folder / f"schedule-{BROKER}"),
         retry_ms=50,
     )
-    return RoleThread(
-        "schedule", lambda context, loop: ScheduleServer(config, ZmqTransport(context, loop))
-    )
+    return RoleThread("schedule", lambda transport: ScheduleServer(config, transport))
 
 
 def small_broker_settings() -> dict[str, str]:
@@ -203,5 +199,5 @@ def small_broker_settings() -> dict[str, str]:
     }
 
 
-def _make_namesrv(context: sockets.Context, loop: EventLoop) -> Role:
-    return NameServer(NamesrvConfig(listen_port=0), ZmqTransport(context, loop))
+def _make_namesrv(transport: ZmqTransport) -> Role:
+    return NameServer(NamesrvConfig(listen_port=0), transport)

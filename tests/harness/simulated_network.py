@@ -21,8 +21,6 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import response_error
 from mqmesh.protocol.command import Command, Reply
-from mqmesh.sdk.admin import admin
-from mqmesh.sdk.client import client
 from mqmesh.testing.clock import ManualClock
 from mqmesh.transport.interface import OnDone
 from mqmesh.transport.zmq.loop import EventLoop
@@ -88,15 +86,6 @@ class SimulatedNetwork:
         self._loops: list[EventLoop] = []
         self._threads: list[_ManualThread] = []
         self._turning = threading.RLock()  # a callback may close its client
-
-    def install(self, patch: Callable[[Any, str, Any], None]) -> None:
-        """Takes the place of ZeroMQ and of the engine's thread in the SDK.
-
-        Args:
-            patch: Sets an attribute until the test's end, as pytest's ``monkeypatch.setattr``.
-        """
-        for module in (client, admin):
-            patch(module, "ZmqTransport", self.transport)
 
     def run(self, duration_ms: int = 10) -> None:
         """Lets time pass."""

@@ -14,9 +14,7 @@ import pytest
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.transport.interface import ServerLimits
-from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.client import CommandClient
-from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -30,9 +28,8 @@ class Wire:
     """
 
     def __init__(self) -> None:
-        self.context = sockets.new_context()
-        self.loop = EventLoop()
-        self.transport = ZmqTransport(self.context, self.loop)
+        self.transport = ZmqTransport()
+        self.context, self.loop = self.transport.context, self.transport.loop
         self._closers: list[Callable[[], None]] = []
 
     def closing(self, thing):

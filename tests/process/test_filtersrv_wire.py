@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from functools import partial
 
 import msgspec
 import pytest
@@ -39,6 +40,7 @@ from mqmesh.protocol.filters import (
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.server import FilterServer
+from mqmesh.sandbox.worker_process import WorkerProcess
 
 ODD = b"def match(m): return int(m.body) % 2 == 1"
 UPLOAD = RequestCode.REGISTER_MESSAGE_FILTER_CLASS
@@ -85,7 +87,7 @@ class Stage:
         config = FiltersrvConfig(
             enable=True, broker_addr=endpoint.removeprefix("tcp://"), enable_ipc=False, **settings
         )
-        self.server = FilterServer(config, wire.context, wire.loop)
+        self.server = FilterServer(config, wire.transport, partial(WorkerProcess, wire.loop))
         self.client = wire.client(self.server.start())
 
     def _register(self, request):
@@ -160,7 +162,7 @@ def test_it_registers_with_its_broker_again_and_again(stage, wire):
 
 def test_without_permission_it_does_not_start(wire):
     with pytest.raises(ConfigError, match=r"filter_server\.enable = true"):
-        FilterServer(FiltersrvConfig(), wire.context, wire.loop).start()
+        FilterServer(FiltersrvConfig(), wire.transport, partial(WorkerProcess, wire.loop)).start()
 
 
 @pytest.mark.parametrize("packing", [{}, {"compress_over_bytes": 1}])

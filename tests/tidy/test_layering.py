@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "batch",
         "protocol",
         "filtering",
+        "sandbox",
         "storage",
         "transport",
         "sdk",

@@ -5,11 +5,10 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from mqmesh.clock import Clock
 from mqmesh.errors import (
     BrokerError,
     BrokerNotAvailable,
@@ -48,13 +47,8 @@ from mqmesh.roles.filtersrv.filter_table import FilterTable
 from mqmesh.roles.filtersrv.pipeline import Passage, Question
 from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
 from mqmesh.sandbox.frames import Answer, Setup
-from mqmesh.sandbox.worker_process import WorkerProcess
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import ServerLimits, Timer
-from mqmesh.transport.zmq.client import CommandClient
-from mqmesh.transport.zmq.loop import EventLoop
-from mqmesh.transport.zmq.server import CommandServer
-from mqmesh.transport.zmq.sockets import Context
+from mqmesh.transport.interface import Connection, Server, ServerLimits, Timer, Transport
 from mqmesh.units import MIB
 
 REGISTER_MS: Final = 1_000
@@ -73,32 +67,45 @@ _FOUND: Final = int(PullStatus.FOUND)
 _log = logging.getLogger(__name__)
 
 
+class StartConfined(Protocol):
+    """Starts a confined process; ``WorkerProcess`` does, with a loop before its arguments."""
+
+    def __call__(
+        self,
+        setup: Setup,
+        *,
+        deadline_ms: int,
+        on_answer: Callable[[Answer], None],
+        on_death: Callable[[str], None],
+    ) -> Worker:
+        """One that gets a setup first."""
+
+
 class FilterServer:
     """Filters for one broker group.
 
     Args:
         config: Settings.
-        context: ZeroMQ context of the process.
-        loop: Its event loop.
-        clock: Source of time, the loop's by default.
+        transport: Of the process.
+        start_worker: Starts a confined process for a filter.
     """
 
     def __init__(
         self,
         config: FiltersrvConfig,
-        context: Context,
-        loop: EventLoop,
-        clock: Clock | None = None,
+        transport: Transport,
+        start_worker: StartConfined,
     ) -> None:
         self._config = config
-        self._zmq = context
-        self._loop = loop
-        self._clock = clock or loop.clock
+        self._transport = transport
+        self._start_confined = start_worker
+        self._loop = transport.loop
+        self._clock = transport.clock
         self._places = WorkerPlaces(config)
         self._table = FilterTable(config, self._make_runner)
         self._started_ms = 0
-        self._server: CommandServer | None = None
-        self._broker: CommandClient | None = None
+        self._server: Server | None = None
+        self._broker: Connection | None = None
         self._address = BrokerAddress("")
         self._timers: list[Timer] = []
         self._refusal = ""
@@ -134,14 +141,12 @@ class FilterServer:
             ),
             max_frame_bytes=MAX_FRAME_BYTES,
         )
-        self._server = CommandServer(self._zmq, self._loop, dispatch.handlers, limits=limits)
+        self._server = self._transport.serve(dispatch.handlers, limits=limits)
         endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
         self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
-        self._broker = CommandClient(
-            self._zmq,
-            self._loop,
+        self._broker = self._transport.connect(
             endpoint_of(config.broker_addr),
             on_connection=self._on_connection,
         )
@@ -365,8 +370,7 @@ class FilterServer:
             config.require_seccomp,
             config.broker_name,
         )
-        return WorkerProcess(
-            self._loop,
+        return self._start_confined(
             setup,
             deadline_ms=config.load_timeout_ms,
             on_answer=on_answer,

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
@@ -25,10 +24,7 @@ from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.index.dispatcher import Dispatcher
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.log.store_key import read_store_key
-from mqmesh.transport.interface import Timer
-from mqmesh.transport.zmq.loop import EventLoop
-from mqmesh.transport.zmq.server import CommandServer
-from mqmesh.transport.zmq.sockets import Context
+from mqmesh.transport.interface import Server, Timer, Transport
 from mqmesh.version import VERSION
 
 QUERY_SLICE_MS: Final = 20
@@ -45,21 +41,17 @@ class IndexerServer:
 
     Args:
         config: Settings.
-        context: ZeroMQ context of the process.
-        loop: Its event loop.
-        clock: Source of time, the loop's by default.
+        transport: Of the process.
     """
 
-    def __init__(
-        self, config: IndexerConfig, context: Context, loop: EventLoop, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, config: IndexerConfig, transport: Transport) -> None:
         self._config = config
-        self._zmq = context
-        self._loop = loop
-        self._clock = clock or loop.clock
+        self._transport = transport
+        self._loop = transport.loop
+        self._clock = transport.clock
         self._root = Path(config.store_path_root_dir)
         self._started_ms = 0
-        self._server: CommandServer | None = None
+        self._server: Server | None = None
         self._index: MessageIndex | None = None
         self._dispatcher: Dispatcher | None = None
         self._store_id = -1
@@ -100,9 +92,7 @@ class IndexerServer:
                 RequestCode.QUERY_MESSAGE_BY_ID: self._query,
             }
         )
-        self._server = CommandServer(
-            self._zmq, self._loop, dispatch.handlers, self._queries.drop_peer
-        )
+        self._server = self._transport.serve(dispatch.handlers, self._queries.drop_peer)
         self._started_ms = self._clock.monotonic_ms()
         return self._server.bind(self._config.endpoint)
 

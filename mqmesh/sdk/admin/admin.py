@@ -42,10 +42,14 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
-from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr, namesrv_addresses
+from mqmesh.sdk.client.options import (
+    DEFAULT_NAMESRV,
+    NamesrvAddr,
+    client_transport,
+    namesrv_addresses,
+)
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Channel, Transport
-from mqmesh.transport.zmq.transport import ZmqTransport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
 """For one name server, when there is another one to ask."""
@@ -91,7 +95,7 @@ class AdminClient:
     ) -> None:
         self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
-        self._transport: Transport = transport or ZmqTransport()
+        self._transport = client_transport(transport)
         self._channels: dict[str, Channel] = {}
         self._closed = False
 

@@ -22,6 +22,7 @@ from mqmesh.sdk.consumer.listening.orderly_retry import to_dead_letters
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.transport.interface import Transport
 
 
 class PullConsumer:
@@ -35,7 +36,7 @@ class PullConsumer:
                 print(message.body)
 
     Args:
-        group, namesrv_addr, strategy, client, options: As for ``mqmesh.PullConsumer``.
+        group, namesrv_addr, strategy, client, transport, options: As for ``mqmesh.PullConsumer``.
     """
 
     def __init__(
@@ -45,10 +46,16 @@ class PullConsumer:
         namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self._inner = BlockingPullConsumer(
-            group, namesrv_addr=namesrv_addr, strategy=strategy, client=client, **options
+            group,
+            namesrv_addr=namesrv_addr,
+            strategy=strategy,
+            client=client,
+            transport=transport,
+            **options,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived = asyncio.Event()
@@ -311,7 +318,7 @@ class PushConsumer:
     ``start`` was called in. A listener that computes for long holds up the whole loop.
 
     Args:
-        group, namesrv_addr, strategy, client, options: As for ``mqmesh.PushConsumer``.
+        group, namesrv_addr, strategy, client, transport, options: As for ``mqmesh.PushConsumer``.
     """
 
     def __init__(
@@ -321,6 +328,7 @@ class PushConsumer:
         namesrv_addr: NamesrvAddr | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self._inner = _InnerPushConsumer(
@@ -328,6 +336,7 @@ class PushConsumer:
             namesrv_addr=namesrv_addr,
             strategy=strategy,
             client=client,
+            transport=transport,
             **options,
         )
 

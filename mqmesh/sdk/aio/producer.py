@@ -13,6 +13,7 @@ from mqmesh.sdk.producer.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.transport.interface import Transport
 
 
 class Producer:
@@ -23,7 +24,7 @@ class Producer:
     loop that it was started in.
 
     Args:
-        group, namesrv_addr, client, options: As for ``mqmesh.Producer``.
+        group, namesrv_addr, client, transport, options: As for ``mqmesh.Producer``.
     """
 
     def __init__(
@@ -32,9 +33,12 @@ class Producer:
         *,
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> None:
-        self._inner = self._make(group, namesrv_addr=namesrv_addr, client=client, **options)
+        self._inner = self._make(
+            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **options
+        )
         self._completions: Completions | None = None
         # Senders that wait, by topic, and who serves them.
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}

@@ -23,6 +23,7 @@ from mqmesh.sdk.transactions.transactions import (
     TransactionSendResult,
 )
 from mqmesh.sdk.transactions.transactions import TransactionListener as BlockingTransactionListener
+from mqmesh.transport.interface import Transport
 
 METHODS: Final = ("execute_local_transaction", "check_local_transaction")
 
@@ -101,7 +102,7 @@ class TransactionProducer(Producer):
     asks another member of the group, or again later.
 
     Args:
-        group, namesrv_addr, client, options: As for ``mqmesh.TransactionProducer``.
+        group, namesrv_addr, client, transport, options: As for ``mqmesh.TransactionProducer``.
         listener: Has coroutine methods ``execute_local_transaction`` and
             ``check_local_transaction``.
 
@@ -116,13 +117,16 @@ class TransactionProducer(Producer):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
+        transport: Transport | None = None,
         **options: Unpack[TransactionKeywords],
     ) -> None:
         if not all(asyncio.iscoroutinefunction(getattr(listener, name, None)) for name in METHODS):
             raise InvalidArgument(f"listener needs coroutine methods {' and '.join(METHODS)}")
         self._bridge = _Bridge(listener)
         common = cast("ProducerKeywords", options)  # _make takes the others, too
-        super().__init__(group, namesrv_addr=namesrv_addr, client=client, **common)
+        super().__init__(
+            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **common
+        )
 
     def _make(self, group: str, **options: Any) -> BlockingProducer:
         self._transactions = BlockingTransactionProducer(group, self._bridge, **options)

@@ -23,11 +23,10 @@ from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, Unre
 from mqmesh.protocol.route import BrokerAddress, GetRouteRequest, RouteHint, TopicRoute
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
-from mqmesh.sdk.client.options import ClientOptions, new_client_id
+from mqmesh.sdk.client.options import ClientOptions, client_transport, new_client_id
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
-from mqmesh.transport.zmq.transport import ZmqTransport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 HEARTBEAT_RETRY_MS: Final = 300
@@ -73,7 +72,7 @@ class ClientEngine:
     ) -> None:
         self._addresses = options.namesrv_addresses()
         self.options = options
-        self.transport: Transport = transport or ZmqTransport()
+        self.transport = client_transport(transport)
         self.client_id = new_client_id(options, self.transport.random)
         self.routes = RouteCache()
         self.loop = self.transport.loop

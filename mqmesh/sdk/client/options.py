@@ -12,6 +12,8 @@ import msgspec
 
 from mqmesh.config import convert_values
 from mqmesh.errors import ConfigError, InvalidArgument
+from mqmesh.transport.interface import Transport
+from mqmesh.transport.zmq.transport import ZmqTransport
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 """Where ``mqmesh up`` puts its name servers."""
@@ -106,6 +108,11 @@ def client_options(client: ClientOptions | None, namesrv_addr: NamesrvAddr | Non
     if namesrv_addr is None:
         return client
     return msgspec.structs.replace(client, namesrv_addr=namesrv_addr)
+
+
+def client_transport(transport: Transport | None) -> Transport:
+    """The world that a client was given; where none was, ZeroMQ and a loop of its own."""
+    return transport or ZmqTransport()
 
 
 def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:

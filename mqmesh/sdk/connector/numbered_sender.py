@@ -6,7 +6,6 @@ broker recognises what it stored last, and what is older is found by its id.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -104,7 +103,7 @@ class NumberedSender(PatientClient):
             RequestTimeout: A broker was away for too long; whether its part is stored is unknown.
             BrokerError: A broker refused.
         """
-        now_ms = int(time.time() * 1_000)
+        now_ms = self._transport.clock.wall_ms()
         waiting = [(one, b"".join(self._encode(one, now_ms))) for one in batches]
 
         def once() -> None:

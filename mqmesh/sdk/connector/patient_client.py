@@ -1,6 +1,5 @@
 """Asks one broker, again while it is away: for work that would rather wait than fail."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -12,6 +11,7 @@ from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.client.route_cache import RouteCache
 from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.interface import Transport
 
 PATIENCE_MS: Final = 60_000
 RETRY_MS: Final = 50
@@ -27,6 +27,7 @@ class PatientClient(QueryClient):
         namesrv_addr: As of ``AdminClient``.
         timeout_ms: For each try, 1 to 3,600,000 ms.
         patience_ms: For all tries of a request together, from 0, which is one try.
+        transport: The world; ZeroMQ by default.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class PatientClient(QueryClient):
         *,
         timeout_ms: int = 3_000,
         patience_ms: int = PATIENCE_MS,
+        transport: Transport | None = None,
     ) -> None:
-        super().__init__(namesrv_addr, timeout_ms=timeout_ms)
+        super().__init__(namesrv_addr, timeout_ms=timeout_ms, transport=transport)
         self.patience_ms = patience_ms
         self._endpoints: dict[str, str] = {}
 
@@ -70,13 +72,14 @@ class PatientClient(QueryClient):
             RequestTimeout: It failed for longer than ``patience_ms``.
             MQMeshError: It failed in a way that does not pass.
         """
-        began = time.monotonic()
+        clock = self._transport.clock
+        give_up_ms = clock.monotonic_ms() + self.patience_ms
         delay_ms = RETRY_MS
         while True:
             try:
                 return work()
             except MQMeshError as error:
-                left_ms = self.patience_ms - (time.monotonic() - began) * 1_000
+                left_ms = give_up_ms - clock.monotonic_ms()
                 if not error.retriable:
                     raise
                 if left_ms <= 0:
@@ -84,7 +87,7 @@ class PatientClient(QueryClient):
                         f"{what} could not be used for {self.patience_ms} ms: {error}"
                     ) from error
                 wanted_ms = max(delay_ms, getattr(error, "retry_after_ms", 0))
-                time.sleep(min(wanted_ms, left_ms) / 1_000)
+                self._transport.pause(min(wanted_ms, left_ms) / 1_000)
                 delay_ms = min(delay_ms * 2, RETRY_MAX_MS)
 
     def readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:

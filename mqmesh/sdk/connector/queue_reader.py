@@ -1,7 +1,6 @@
 """Reads stretches of queues by their offsets, without a place in a group."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -174,7 +173,7 @@ class QueueReader(PatientClient):
                         f"{stretch.end} when this was planned"
                     )
                     return
-                time.sleep(SHORT_PAUSE_S)
+                self._transport.pause(SHORT_PAUSE_S)
             elif status == PullStatus.OFFSET_CUT:
                 on_loss(cut_text(stretch.queue, found.next_queue_offset, position))
                 return

@@ -1,7 +1,6 @@
 """Requests that wait for a reply, and the sending of replies."""
 
 import logging
-import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +173,7 @@ class Requests:
         if isinstance(message, StoredMessage):
             properties = without_reserved(message).properties or {}
         check_not_reserved(properties)
-        correlation_id = secrets.token_hex(16)
+        correlation_id = self._engine.transport.random.randbytes(16).hex()
         own = (correlation_id, self._engine.client_id, str(timeout_ms))
         properties = {**properties, **dict(zip(_PROPERTIES, own, strict=True))}
         return as_system(message, properties), correlation_id
@@ -281,7 +280,7 @@ class ReplySender:
             SendReplyRequest(
                 request.property(PROPERTY_REPLY_TO_CLIENT) or "",
                 request.property(PROPERTY_CORRELATION_ID) or "",
-                secrets.randbits(63),
+                engine.transport.random.getrandbits(63),
             )
         )
 

@@ -24,17 +24,16 @@ _CLOCK = SystemClock()
 class ZmqTransport:
     """The twin of ``mqmesh.transport.simulated.transport.SimulatedTransport``.
 
-    Args:
-        context: ZeroMQ context of the process; a new one by default, which ``close`` ends.
-        loop: Its event loop; a new one by default.
+    Attributes:
+        context: ZeroMQ's; ``close`` ends it.
+
+    Raises:
+        ConfigError: libzmq is too old.
     """
 
-    def __init__(
-        self, context: sockets.Context | None = None, loop: EventLoop | None = None
-    ) -> None:
-        self._owns_context = context is None
-        self._context = context or sockets.new_context()
-        self._loop = loop
+    def __init__(self) -> None:
+        self.context = sockets.new_context()
+        self._loop: EventLoop | None = None
 
     @property
     def loop(self) -> EventLoop:
@@ -62,7 +61,7 @@ class ZmqTransport:
     ) -> CommandClient:
         """A connection to a server."""
         return CommandClient(
-            self._context,
+            self.context,
             self.loop,
             endpoint,
             on_command=on_command,
@@ -76,11 +75,11 @@ class ZmqTransport:
         limits: ServerLimits | None = None,
     ) -> CommandServer:
         """A server that is not bound yet."""
-        return CommandServer(self._context, self.loop, handlers, on_disconnect, limits)
+        return CommandServer(self.context, self.loop, handlers, on_disconnect, limits)
 
     def publish(self) -> HintPublisher:
         """A publisher of hints that is not bound yet."""
-        return HintPublisher(self._context)
+        return HintPublisher(self.context)
 
     def subscribe(
         self,
@@ -91,12 +90,12 @@ class ZmqTransport:
     ) -> HintSubscriber:
         """A listener to one publisher's hints."""
         return HintSubscriber(
-            self._context, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
+            self.context, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
         )
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel:
         """A connection for requests of the caller's own thread."""
-        return BlockingChannel(self._context, endpoint, busy_poll=BusyPoll(busy_poll_us))
+        return BlockingChannel(self.context, endpoint, busy_poll=BusyPoll(busy_poll_us))
 
     def executor(self, name: str) -> ThreadPoolExecutor:
         """One helper thread."""
@@ -124,7 +123,6 @@ class ZmqTransport:
         thread.start()
         return thread
 
-    def close(self) -> None:
-        """Ends the context, if it is this transport's own."""
-        if self._owns_context:
-            self._context.destroy(linger=sockets.LINGER_MS)
+    def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
+        """Ends the context; what connections have not sent yet is tried for so long."""
+        self.context.destroy(linger=linger_ms)

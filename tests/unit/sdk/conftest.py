@@ -31,7 +31,12 @@ class World:
     def producer(self, *, topic: str | None = "t", **options) -> Producer:
         """A started producer that knows the route of a topic and has met its brokers."""
         options = {"close_timeout_ms": 1, **options}
-        producer = Producer("g", namesrv_addr=self.cluster.namesrv_addr, **options)
+        producer = Producer(
+            "g",
+            namesrv_addr=self.cluster.namesrv_addr,
+            transport=self.network.transport(),
+            **options,
+        )
         self.producers.append(producer)
         producer.start()
         if topic is not None:
@@ -49,9 +54,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
+def world():
     network = SimulatedNetwork()
-    network.install(monkeypatch.setattr)
     world = World(network)
     yield world
     for producer in world.producers:

@@ -27,7 +27,7 @@ from mqmesh.protocol.route import (
     TopicRoute,
 )
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.transport.zmq.transport import ZmqTransport
+from mqmesh.testing.clock import ManualClock
 
 ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 A, B = "tcp://a:1", "tcp://b:2"
@@ -40,12 +40,19 @@ ROUTE = TopicRoute("t", [QueueData(name, 4, 4, 6) for name in ("broker-a", "brok
 
 
 class Network:
-    """What each endpoint answers, and what it was asked."""
+    """The client's transport: what each endpoint answers, and what it was asked."""
 
     def __init__(self):
         self.answers = {}
         self.asked = []
         self.closed = []
+        self.clock = ManualClock()
+
+    def channel(self, endpoint):
+        return Channel(self, endpoint)
+
+    def close(self):
+        """The client closes its transport."""
 
     def answer(self, endpoint, code, answer):
         self.answers[endpoint, code] = answer
@@ -54,30 +61,30 @@ class Network:
         return [(endpoint, code) for endpoint, code, _ in self.asked]
 
 
+class Channel:
+    """One connection of the client's."""
+
+    def __init__(self, network, endpoint):
+        self.endpoint = endpoint
+        self._network = network
+
+    def request(self, code, *, header, timeout_ms):
+        self._network.asked.append((self.endpoint, code, bytes(header)))
+        answer = self._network.answers.get((self.endpoint, code))
+        if answer is None:
+            raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
+        if isinstance(answer, Exception):
+            raise answer
+        encoded = answer if isinstance(answer, bytes) else encode_header(answer)
+        return Command(0, 1, 1, memoryview(encoded), memoryview(b""))
+
+    def close(self):
+        self._network.closed.append(self.endpoint)
+
+
 @pytest.fixture
-def network(monkeypatch):
+def network():
     network = Network()
-
-    class Channel:
-        def __init__(self, transport, endpoint):
-            self.endpoint = endpoint
-
-        def request(self, code, *, header, timeout_ms):
-            network.asked.append((self.endpoint, code, bytes(header)))
-            answer = network.answers.get((self.endpoint, code))
-            if answer is None:
-                raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
-            if isinstance(answer, Exception):
-                raise answer
-            encoded = answer if isinstance(answer, bytes) else encode_header(answer)
-            return Command(0, 1, 1, memoryview(encoded), memoryview(b""))
-
-        def close(self):
-            network.closed.append(self.endpoint)
-
-    monkeypatch.setattr(
-        ZmqTransport, "channel", lambda transport, endpoint: Channel(transport, endpoint)
-    )
     for endpoint in (ONE, TWO):
         network.answer(endpoint, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo(BROKERS))
         network.answer(endpoint, RequestCode.GET_ROUTEINFO_BY_TOPIC, ROUTE)
@@ -86,7 +93,7 @@ def network(monkeypatch):
 
 @pytest.fixture
 def client(network):
-    with AdminClient("ns-1:1;ns-2:2") as client:
+    with AdminClient("ns-1:1;ns-2:2", transport=network) as client:
         yield client
 
 
@@ -135,7 +142,7 @@ def test_a_new_topic_must_be_new(network, client):
     assert decode_header(words.UpdateTopicRequest, header).must_be_new
 
 
-def test_it_waits_until_the_name_servers_announce_the_topic(network, client, monkeypatch):
+def test_it_waits_until_the_name_servers_announce_the_topic(network, client):
     config = TopicConfig("t", 8, 8)
     for endpoint in (A, B):
         network.answer(endpoint, RequestCode.UPDATE_AND_CREATE_TOPIC, config)
@@ -146,7 +153,7 @@ def test_it_waits_until_the_name_servers_announce_the_topic(network, client, mon
         lambda: network.answer(ONE, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
         lambda: network.answer(TWO, RequestCode.GET_ROUTEINFO_BY_TOPIC, new),
     ]
-    monkeypatch.setattr(client._transport, "pause", lambda seconds: steps.pop(0)())
+    network.pause = lambda seconds: steps.pop(0)()
     client.put_topic(config)
     assert steps == []
 
@@ -247,7 +254,7 @@ def test_a_ping_goes_where_it_is_told(network, client):
 
 
 def test_a_connection_is_used_again_and_closed_once(network):
-    client = AdminClient("ns-1:1")
+    client = AdminClient("ns-1:1", transport=network)
     client.cluster()
     client.cluster()
     client.close()

@@ -44,7 +44,12 @@ def run(world):
 @pytest.fixture
 def make(world):
     def make(**options) -> Producer:
-        producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr, **options)
+        producer = Producer(
+            "g",
+            namesrv_addr=world.cluster.namesrv_addr,
+            transport=world.network.transport(),
+            **options,
+        )
         world.producers.append(producer._inner)
         return producer
 

@@ -42,6 +42,7 @@ class Client:
             on_routes=self.routes_told.append,
             on_broker=lambda name, up: self.brokers_told.append((name, up)),
             on_end=self._end,
+            transport=world.network.transport(),
         )
 
     def _end(self) -> None:

@@ -480,7 +480,9 @@ def test_a_wrapper_of_the_method_sees_every_message(world, monkeypatch):
 def test_a_wrapper_at_the_producer_stays_there(world):
     producer = world.producer(topic=None)
     producer.close()
-    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    producer = Producer(
+        "g", namesrv_addr=world.cluster.namesrv_addr, transport=world.network.transport()
+    )
     world.producers.append(producer)
     seen: list[Message] = []
     vars(producer)["send_async"] = seen.append

@@ -101,7 +101,9 @@ def test_a_callback_that_waits_for_another_send_gets_an_error_and_no_deadlock(wo
 
 
 def test_nothing_can_be_sent_before_start_or_after_close(world):
-    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    producer = Producer(
+        "g", namesrv_addr=world.cluster.namesrv_addr, transport=world.network.transport()
+    )
     calls = [
         lambda: producer.send(message()),
         lambda: producer.send_async(message()),
@@ -127,7 +129,9 @@ def test_nothing_can_be_sent_before_start_or_after_close(world):
 
 
 def test_a_producer_that_was_never_started_can_be_closed(world):
-    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr)
+    producer = Producer(
+        "g", namesrv_addr=world.cluster.namesrv_addr, transport=world.network.transport()
+    )
     producer.close()
     producer.close()
 
@@ -222,7 +226,12 @@ def test_a_fork_closes_the_producer_in_the_child(world):
 
 
 def test_a_producer_that_is_started_after_a_fork_has_a_key_of_its_own(world):
-    producer = Producer("g", namesrv_addr=world.cluster.namesrv_addr, close_timeout_ms=1)
+    producer = Producer(
+        "g",
+        namesrv_addr=world.cluster.namesrv_addr,
+        transport=world.network.transport(),
+        close_timeout_ms=1,
+    )
     world.producers.append(producer)
     before = producer._codec.key
     producer.on_fork()
@@ -244,7 +253,6 @@ def test_ctrl_c_in_a_synchronous_send_leaves_the_queue_usable(world, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         producer.send(message("1"), queue=queue())
     monkeypatch.undo()
-    world.network.install(monkeypatch.setattr)
     world.run()
     assert waiting[0].result().queue_offset == 1
     assert producer.send(message("3"), queue=queue()).queue_offset == 2

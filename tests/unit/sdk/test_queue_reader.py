@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from mqmesh.batch.record_batch import check_batch, encode_batch, stamp
@@ -9,8 +11,7 @@ from mqmesh.errors import ConfigError, CorruptBatch, RemoteProtocolError
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
-from mqmesh.sdk.connector import queue_reader
-from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
+from mqmesh.sdk.connector.queue_reader import SHORT_PAUSE_S, QueueReader, Stretch
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -41,8 +42,13 @@ class Broker(QueueReader):
     """Answers pulls with what a test prepared; it has no socket."""
 
     def __init__(self, *answers) -> None:
+        super().__init__(transport=SimpleNamespace(pause=self._pause))
         self.answers = list(answers)
+        self.pauses_s = []
         self.asked = []
+
+    def _pause(self, duration_s):
+        self.pauses_s.append(duration_s)
 
     def ask(self, broker_name, code, header, parts=()):
         pull = decode_header(PullRequest, memoryview(header))
@@ -66,11 +72,6 @@ def read(broker, start, end, **options):
     ]
     assert not broker.answers
     return got, losses
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr(queue_reader, "SHORT_PAUSE_S", 0)
 
 
 def test_just_the_stretch_is_read():
@@ -107,6 +108,7 @@ def test_a_queue_that_ends_too_early_is_asked_again_and_then_believed():
     short = (PullStatus.NO_NEW_MSG, 10, 0, 10, b"")
     broker = Broker(found(10, batch(0, 10)), short, short, found(20, batch(10, 10)))
     assert read(broker, 0, 20) == (list(range(20)), [])
+    assert broker.pauses_s == [SHORT_PAUSE_S] * 2
     behind = (PullStatus.OFFSET_ILLEGAL, 10, 0, 5, b"")
     got, losses = read(Broker(short, behind, short), 10, 20)
     assert got == []

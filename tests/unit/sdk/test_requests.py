@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -93,6 +96,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
+        self.transport = SimpleNamespace(random=random.Random(7))
         self.routes = FakeRoutes()
         self.away: set[str] = set()
         self.closed = False
