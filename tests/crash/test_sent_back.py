@@ -21,6 +21,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
+from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
@@ -81,6 +82,7 @@ class Broker:
             clock=clock,
             instance_id=Broker.lives,
             store=self.store,
+            commit_point=commit_point_of(config, self.store),
             topics=tables.topics,
             offsets=tables.offsets,
             group_table=tables.groups,

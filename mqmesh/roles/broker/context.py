@@ -8,6 +8,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
+from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
@@ -26,7 +27,7 @@ from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
 from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
-from mqmesh.roles.broker.features.sends.staging import SendStage
+from mqmesh.roles.broker.features.sends.staging import OpenSend, SendStage
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotDesk
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
@@ -96,13 +97,14 @@ class BrokerContext(msgspec.Struct, frozen=True):
         clock: Source of time.
         instance_id: Random number of this life of the process.
         store: Messages.
+        commit_point: How far the log is safe, and sends that wait until it is.
         topics: Topic table.
         offsets: Consumer offsets.
         groups: Clients and consumer groups.
         locks: Queues of ordered consumers.
         holds: Pulls that wait for a message.
         turns: Pulls that wait for their turn.
-        stage: Sends of this tick, and those that wait for the disk.
+        stage: Sends of this tick.
         producer_keys: What producers' connections have shown.
         metas: Batch metas decoded before.
         stats: Counters.
@@ -127,6 +129,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     clock: Clock
     instance_id: int
     store: MessageStore
+    commit_point: CommitPoint[OpenSend]
     topics: TopicTable
     offsets: ConsumerOffsets
     groups: ConsumerGroups

@@ -20,6 +20,7 @@ from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
+from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.feature import Features, Turn
@@ -57,7 +58,7 @@ from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.files.atomic_file import load_document, save_document
-from mqmesh.storage.interface import FlushDiskType, MessageStore, RecoveryProgress
+from mqmesh.storage.interface import MessageStore, RecoveryProgress
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection, Server, ServerLimits, Timer, Transport
@@ -212,7 +213,7 @@ class BrokerServer:
         if links is not None:
             links.unregister()
         until_ms = self._clock.monotonic_ms() + GOODBYE_MS
-        while broker.stage.waiting_count or (links is not None and links.in_flight):
+        while broker.commit_point.waiting_count or (links is not None and links.in_flight):
             now_ms = self._clock.monotonic_ms()
             if now_ms >= until_ms:
                 break
@@ -262,6 +263,7 @@ class BrokerServer:
             clock=self._clock,
             instance_id=self._instance_id,
             store=store,
+            commit_point=commit_point_of(config, store),
             topics=tables.topics,
             offsets=tables.offsets,
             group_table=tables.groups,
@@ -361,11 +363,10 @@ class BrokerServer:
         return self._index
 
     def _log_extent(self) -> LogExtent | None:
-        if self._store is None:
+        if self._broker is None:
             return None
-        stats = self._store.stats()
-        sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        visible = stats.durable_offset if sync else stats.max_commitlog_offset
+        stats = self._broker.store.stats()
+        visible = self._broker.commit_point.visible(stats.max_commitlog_offset)
         return LogExtent(stats.store_id, stats.min_commitlog_offset, visible)
 
     def _run_aside(self, work: Callable[[], Any], on_done: OnDone) -> None:
@@ -507,8 +508,7 @@ class BrokerServer:
 
     def _on_durable(self) -> None:
         self._wake_planned = False
-        sync = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        if sync and self._features is not None:
+        if self._features is not None:
             self._features.durable()
 
     # ---- What handlers may want --------------------------------------------------------

@@ -24,6 +24,7 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
+from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
@@ -96,6 +97,7 @@ class Stage:
             clock=self.clock,
             instance_id=77,
             store=self.store,
+            commit_point=commit_point_of(self.config, self.store),
             topics=TopicTable(
                 self.config.max_topics, retry_after_ms, most_auto=self.config.max_auto_topics
             ),

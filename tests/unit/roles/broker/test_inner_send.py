@@ -8,7 +8,7 @@ from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired
+from mqmesh.roles.broker.features.sends.send import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 
@@ -56,7 +56,7 @@ def test_sync_flush_waits_for_the_disk(make_stage):
     stage.end_tick()
     assert told == []
     stage.store.synced = None
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert told[0][0].status == SendStatus.SEND_OK
 
 

@@ -34,7 +34,6 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.due_messages import Prepared, prepare
 from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
-from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import CommitLogOffset
 
 _OK = int(ResponseCode.SUCCESS)
@@ -66,8 +65,8 @@ def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleR
     found = read_schedule(context.store, asked.cursors)
     stats = context.store.stats()
     if not found.more:
-        # With SYNC_FLUSH what is not on disk was not read either.
-        desk.known_end = stats.durable_offset if _syncs(context) else stats.max_commitlog_offset
+        # What is not visible yet was not read either.
+        desk.known_end = context.commit_point.visible(stats.max_commitlog_offset)
     return reply_with(
         PullScheduleResponse(
             context.clock.wall_ms(),
@@ -183,10 +182,6 @@ def fail_cancels(context: BrokerContext, requests: list[Request]) -> None:
 def _delivered(context: BrokerContext, prepared: Prepared, record_offset: int) -> Reply:
     statuses = bytes(prepared.statuses)
     return reply_with(DeliverDueResponse(context.clock.wall_ms(), statuses, record_offset))
-
-
-def _syncs(context: BrokerContext) -> bool:
-    return context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
 
 def _count(context: BrokerContext, action: Action, messages: int) -> None:

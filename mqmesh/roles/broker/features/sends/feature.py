@@ -35,7 +35,7 @@ SENDS: Final = Feature(
     },
     turn_ended=_finish,
     turn_over=_note_turn,
-    durable=send.answer_durable,
+    durable=send.answer_confirmed,
     tick=send.answer_expired,
     client_gone=_forget_producer,
     stopping=send.finish_sends,

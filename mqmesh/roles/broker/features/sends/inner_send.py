@@ -1,7 +1,7 @@
 """What the broker itself writes: retries, dead letters, due and committed messages.
 
 It goes the way of every send: gathered during the tick, written at once with the
-others, answered when it is stored, or with ``SYNC_FLUSH`` when the disk has it.
+others, answered when it is stored and safe.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 A batch that fails its checks gets an outcome of its own; the others of the
 request go on, but for later ones of the same queue: order comes first. Nothing
-is answered before the store has it, and with ``SYNC_FLUSH`` not before the disk
-has it, or the time for that is over.
+is answered before the store has it and the commit point says that it is safe, or
+the time for that is over.
 """
 
 from typing import Final
@@ -44,15 +44,21 @@ from mqmesh.message import (
 from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
+from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.context import BrokerContext, store_stopped
 from mqmesh.roles.broker.features.delays.delays import to_schedule
 from mqmesh.roles.broker.features.pulls.pull import wake_pulls
 from mqmesh.roles.broker.features.sends.producer_keys import not_its_own
-from mqmesh.roles.broker.features.sends.staging import OpenSend, QueueKey, fill_in, fill_in_refusal
+from mqmesh.roles.broker.features.sends.staging import (
+    OpenSend,
+    fill_in,
+    fill_in_refusal,
+    fill_in_status,
+)
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.features.transactions.half_admission import admit_half, note_half
-from mqmesh.storage.interface import BatchToPut, FlushDiskType, PutResult, PutStatus
-from mqmesh.units import KIB, MAX_OFFSET
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+from mqmesh.units import KIB
 
 MESSAGE_OVERHEAD_BYTES: Final = 4 * (
     MAX_TOPIC_LENGTH + MAX_TAG_LENGTH + MAX_KEYS * (MAX_KEY_LENGTH + 3) + MAX_SHARDING_KEY_LENGTH
@@ -79,12 +85,11 @@ def send_message(
     producer_id = context.producer_keys.show(request.peer, key)
     stage = context.stage
     context.stats.total.send_requests += 1
-    if stage.waiting_count >= context.config.max_sync_flush_waits:
+    try:
+        context.commit_point.check_room()
+    except SystemBusy:
         context.stats.total.busy_refusals += 1
-        raise SystemBusy(
-            f"{stage.waiting_count} sends wait for the disk, no more may (max_sync_flush_waits)",
-            retry_after_ms=context.config.busy_retry_after_ms,
-        )
+        raise
     outcomes: list[BatchOutcome | None] = []
     refused: set[QueueKey] = set()
     for header, data, error in _split(command.body, batch_count, producer_id):
@@ -119,12 +124,10 @@ def finish_sends(context: BrokerContext) -> None:
             _answer(context, send)
         return
     fill_in(sends, batches, results)
-    # With ASYNC_FLUSH nobody waits for the disk: everything counts as if it were there.
-    sync = context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-    durable_offset = context.store.durable_offset() if sync else MAX_OFFSET
-    arrived = _account(context, batches, results, durable_offset)
+    safe_offset = context.commit_point.offset()
+    arrived = _account(context, batches, results, safe_offset)
     for send in sends:
-        if send.end_offset > durable_offset:
+        if send.end_offset > safe_offset:
             _wait(context, send)
         else:
             _answer(context, send)
@@ -155,12 +158,11 @@ def _refuse_late(
     return batches[refused:], left
 
 
-def answer_durable(context: BrokerContext) -> None:
-    """The log was synced further: answers the sends that waited for it, and wakes pulls."""
-    durable_offset = context.store.durable_offset()
-    for send in context.stage.durable(durable_offset):
+def answer_confirmed(context: BrokerContext) -> None:
+    """More of the log is safe: answers the sends that waited for it, and wakes pulls."""
+    for send in context.commit_point.confirmed():
         _answer(context, send)
-    for key in context.stage.arrivals(durable_offset):
+    for key in context.commit_point.arrivals():
         if key[0] == SCHEDULE_TOPIC:
             context.schedule.stirred = True
         if key in context.holds.queues:
@@ -168,12 +170,14 @@ def answer_durable(context: BrokerContext) -> None:
 
 
 def answer_expired(context: BrokerContext, now_ms: int) -> None:
-    """Answers sends that waited too long for the disk with FLUSH_DISK_TIMEOUT."""
-    for send in context.stage.expire(now_ms):
-        context.stats.total.flush_disk_timeouts += 1
-        limit_ms = context.config.sync_flush_timeout_ms
-        remark = f"the disk took over {limit_ms} ms (sync_flush_timeout_ms)"
-        context.wire.note_refusal(ResponseCode.FLUSH_DISK_TIMEOUT, remark)
+    """Answers sends that waited for too long; they say who is late."""
+    point = context.commit_point
+    for send, late in point.expired(now_ms):
+        if late is not None:
+            context.stats.total.flush_disk_timeouts += 1
+            remark = f"{late.name} took over {point.timeout_ms} ms (sync_flush_timeout_ms)"
+            context.wire.note_refusal(ResponseCode[late.status.name], remark)
+            fill_in_status(send, late.status)
         _answer(context, send)
 
 
@@ -306,7 +310,7 @@ def _account(
     context: BrokerContext,
     batches: list[BatchToPut],
     results: list[PutResult],
-    durable_offset: int,
+    safe_offset: int,
 ) -> dict[QueueKey, None]:
     """Counts what was stored; returns the queues that somebody waits at and can see it."""
     arrived: dict[QueueKey, None] = {}
@@ -331,8 +335,8 @@ def _account(
             topic.last_update[queue_id] = result.store_timestamp
         if name == TRANS_HALF_TOPIC:
             note_half(context, batch, result)
-        if result.end_offset > durable_offset:
-            context.stage.note_arrival((name, queue_id), result.end_offset)
+        if result.end_offset > safe_offset:
+            context.commit_point.note_arrival((name, queue_id), result.end_offset)
         elif waited_for and (name, queue_id) in waited_for:
             arrived[name, queue_id] = None
     return arrived
@@ -343,8 +347,7 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
         if send.request.command.flags & ONEWAY:
             return
         send.request = send.request.without_frame()
-    send.deadline_ms = context.clock.monotonic_ms() + context.config.sync_flush_timeout_ms
-    context.stage.wait(send)
+    context.commit_point.wait(send, send.end_offset, context.clock.monotonic_ms())
 
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:

@@ -1,10 +1,8 @@
-"""Sends on their way: gathered during a tick for one write, then answered or held.
+"""Sends on their way: gathered during a tick for one write, then answered.
 
-With ``SYNC_FLUSH`` an answer waits for the disk; many producers share one sync.
-Pure: the store's results and the time are given to it.
+Many producers share one sync: see ``commit_point``. Pure: the store's results are given to it.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,8 +14,6 @@ from mqmesh.protocol.command import Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
-QueueKey = tuple[str, int]
-"""Topic and queue id."""
 Outcomes = Callable[[list[BatchOutcome]], None]
 """Told what became of batches, one outcome each."""
 
@@ -36,20 +32,18 @@ class OpenSend(msgspec.Struct, eq=False):
     Attributes:
         request: What to answer; None for what the broker itself sends.
         outcomes: One a batch, in the request's order; None where the store decides.
-        end_offset: Everything of it is on disk when the log is synced to here.
-        deadline_ms: Monotonic time after which the answer does not wait for the disk.
+        end_offset: It may be answered once the log is safe to here.
         on_stored: Called instead of an answer, when there is no request.
     """
 
     request: Request | None
     outcomes: list[BatchOutcome | None]
     end_offset: int = 0
-    deadline_ms: int = 0
     on_stored: Outcomes | None = None
 
 
 class SendStage:
-    """Batches to be written at the end of this tick, and sends that wait for the disk.
+    """Batches to be written at the end of this tick.
 
     Attributes:
         batches: What to put, in order.
@@ -61,57 +55,12 @@ class SendStage:
         self.batches: list[BatchToPut] = []
         self.sends: list[OpenSend] = []
         self.staged_bytes = 0
-        self._waiting: deque[OpenSend] = deque()
-        self._arrivals: dict[QueueKey, int] = {}
-
-    @property
-    def waiting_count(self) -> int:
-        """Sends that wait for the disk."""
-        return len(self._waiting)
 
     def take(self) -> tuple[list[BatchToPut], list[OpenSend]]:
         """Everything staged; the stage is empty afterwards."""
         taken = self.batches, self.sends
         self.batches, self.sends, self.staged_bytes = [], [], 0
         return taken
-
-    def wait(self, send: OpenSend) -> None:
-        """Lets a send wait for the disk; sends come in the order of their deadlines."""
-        self._waiting.append(send)
-
-    def durable(self, durable_offset: int) -> list[OpenSend]:
-        """Sends whose bytes are on disk.
-
-        A duplicate of something already synced may stand behind others for a moment: the
-        sends are looked at in the order in which they came.
-        """
-        found = []
-        waiting = self._waiting
-        while waiting and waiting[0].end_offset <= durable_offset:
-            found.append(waiting.popleft())
-        return found
-
-    def note_arrival(self, key: QueueKey, end_offset: int) -> None:
-        """A queue got a batch that consumers see once the log is synced to its end."""
-        self._arrivals[key] = end_offset
-
-    def arrivals(self, durable_offset: int) -> list[QueueKey]:
-        """Queues in which more may be seen now than when this was called last."""
-        found = list(self._arrivals)
-        for key in found:
-            if self._arrivals[key] <= durable_offset:
-                del self._arrivals[key]
-        return found
-
-    def expire(self, now_ms: int) -> list[OpenSend]:
-        """Sends that waited for too long; their outcomes say FLUSH_DISK_TIMEOUT now."""
-        found = []
-        waiting = self._waiting
-        while waiting and waiting[0].deadline_ms <= now_ms:
-            send = waiting.popleft()
-            send.outcomes = [_timed_out(outcome) for outcome in send.outcomes]
-            found.append(send)
-        return found
 
 
 def fill_in(
@@ -143,6 +92,16 @@ def fill_in_refusal(sends: Sequence[OpenSend], refusal: BatchOutcome) -> None:
         send.outcomes = [refusal if outcome is None else outcome for outcome in send.outcomes]
 
 
+def fill_in_status(send: OpenSend, status: SendStatus) -> None:
+    """Says of what was stored for a send that something is still missing."""
+    send.outcomes = [
+        msgspec.structs.replace(outcome, status=int(status))
+        if outcome is not None and outcome.code == _OK
+        else outcome
+        for outcome in send.outcomes
+    ]
+
+
 def _outcome(batch: BatchToPut, result: PutResult) -> BatchOutcome:
     if result.base_queue_offset < 0:
         return _refusal(batch, result)
@@ -169,10 +128,3 @@ def _refusal(batch: BatchToPut, result: PutResult) -> BatchOutcome:
         )
     assert result.status is PutStatus.MESSAGE_ILLEGAL
     return BatchOutcome(_ILLEGAL, remark="the batch is larger than a segment of the log")
-
-
-def _timed_out(outcome: BatchOutcome | None) -> BatchOutcome:
-    assert outcome is not None
-    if outcome.code != _OK:
-        return outcome
-    return msgspec.structs.replace(outcome, status=int(SendStatus.FLUSH_DISK_TIMEOUT))

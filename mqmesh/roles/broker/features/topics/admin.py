@@ -108,7 +108,7 @@ def get_broker_runtime_info(
         "offset_resets_pending": str(len(context.resets)),
         "consumer_offsets": str(len(context.offsets)),
         "held_pulls": str(len(context.holds)),
-        "sync_flush_waits": str(context.stage.waiting_count),
+        "sync_flush_waits": str(context.commit_point.waiting_count),
     }
     if context.config.filter_server_enable:
         figures |= context.filter_servers.figures()

@@ -11,7 +11,7 @@ from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.sends.inner_send import ensure_topic
 from mqmesh.roles.broker.features.transactions.transaction_recovery import half_batch_of
-from mqmesh.storage.interface import BatchToPut, FlushDiskType, PutResult
+from mqmesh.storage.interface import BatchToPut, PutResult
 
 _OK: Final = int(ResponseCode.SUCCESS)
 
@@ -25,7 +25,7 @@ def admit_half(context: BrokerContext, header: BatchHeader) -> BatchOutcome | No
     Raises:
         SystemBusy: Too many half messages wait.
         SequenceConflict: Others are stored under their ids.
-        BrokerNotAvailable: Its twin is not on disk yet, or a crash is still being mended.
+        BrokerNotAvailable: Its twin is not safe yet, or a crash is still being mended.
     """
     desk = context.transactions
     if desk.torn:
@@ -40,8 +40,7 @@ def admit_half(context: BrokerContext, header: BatchHeader) -> BatchOutcome | No
     if twin is None:
         ensure_topic(context, TRANS_HALF_TOPIC, HALF_QUEUE + 1)
         return None
-    sync = context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-    if sync and twin.end_offset > context.store.durable_offset():
+    if not context.commit_point.is_safe(twin.end_offset):
         raise BrokerNotAvailable("the same half messages are on their way to the disk")
     context.stats.total.put_duplicates += 1
     return BatchOutcome(_OK, 0, 0, twin.base, twin.commitlog_offset, twin.store_timestamp)

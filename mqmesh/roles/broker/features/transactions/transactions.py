@@ -65,7 +65,6 @@ from mqmesh.roles.broker.features.transactions.transaction_desk import (
 )
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
 from mqmesh.roles.broker.features.transactions.transaction_table import Run
-from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MIB, CommitLogOffset
 
 MAX_CHECK_BYTES: Final = 4 * MIB
@@ -105,12 +104,13 @@ def _decide(
     table = desk.table
     opened = OpenEnd(request.without_frame(), [], [])
     may_commit = partial(has_queue, context.topics)
+    safe_offset = context.commit_point.offset()
     for end in ends:
         before = table.staged_total
         half = table.batches.get(end.base_queue_offset)
         if group is not None and not desk.proofs.holds(end):
             outcome = EndOutcome.NOT_PROVEN
-        elif end.decision == Decision.COMMIT and half is not None and not _is_safe(context, half):
+        elif end.decision == Decision.COMMIT and half is not None and half.end_offset > safe_offset:
             outcome = EndOutcome.AGAIN
         else:
             outcome = table.decide(end, may_commit, group)
@@ -288,7 +288,7 @@ def check_transactions(context: BrokerContext, now_ms: int) -> None:
         return
     _drop_deleted(context)
     for effect in desk.table.tick(now_ms, context.groups.producers):
-        if not _is_safe(context, effect.batch):
+        if not context.commit_point.is_safe(effect.batch.end_offset):
             # Its sender does not know of it yet.
             if isinstance(effect, Park):
                 desk.table.parked_or_not(effect, stored=False)
@@ -296,13 +296,6 @@ def check_transactions(context: BrokerContext, now_ms: int) -> None:
             _ask(context, effect)
         else:
             desk.parks.append(effect)
-
-
-def _is_safe(context: BrokerContext, half: HalfBatch) -> bool:
-    """True when a half batch can be read: with SYNC_FLUSH the disk must have it."""
-    if context.config.storage.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
-        return True
-    return half.end_offset <= context.store.durable_offset()
 
 
 def _ask(context: BrokerContext, check: Check) -> None:

@@ -19,7 +19,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls
-from mqmesh.roles.broker.features.sends.send import answer_durable
+from mqmesh.roles.broker.features.sends.send import answer_confirmed
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.store_contract import batches_in
 
@@ -205,7 +205,7 @@ def test_with_sync_flush_nobody_sees_what_a_crash_could_take_back(make_stage):
     stage.end_tick()
     assert opaque not in stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert stage.pulled(opaque)[1] == [b"new"]
 
 
@@ -217,7 +217,7 @@ def test_with_sync_flush_a_pull_that_came_in_between_is_woken_too(make_stage):
     stage.end_tick()
     opaque = stage.begin_pull(queue_offset=1, suspend_timeout_ms=1_000)
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert stage.pulled(opaque)[1] == [b"new"]
 
 

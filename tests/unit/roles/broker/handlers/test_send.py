@@ -14,7 +14,7 @@ from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.sends.send import answer_durable, answer_expired
+from mqmesh.roles.broker.features.sends.send import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 SYNC = FlushDiskType.SYNC_FLUSH
@@ -252,7 +252,7 @@ def test_a_oneway_send_is_stored_and_never_answered(make_stage):
         stage.end_tick()
         assert stage.store.stats().put_batches == 1
         assert not stage.answers
-        assert not stage.context.stage.waiting_count
+        assert not stage.context.commit_point.waiting_count
 
 
 def test_a_full_disk_is_told_and_forgotten(stage):
@@ -287,10 +287,10 @@ def test_with_sync_flush_the_answer_waits_for_the_disk(make_stage):
     stage.end_tick()
     assert not stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset // 2
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert list(stage.answers) == [first]
     stage.store.synced *= 2
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert [one.code for one in stage.outcomes(second)] == [0, ResponseCode.NO_PERMISSION]
 
 
@@ -326,7 +326,7 @@ def test_with_sync_flush_a_duplicate_waits_for_the_same_sync(make_stage):
     stage.end_tick()
     assert not stage.answers
     stage.store.synced = stage.store.stats().max_commitlog_offset
-    answer_durable(stage.context)
+    answer_confirmed(stage.context)
     assert stage.outcomes(opaques[0]) == stage.outcomes(opaques[1])
 
 

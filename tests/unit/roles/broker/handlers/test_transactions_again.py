@@ -16,7 +16,7 @@ from mqmesh.protocol.transactions import (
     Decision,
     EndOutcome,
 )
-from mqmesh.roles.broker.features.sends.send import answer_durable, finish_sends
+from mqmesh.roles.broker.features.sends.send import answer_confirmed, finish_sends
 from mqmesh.roles.broker.features.transactions.transaction_table import (
     Transactions as TransactionTable,
 )
@@ -190,7 +190,7 @@ def test_with_a_slow_disk_they_are_written_again_once(make_scene):
     for _ in range(5):
         scene.tick()
     scene.stage.store.synced = None
-    answer_durable(scene.stage.context)
+    answer_confirmed(scene.stage.context)
     scene.tick()
     assert not scene.desk.torn
     assert scene.bodies() == [b"a"]

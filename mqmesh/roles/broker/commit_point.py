@@ -1,0 +1,171 @@
+"""When a put is safe: how far the log may be acknowledged, and seen by consumers.
+
+The one place that decides it, from how far each holder of the log has come. With
+``SYNC_FLUSH`` the disk is such a holder, with ``ASYNC_FLUSH`` nobody is: everything is
+safe as soon as the store has it. A put is safe when all holders have it. Pure: holders
+say where they are, callers say the time and carry out what is told.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from mqmesh.errors import SystemBusy
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.storage.interface import FlushDiskType, MessageStore
+from mqmesh.units import MAX_OFFSET
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+Waiter = TypeVar("Waiter")
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """One who must have a put before it is safe.
+
+    Attributes:
+        name: For people: "the disk".
+        position: Everything before this commit-log offset is safe with it. It never goes back.
+        status: What a put says that was answered without waiting for it any longer.
+    """
+
+    name: str
+    position: Callable[[], int]
+    status: SendStatus
+
+
+class _Wait(msgspec.Struct, Generic[Waiter], frozen=True, eq=False):
+    waiter: Waiter
+    end_offset: int
+    deadline_ms: int
+
+
+class CommitPoint(Generic[Waiter]):
+    """How far the log is safe, who waits for it to get there, and where more can be seen then.
+
+    Args:
+        holders: Who must have a put; nobody by default.
+        timeout_ms: After so long a put is answered with the status of the holder that is late.
+        most_waits: Puts that may wait at a time.
+        retry_after_ms: When a sender may come again for which there was no room.
+    """
+
+    def __init__(
+        self,
+        holders: Sequence[Holder] = (),
+        *,
+        timeout_ms: int = 5_000,
+        most_waits: int = 10_000,
+        retry_after_ms: int = 0,
+    ) -> None:
+        self._holders = tuple(holders)
+        self.timeout_ms = timeout_ms
+        self._most_waits = most_waits
+        self._retry_after_ms = retry_after_ms
+        self._waits: deque[_Wait[Waiter]] = deque()
+        self._arrivals: dict[QueueKey, int] = {}
+
+    @property
+    def waiting_count(self) -> int:
+        """Puts that wait."""
+        return len(self._waits)
+
+    def offset(self) -> int:
+        """What ends at this commit-log offset or before may be acknowledged, and be seen."""
+        if not self._holders:
+            return MAX_OFFSET
+        return min([holder.position() for holder in self._holders])
+
+    def is_safe(self, end_offset: int) -> bool:
+        """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
+        return end_offset <= self.offset()
+
+    def visible(self, log_end: int) -> int:
+        """How far a log may be shown that ends at a commit-log offset."""
+        return min(log_end, self.offset())
+
+    def check_room(self) -> None:
+        """To be called before a put that may have to wait.
+
+        Raises:
+            SystemBusy: Too many wait.
+        """
+        if len(self._waits) >= self._most_waits:
+            raise SystemBusy(
+                f"{len(self._waits)} sends wait for {self._late_name()}, no more may "
+                "(max_sync_flush_waits)",
+                retry_after_ms=self._retry_after_ms,
+            )
+
+    def wait(self, waiter: Waiter, end_offset: int, now_ms: int) -> None:
+        """Lets a put wait until it is safe, or the time for that is over.
+
+        Args:
+            waiter: Given back by ``confirmed`` or ``expired``, once.
+            end_offset: Where it ends in the log.
+            now_ms: Monotonic clock; never before that of the call before.
+        """
+        self._waits.append(_Wait(waiter, end_offset, now_ms + self.timeout_ms))
+
+    def note_arrival(self, key: QueueKey, end_offset: int) -> None:
+        """A queue got a batch that consumers see once it is safe."""
+        self._arrivals[key] = end_offset
+
+    def confirmed(self) -> list[Waiter]:
+        """Puts that are safe now, in the order in which they came.
+
+        A duplicate of something that is safe already may stand behind others for a moment.
+        """
+        found: list[Waiter] = []
+        waits = self._waits
+        offset = self.offset()
+        while waits and waits[0].end_offset <= offset:
+            found.append(waits.popleft().waiter)
+        return found
+
+    def arrivals(self) -> list[QueueKey]:
+        """Queues in which more may be seen now than when this was called last."""
+        found = list(self._arrivals)
+        offset = self.offset()
+        for key in found:
+            if self._arrivals[key] <= offset:
+                del self._arrivals[key]
+        return found
+
+    def expired(self, now_ms: int) -> list[tuple[Waiter, Holder | None]]:
+        """Puts that waited for too long, each with who is late: None if it is safe by now.
+
+        When several are late it is the one that is furthest behind.
+        """
+        found: list[tuple[Waiter, Holder | None]] = []
+        waits = self._waits
+        while waits and waits[0].deadline_ms <= now_ms:
+            wait = waits.popleft()
+            last = self._last()
+            is_late = last is not None and last.position() < wait.end_offset
+            found.append((wait.waiter, last if is_late else None))
+        return found
+
+    def _last(self) -> Holder | None:
+        return min(self._holders, key=lambda holder: holder.position(), default=None)
+
+    def _late_name(self) -> str:
+        last = self._last()
+        return "nobody" if last is None else last.name
+
+
+def commit_point_of(config: BrokerConfig, store: MessageStore) -> CommitPoint[Waiter]:
+    """The commit point of a broker: only ``SYNC_FLUSH`` waits for the disk."""
+    holders = []
+    if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
+    return CommitPoint(
+        holders,
+        timeout_ms=config.sync_flush_timeout_ms,
+        most_waits=config.max_sync_flush_waits,
+        retry_after_ms=config.busy_retry_after_ms,
+    )

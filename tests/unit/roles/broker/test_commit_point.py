@@ -1,0 +1,181 @@
+"""Who may be told that a put is safe, and when."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mqmesh.errors import SystemBusy
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.roles.broker.commit_point import CommitPoint, Holder, commit_point_of
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.storage.interface import FlushDiskType
+from mqmesh.units import MAX_OFFSET
+
+
+class Positions:
+    """A disk and a replica, where a test says."""
+
+    def __init__(self, disk=0, replica=0):
+        self.disk = disk
+        self.replica = replica
+
+    def holders(self):
+        return (
+            Holder("the disk", lambda: self.disk, SendStatus.FLUSH_DISK_TIMEOUT),
+            Holder("replica 1", lambda: self.replica, SendStatus.FLUSH_SLAVE_TIMEOUT),
+        )
+
+
+class Disk:
+    """Of a store nothing but how far it is synced."""
+
+    def durable_offset(self):
+        return 70
+
+
+def disk_only(at: Positions, **settings) -> CommitPoint[str]:
+    return CommitPoint(at.holders()[:1], **settings)
+
+
+def test_without_holders_everything_is_safe_at_once():
+    point: CommitPoint[str] = CommitPoint()
+    assert point.offset() == MAX_OFFSET
+    assert point.is_safe(MAX_OFFSET)
+    assert point.visible(123) == 123
+
+
+@pytest.mark.parametrize("disk", [0, 5, 10])
+@pytest.mark.parametrize("replica", [0, 5, 10])
+def test_a_put_is_safe_when_all_holders_have_all_of_it(disk, replica):
+    point: CommitPoint[str] = CommitPoint(Positions(disk, replica).holders())
+    for end in range(12):
+        assert point.is_safe(end) == (end <= disk and end <= replica)
+    assert point.visible(7) == min(7, disk, replica)
+
+
+@pytest.mark.parametrize(
+    ("flush", "offset"),
+    [(FlushDiskType.SYNC_FLUSH, 70), (FlushDiskType.ASYNC_FLUSH, MAX_OFFSET)],
+)
+def test_the_disk_counts_only_with_sync_flush(flush, offset):
+    config = BrokerConfig(storage=BrokerStoreConfig(flush_disk_type=flush))
+    assert commit_point_of(config, Disk()).offset() == offset
+
+
+def test_puts_wait_in_order_until_they_are_safe():
+    at = Positions()
+    point = disk_only(at)
+    for end in (10, 20, 15, 30):
+        point.wait(str(end), end, now_ms=0)
+    at.disk = 9
+    assert point.confirmed() == []
+    at.disk = 10
+    assert point.confirmed() == ["10"]
+    assert point.confirmed() == [], "each is told once"
+    at.disk = 20
+    assert point.confirmed() == ["20", "15"]
+    assert point.waiting_count == 1
+
+
+def test_after_too_long_a_put_says_who_is_late():
+    at = Positions(disk=10, replica=20)
+    point: CommitPoint[str] = CommitPoint(at.holders(), timeout_ms=100)
+    point.wait("first", 15, now_ms=0)
+    point.wait("second", 15, now_ms=1)
+    assert point.expired(99) == []
+    ((waiter, late),) = point.expired(100)
+    assert (waiter, late.name, late.status) == ("first", "the disk", SendStatus.FLUSH_DISK_TIMEOUT)
+    at.disk, at.replica = 20, 14
+    ((waiter, late),) = point.expired(101)
+    assert (waiter, late.status) == ("second", SendStatus.FLUSH_SLAVE_TIMEOUT)
+    assert point.waiting_count == 0
+
+
+def test_when_all_are_late_the_last_one_is_named():
+    at = Positions(disk=3, replica=2)
+    point: CommitPoint[str] = CommitPoint(at.holders(), timeout_ms=100)
+    point.wait("put", 15, now_ms=0)
+    assert [late.name for _, late in point.expired(100)] == ["replica 1"]
+
+
+def test_what_became_safe_just_before_its_time_was_over_lacks_nothing():
+    at = Positions()
+    point = disk_only(at, timeout_ms=100)
+    point.wait("put", 10, now_ms=0)
+    at.disk = 10
+    assert point.expired(100) == [("put", None)]
+
+
+def test_arrivals_are_told_until_all_of_them_is_safe():
+    at = Positions()
+    point = disk_only(at)
+    point.note_arrival(("t", 0), 10)
+    point.note_arrival(("t", 1), 20)
+    point.note_arrival(("t", 0), 30)
+    at.disk = 20
+    assert point.arrivals() == [("t", 0), ("t", 1)]
+    at.disk = 25
+    assert point.arrivals() == [("t", 0)], "there may be more for it with each step"
+    at.disk = 30
+    assert point.arrivals() == [("t", 0)]
+    at.disk = 99
+    assert point.arrivals() == []
+
+
+def test_no_more_wait_than_may():
+    at = Positions()
+    point = disk_only(at, most_waits=2, retry_after_ms=30)
+    for end in (10, 20):
+        point.check_room()
+        point.wait(str(end), end, now_ms=0)
+    with pytest.raises(SystemBusy, match=r"2 sends wait for the disk.*max_sync_flush_waits") as got:
+        point.check_room()
+    assert got.value.retry_after_ms == 30
+    at.disk = 10
+    point.confirmed()
+    point.check_room()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_each_put_is_told_once_and_never_before_it_is_safe(seed):
+    """Against what must be true of every step, whatever the order of events."""
+    chance = random.Random(seed)
+    at = Positions()
+    point: CommitPoint[int] = CommitPoint(at.holders(), timeout_ms=50)
+    ends: dict[int, int] = {}
+    due: dict[int, int] = {}
+    told: list[int] = []
+    now_ms = log_end = 0
+    numbers = itertools.count()
+    for _ in range(300):
+        match chance.randrange(5):
+            case 0:
+                log_end += chance.randrange(1, 20)
+                number = next(numbers)
+                # Now and then a repetition of what stands further to the front.
+                ends[number] = chance.choice((log_end, max(log_end - 30, 1)))
+                due[number] = now_ms + 50
+                point.wait(number, ends[number], now_ms)
+            case 1:
+                at.disk = min(at.disk + chance.randrange(30), log_end)
+            case 2:
+                at.replica = min(at.replica + chance.randrange(30), log_end)
+            case 3:
+                now_ms += chance.randrange(20)
+                for number, late in point.expired(now_ms):
+                    assert due[number] <= now_ms
+                    assert (late is None) == point.is_safe(ends[number])
+                    told.append(number)
+                assert all(due[n] > now_ms for n in ends if n not in told)
+            case 4:
+                for number in point.confirmed():
+                    assert ends[number] <= min(at.disk, at.replica)
+                    told.append(number)
+                assert point.visible(log_end) == min(at.disk, at.replica)
+        assert point.waiting_count == len(ends) - len(told)
+    at.disk = at.replica = log_end
+    told += point.confirmed()
+    assert told == list(ends), "in the order in which they came, each once"
