@@ -221,7 +221,7 @@ def test_slow_calls_run_side_by_side(cluster, names):
 
     send(cluster, topic, bodies(40))
     with consumer_of(cluster, topic, group, listen) as consumer:
-        until(lambda: consumer._service.thread_count == 20)
+        until(lambda: consumer._workers.thread_count == 20)
         until(lambda: together.n_waiting == 0)
     assert not together.broken
 

@@ -9,16 +9,14 @@ from typing import Any, Self, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.sdk.aio.consume_service import AioConsumeService, AsyncListener
-from mqmesh.sdk.aio.orderly_service import AioOrderlyService
+from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.client.run import run_async
 from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords, PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
-from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult, is_coroutine_function
-from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Workers
-from mqmesh.sdk.consumer.listening.orderly_retry import to_dead_letters
+from mqmesh.sdk.consumer.listening.consume_result import is_coroutine_function
+from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Workers
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
@@ -267,48 +265,17 @@ class _InnerPushConsumer(BlockingPushConsumer):
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Says where the listeners run."""
-        assert isinstance(self._service, AioConsumeService | AioOrderlyService)
-        self._service.attach(loop)
+        assert isinstance(self._workers, WorkerTasks)
+        self._workers.attach(loop)
 
-    def _make_service(self) -> Workers:
-        if self.options.consume_orderly:
-            return AioOrderlyService(
-                self.options.consume_thread_count,
-                _async_listener,
-                self.options.suspend_current_queue_time_ms,
-                self._call_later,
-                to_dead_letters(self._back),
-                lambda: self.closer,
-            )
-        return AioConsumeService(
-            self.options.consume_thread_count,
-            _async_listener,
-            self._retry.on_failed,
-            lambda: self.closer,
-        )
+    def subscribe_coroutine(self, topic: str, expression: Wanted, listener: AsyncListener) -> None:
+        """As ``subscribe``."""
+        if not is_coroutine_function(listener):
+            raise InvalidArgument("listener must be a coroutine function (async def)")
+        self._subscribe(topic, expression, listener)
 
-    def _make_retry_listener(self) -> "_Bridge":
-        async def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
-            bridge = self._listener_of(messages[0].topic)
-            assert isinstance(bridge, _Bridge)
-            return await bridge.listener(messages)
-
-        return _Bridge(listen)
-
-
-class _Bridge:
-    """Carries a coroutine listener through the places that know plain ones."""
-
-    def __init__(self, listener: AsyncListener) -> None:
-        self.listener = listener
-
-    def __call__(self, messages: list[StoredMessage]) -> ConsumeResult | None:
-        raise AssertionError("only the asyncio service calls it, and it calls the coroutine")
-
-
-def _async_listener(work: QueueWork) -> AsyncListener:
-    assert isinstance(work.listener, _Bridge)
-    return work.listener.listener
+    def _make_workers(self, service: ConsumeService) -> Workers:
+        return WorkerTasks(service, self.options.consume_thread_count, lambda: self.closer)
 
 
 class PushConsumer:
@@ -379,9 +346,7 @@ class PushConsumer:
         Raises:
             InvalidArgument: As there, or the listener is not a coroutine function.
         """
-        if not is_coroutine_function(listener):
-            raise InvalidArgument("listener must be a coroutine function (async def)")
-        self._inner.subscribe(topic, expression, listener=_Bridge(listener))
+        self._inner.subscribe_coroutine(topic, expression, listener)
 
     async def unsubscribe(self, topic: str) -> None:
         """As ``mqmesh.PushConsumer.unsubscribe``."""

@@ -31,13 +31,18 @@ from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink
 from mqmesh.sdk.consumer.listening.back_sender import BackSender
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_result import Listener, is_coroutine_function
-from mqmesh.sdk.consumer.listening.consume_service import ConsumeService
-from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, Workers
+from mqmesh.sdk.consumer.listening.consume_service import (
+    ConcurrentService,
+    ConsumeService,
+    Workers,
+)
+from mqmesh.sdk.consumer.listening.consume_work import AnyListener, QueueWork, Waiting
 from mqmesh.sdk.consumer.listening.group_retry import GroupRetry, Retry
 from mqmesh.sdk.consumer.listening.local_retry import LocalRetry, NoRetry
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_letters
-from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService, OrderlyWorkers
+from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
+from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.transport.interface import Transport
 
@@ -56,7 +61,7 @@ class PushSink(QueueSink):
     Args:
         start: Queue offset to begin at.
         options: Settings of the consumer.
-        service: The workers.
+        service: Has listeners called.
         make_work: Makes the queue's side of the work.
     """
 
@@ -64,7 +69,7 @@ class PushSink(QueueSink):
         self,
         start: int,
         options: PushConsumerOptions,
-        service: Workers,
+        service: ConsumeService,
         make_work: Callable[[], QueueWork],
     ) -> None:
         self._options = options
@@ -201,9 +206,10 @@ class PushConsumer:
         )
         self._retry = self._make_retry()
         self._service = self._make_service()
-        if isinstance(self._service, OrderlyWorkers) and self._is_clustering:
+        self._workers = self._make_workers(self._service)
+        if isinstance(self._service, OrderlyService) and self._is_clustering:
             self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, AnyListener] = {}
         self._state = "new"
 
     # ---- Life ------------------------------------------------------------------------
@@ -249,7 +255,8 @@ class PushConsumer:
         def stop_work() -> None:
             clock = self._engine.client.loop.clock
             until_ms = clock.monotonic_ms() + self.options.close_timeout_ms
-            if not self._service.close(timeout_s):
+            self._service.close()
+            if not self._workers.close(timeout_s):
                 _log.warning(
                     "group %s: listeners still run after %s s; their messages will come again",
                     self.group,
@@ -262,7 +269,7 @@ class PushConsumer:
         if running:
             self._engine.close(stop_work)
         else:
-            self._service.close(0)
+            self._service.close()
             self._engine.client.close()
 
     @property
@@ -313,23 +320,12 @@ class PushConsumer:
                 cannot be called, or is a coroutine function.
             ClientClosed: After ``close``.
         """
-        check_topic(topic)
-        selector = as_selector(expression)
-        if not callable(listener):
-            raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
         if is_coroutine_function(listener):
             raise InvalidArgument(
                 "listener is a coroutine function, which this consumer would not await; "
                 "PushConsumer of mqmesh.aio does"
             )
-
-        def subscribe() -> None:
-            if self._listeners.get(topic, listener) is not listener:
-                self._engine.unsubscribe(topic)  # what the former one has is given up
-            self._listeners[topic] = listener
-            self._engine.subscribe(topic, selector)
-
-        self._do(subscribe)
+        self._subscribe(topic, expression, listener)
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more.
@@ -375,10 +371,23 @@ class PushConsumer:
     @property
     def failures(self) -> int:
         """Calls of a listener that failed so far."""
-        service = self._service
-        return service.failures if isinstance(service, OrderlyWorkers) else self._retry.failures
+        return self._service.failures
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _subscribe(self, topic: str, expression: Wanted, listener: AnyListener) -> None:
+        check_topic(topic)
+        selector = as_selector(expression)
+        if not callable(listener):
+            raise InvalidArgument(f"listener must be callable, not {type(listener).__name__}")
+
+        def subscribe() -> None:
+            if self._listeners.get(topic, listener) is not listener:
+                self._engine.unsubscribe(topic)  # what the former one has is given up
+            self._listeners[topic] = listener
+            self._engine.subscribe(topic, selector)
+
+        self._do(subscribe)
 
     def _do(self, action: Callable[[], None]) -> None:
         if self._state == "closed":
@@ -392,22 +401,22 @@ class PushConsumer:
     def _is_clustering(self) -> bool:
         return self.options.message_model == MessageModel.CLUSTERING
 
-    def _make_service(self) -> Workers:
-        name = f"mqmesh-{self.group}"
+    def _make_service(self) -> ConsumeService:
+        changed = self._engine.client.transport.condition()
         if self.options.consume_orderly:
             return OrderlyService(
-                name,
-                self.options.consume_thread_count,
+                changed,
                 self.options.suspend_current_queue_time_ms,
                 self._call_later,
                 to_dead_letters(self._back),
             )
-        return ConsumeService(
-            name,
-            self.options.consume_thread_count,
-            self._call_later,
-            self._retry.on_failed,
-        )
+        return ConcurrentService(changed, self._retry.on_failed)
+
+    def _make_workers(self, service: ConsumeService) -> Workers:
+        name, most = f"mqmesh-{self.group}", self.options.consume_thread_count
+        if isinstance(service, ConcurrentService):
+            return SparingThreads(service, name, most, self._call_later)
+        return WorkerThreads(service, name, most)
 
     def _make_retry(self) -> Retry:
         if self.options.consume_orderly:
@@ -419,7 +428,7 @@ class PushConsumer:
         keep = LocalRetry(self._call_later, self._submit_again)
         return GroupRetry(self.group, self._back, self._call_later, keep.on_failed)
 
-    def _listener_of(self, topic: str) -> Listener:
+    def _listener_of(self, topic: str) -> AnyListener:
         """The listener of messages that were sent to a topic at first.
 
         Raises:
@@ -432,17 +441,15 @@ class PushConsumer:
             )
         return listener
 
-    def _make_retry_listener(self) -> Listener:
-        def listen(messages: list[StoredMessage]) -> ConsumeResult | None:
-            return self._listener_of(messages[0].topic)(messages)
-
-        return listen
+    def _listen_again(self, messages: list[StoredMessage]) -> object:
+        return self._listener_of(messages[0].topic)(messages)
 
     def _make_sink(self, queue: MessageQueue, start: int) -> PushSink:
+        listener: AnyListener
         batch_size = self.options.consume_message_batch_max_size
         if queue.topic == retry_topic(self.group):
             # One by one: so the one that spoilt a call of many is found, and each has its topic.
-            listener, batch_size = self._make_retry_listener(), 1
+            listener, batch_size = self._listen_again, 1
         else:
             listener = self._listeners[queue.topic]
 
@@ -470,6 +477,7 @@ class PushConsumer:
     def _submit_again(
         self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
     ) -> None:
+        assert isinstance(self._service, ConcurrentService)
         self._service.submit_again(work, messages, span, attempt)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:

@@ -12,8 +12,9 @@ from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.listening.consume_service import ConsumeService
+from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
+from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads
 from mqmesh.units import QueueOffset
 
 PATIENCE_S = 10.0
@@ -43,7 +44,8 @@ class Case:
         self.failed: list[tuple[list[int], object]] = []
         self.timers = []
         self.progress = 0
-        self.service = ConsumeService("test", threads, self._call_later, self._on_failed)
+        self.service = ConcurrentService(threading.Condition(), self._on_failed)
+        self.workers = SparingThreads(self.service, "test", threads, self._call_later)
         self.broken = []
         self.work = self.new_work(batch_size, listener)
         self.span = Span(0, bytearray(10_000), 0)
@@ -68,6 +70,10 @@ class Case:
         """Run the watch that was planned."""
         self.timers.pop(0)()
 
+    def close(self, timeout_s):
+        self.service.close()
+        return self.workers.close(timeout_s)
+
     def until(self, condition):
         with self.changed:
             assert self.changed.wait_for(condition, PATIENCE_S)
@@ -83,7 +89,7 @@ class Case:
     def until_idle(self, count):
         deadline = time.monotonic() + PATIENCE_S
         with self.changed:
-            while self.service._idle < count:
+            while self.workers._idle < count:
                 assert time.monotonic() < deadline
                 self.changed.wait(0.001)
 
@@ -115,7 +121,7 @@ def make_case():
 
     yield make
     for case in cases:
-        case.service.close(PATIENCE_S)
+        case.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
@@ -134,7 +140,7 @@ def test_a_fast_listener_needs_one_thread(make_case):
     for start in range(0, 5_000, 500):
         case.submit(start, 500)
     case.until(lambda: case.progress >= 10)
-    assert case.service.thread_count <= 2
+    assert case.workers.thread_count <= 2
 
 
 def test_a_hanging_call_holds_up_nobody(make_case):
@@ -148,10 +154,10 @@ def test_a_hanging_call_holds_up_nobody(make_case):
 
     case.work.listener = listen
     case.submit(0, 100)
-    case.until(lambda: case.service.thread_count == 1)
+    case.until(lambda: case.workers.thread_count == 1)
     case.tick()  # nothing moves: another thread is woken
     case.until(lambda: len(case.seen) == 99)
-    assert case.service.thread_count == 2
+    assert case.workers.thread_count == 2
     release.set()
     case.until(lambda: len(case.seen) == 100)
 
@@ -170,9 +176,9 @@ def test_waiting_work_wakes_more_and_more_threads_up_to_the_limit(make_case):
     assert inside.acquire(timeout=PATIENCE_S)
     for _ in range(4):
         case.tick()
-        for _ in range(case.service.thread_count - counts[-1]):
+        for _ in range(case.workers.thread_count - counts[-1]):
             assert inside.acquire(timeout=PATIENCE_S)
-        counts.append(case.service.thread_count)
+        counts.append(case.workers.thread_count)
     assert counts == [1, 2, 4, 6, 6]
     release.set()
     case.until_done(100)
@@ -203,6 +209,7 @@ def test_what_fails_is_parked_and_reported(make_case, batch_size):
     case.submit(0, 9)
     case.until(lambda: case.progress)
     width = list(range(batch_size))
+    assert case.service.failures == 2
     assert case.failed == [
         ([3 + i for i in width], error),
         ([6 + i for i in width], ConsumeResult.RECONSUME_LATER),
@@ -276,7 +283,7 @@ def test_a_revoked_queue_gets_no_further_call(make_case):
     case.until(lambda: case.progress)
     assert case.seen == [[0]]
     case.submit(600, 10)
-    assert case.service.close(PATIENCE_S)
+    assert case.close(PATIENCE_S)
     assert case.seen == [[0]]
     assert case.span.states.count(OPEN) == 9_999
 
@@ -312,9 +319,9 @@ def test_closing_waits_for_calls_that_run_and_begins_no_other(make_case):
     case = make_case(threads=1, listener=listen)
     case.submit(0, 10)
     assert begun.wait(PATIENCE_S)
-    assert not case.service.close(0.01)
+    assert not case.close(0.01)
     release.set()
-    assert case.service.close(PATIENCE_S)
+    assert case.close(PATIENCE_S)
     assert case.seen == [[0]]
 
 
@@ -382,10 +389,10 @@ def test_a_listener_that_was_quick_is_not_given_company(make_case):
     case.submit(10, 1)
     assert entered.wait(PATIENCE_S)
     case.submit(11, 1)
-    assert case.service.thread_count == 1
+    assert case.workers.thread_count == 1
     case.tick()
     case.tick()  # but not for long
-    assert case.service.thread_count == 2
+    assert case.workers.thread_count == 2
     release.set()
     case.until_done(12)
 

@@ -57,7 +57,6 @@ def test_the_same_messages_are_submitted_again_as_a_further_attempt():
     run()
     assert case.submitted == [(case.work, case.messages, case.span, 3)]
     assert list(case.span.states) == [PARKED, OPEN, OPEN, PARKED]
-    assert case.retry.failures == 1
 
 
 def test_delays_grow_and_the_last_one_repeats():
@@ -98,7 +97,6 @@ def test_broadcasting_gives_up_at_once(caplog):
     portion = Portion(case.work, case.messages, case.span)
     retry.on_failed(portion, case.messages, ConsumeResult.RECONSUME_LATER)
     assert list(case.span.states) == [PARKED, DONE, DONE, PARKED]
-    assert retry.failures == 1
     assert "BROADCASTING" in caplog.text
 
 
@@ -107,7 +105,6 @@ def test_a_trace_is_logged_once():
     error = ValueError("no")
     case.fail(0, error)
     case.fail(1, error)
-    assert case.retry.failures == 2
 
 
 def test_broadcasting_passes_over_what_cannot_be_decoded(caplog):

@@ -10,12 +10,13 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, StoredMessage
-from mqmesh.sdk.aio.orderly_service import AioOrderlyService
+from mqmesh.sdk.aio.worker_tasks import WorkerTasks
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
 from mqmesh.sdk.consumer.listening.orderly_service import CALLS_PER_TURN, OrderlyService
+from mqmesh.sdk.consumer.listening.worker_threads import WorkerThreads
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 PATIENCE_S = 10.0
@@ -84,7 +85,12 @@ class Case:
         self.running = 0
         self.most_running = 0
         self.spans: dict[str, Span] = {}
-        self.service = OrderlyService("test", threads, 1_000, self._later, self._letter)
+        self.service = OrderlyService(threading.Condition(), 1_000, self._later, self._letter)
+        self.workers = WorkerThreads(self.service, "test", threads)
+
+    def close(self, timeout_s):
+        self.service.close()
+        return self.workers.close(timeout_s)
 
     def _later(self, delay_ms, callback):
         with self.changed:
@@ -156,7 +162,7 @@ def case():
     case = Case()
     yield case
     case.gate.set()
-    assert case.service.close(PATIENCE_S)
+    assert case.close(PATIENCE_S)
 
 
 # ---- Order ----------------------------------------------------------------------------
@@ -196,7 +202,7 @@ def test_more_queues_than_threads_get_their_turns(case):
     for number in range(20):
         case.submit(case.queue(f"q{number}"), 0, CALLS_PER_TURN + 5)
     case.until(lambda: len(case.seen) == 20 * (CALLS_PER_TURN + 5))
-    assert case.service.thread_count <= 4
+    assert case.workers.thread_count <= 4
 
 
 def test_a_call_gets_several_messages_in_order(case):
@@ -387,10 +393,10 @@ def test_closing_waits_for_the_call_that_runs(case):
     work = case.queue()
     case.submit(work, 0, 5)
     case.until(lambda: case.running == 1)
-    assert not case.service.close(0.01)
+    assert not case.close(0.01)
     assert not case.service.is_idle(work)
     case.gate.set()
-    assert case.service.close(PATIENCE_S)
+    assert case.close(PATIENCE_S)
     assert case.service.is_idle(work)
     assert case.offsets() == [0]
 
@@ -428,15 +434,17 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
             queue.name = name
             return queue
 
-        service = AioOrderlyService(8, lambda w: w.listener, 10, later, lambda *args: None)
-        service.attach(loop)
+        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        workers = WorkerTasks(service, 8)
+        workers.attach(loop)
         for queue in (work("a"), work("b")):
             for first in range(0, 100, 25):
                 service.submit(queue, [FakeBatch(first, 25)], Span(0, bytearray(100), 0))
         await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert seen == {"a": list(range(100)), "b": list(range(100))}
         assert service.failures == 20
-        assert await asyncio.to_thread(service.close, PATIENCE_S)
+        service.close()
+        assert await asyncio.to_thread(workers.close, PATIENCE_S)
 
     asyncio.run(run())
 
@@ -462,8 +470,9 @@ def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any
             buried.set()
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always(), 2)
-        service = AioOrderlyService(8, lambda w: w.listener, 10, later, letter)
-        service.attach(loop)
+        service = OrderlyService(threading.Condition(), 10, later, letter)
+        workers = WorkerTasks(service, 8)
+        workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 1)], Span(0, bytearray(1), 0))
         async with asyncio.timeout(PATIENCE_S):
             await buried.wait()
@@ -471,7 +480,8 @@ def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any
         assert suspended == [10, 10]
         assert letters == [asyncio.CancelledError]
         assert service.failures == 3
-        assert await asyncio.to_thread(service.close, PATIENCE_S)
+        service.close()
+        assert await asyncio.to_thread(workers.close, PATIENCE_S)
 
     asyncio.run(run())
 
@@ -489,13 +499,16 @@ def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
             loop.call_soon_threadsafe(callback)
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always())
-        service = AioOrderlyService(8, lambda w: w.listener, 10, later, lambda *args: None)
-        assert service.close(0)  # nothing was attached, so nothing runs
-        service = AioOrderlyService(8, lambda w: w.listener, 10, later, lambda *args: None)
-        service.attach(loop)
+        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        workers = WorkerTasks(service, 8)
+        assert workers.close(0)  # nothing was attached, so nothing runs
+        service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
+        workers = WorkerTasks(service, 8)
+        workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 5)], Span(0, bytearray(10), 0))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)
-        assert not await asyncio.to_thread(service.close, 0.01)
+        service.close()
+        assert not await asyncio.to_thread(workers.close, 0.01)
         left = asyncio.Event()
         service.revoke(queue)
         service.when_idle(queue, left.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 
@@ -17,15 +18,17 @@ from mqmesh.sdk.consumer.consumer_options import (
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, Workers
+from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
+from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting
 from mqmesh.sdk.consumer.push_consumer import PushConsumer, PushSink
 from mqmesh.units import MIB
 
 
-class FakeWorkers(Workers):
+class FakeService(ConcurrentService):
     """Keeps what it is given."""
 
     def __init__(self):
+        super().__init__(threading.Condition(), lambda *_: None)
         self.submitted = []
 
     def submit(self, work, batches, span):
@@ -43,13 +46,13 @@ class FakeBatch:
 
 class Case:
     def __init__(self, start=0, **options):
-        self.workers = FakeWorkers()
-        self.sink = PushSink(start, PushConsumerOptions(**options), self.workers, self._make_work)
+        self.service = FakeService()
+        self.sink = PushSink(start, PushConsumerOptions(**options), self.service, self._make_work)
 
     def take(self, count):
         first = self.sink.next_offset
         self.sink.take([FakeBatch(first, count)], first + count, count * 10)
-        return self.workers.submitted[-1]
+        return self.service.submitted[-1]
 
     @staticmethod
     def _make_work():
@@ -68,7 +71,7 @@ def test_what_is_pulled_goes_to_the_workers_and_what_they_do_may_be_committed():
 def test_what_is_passed_over_needs_no_worker():
     case = Case()
     case.sink.take([], 50, 0)
-    assert case.workers.submitted == []
+    assert case.service.submitted == []
     assert case.sink.commit_offset() == 50
 
 

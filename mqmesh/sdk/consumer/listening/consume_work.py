@@ -15,11 +15,14 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, Listener
+from mqmesh.sdk.consumer.listening.consume_result import Cause
 from mqmesh.units import MAX_OFFSET
 
 PORTION_MESSAGES: Final = 256
 """A portion has at least so many if there are, and more only for one call."""
+
+AnyListener = Callable[[list[StoredMessage]], object]
+"""A listener, or a coroutine function that is one."""
 
 OnBroken = Callable[[PulledBatch, Span, CorruptBatch], None]
 """Takes over the messages of a batch that cannot be decoded."""
@@ -43,7 +46,7 @@ class QueueWork:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: AnyListener,
         batch_size: int,
         on_progress: Callable[[], None],
         on_broken: OnBroken,
@@ -224,58 +227,4 @@ class OnFailed(Protocol):
             portion: Which they were part of; their states are ``PARKED``.
             messages: What the failed call was given.
             cause: What the listener raised, or ``RECONSUME_LATER``.
-        """
-
-
-class Workers(Protocol):
-    """Those who call listeners."""
-
-    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
-        """Has messages consumed; in the client's own thread.
-
-        Args:
-            work: The queue they belong to.
-            batches: In order, at least one.
-            span: Where the messages' states are kept; all are ``OPEN``.
-        """
-
-    def submit_again(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
-    ) -> None:
-        """Has messages consumed that failed before; in the client's own thread.
-
-        Args:
-            work: The queue they belong to.
-            messages: In order, at least one.
-            span: Where their states are kept; all are ``OPEN``.
-            attempt: How often they have failed.
-        """
-
-    def revoke(self, work: QueueWork) -> None:
-        """Hands out nothing more of a queue; in the client's own thread."""
-
-    def is_idle(self, work: QueueWork) -> bool:
-        """True when nobody else need wait for what is being done with a queue."""
-        return True
-
-    def when_idle(self, work: QueueWork, callback: Callable[[], None]) -> None:
-        """Calls back in the client's own thread when ``is_idle`` of a revoked queue is true."""
-        callback()
-
-    def follow(self, work: QueueWork, before: QueueWork) -> None:
-        """One work of a queue takes the place of another that was revoked."""
-        return
-
-    def waiting(self) -> dict[QueueWork, Waiting]:
-        """What no worker has begun; in the client's own thread."""
-        return {}
-
-    def close(self, timeout_s: float) -> bool:
-        """Hands out nothing more, and waits for calls that run; also from within a listener.
-
-        Args:
-            timeout_s: How long to wait.
-
-        Returns:
-            False when listeners still run.
         """

@@ -24,13 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Retry(Protocol):
-    """What becomes of messages that were not consumed.
-
-    Attributes:
-        failures: Calls that failed.
-    """
-
-    failures: int
+    """What becomes of messages that were not consumed."""
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Takes over a failed call's messages; called by a worker."""
@@ -78,9 +72,6 @@ class GroupRetry:
         sender: Sends them.
         call_later: Calls in the client's own thread after so many milliseconds; from any thread.
         keep: Takes over what cannot be sent back, and has it consumed here once more.
-
-    Attributes:
-        failures: Calls that failed.
     """
 
     def __init__(
@@ -90,7 +81,6 @@ class GroupRetry:
         call_later: Callable[[int, Callable[[], None]], object],
         keep: OnFailed,
     ) -> None:
-        self.failures = 0
         self._group = group
         self._sender = sender
         self._call_later = call_later
@@ -98,7 +88,6 @@ class GroupRetry:
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Sends a failed call's messages back; called by a worker."""
-        self.failures += 1
         report_failure(messages, portion.attempt, cause, "it is sent back for a later try")
         reason = reason_of(cause)
         for some in consecutive(messages):

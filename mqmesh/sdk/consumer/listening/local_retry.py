@@ -24,11 +24,8 @@ class LocalRetry:
 
     Args:
         call_later: Calls in the client's own thread after so many milliseconds; from any thread.
-        submit: Has messages consumed, as ``Workers.submit_again``.
+        submit: Has messages consumed, as ``ConcurrentService.submit_again``.
         delays_ms: Before each further try.
-
-    Attributes:
-        failures: Calls that failed.
     """
 
     def __init__(
@@ -37,14 +34,12 @@ class LocalRetry:
         submit: Callable[[QueueWork, list[StoredMessage], Span, int], None],
         delays_ms: tuple[int, ...] = RETRY_DELAYS_MS,
     ) -> None:
-        self.failures = 0
         self._call_later = call_later
         self._submit = submit
         self._delays_ms = delays_ms
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Plans the next try of a failed call's messages; called by a worker."""
-        self.failures += 1
         delay_ms = self._delays_ms[min(portion.attempt, len(self._delays_ms) - 1)]
         then = f"try {portion.attempt + 2} in {delay_ms} ms"
         report_failure(messages, portion.attempt, cause, then)
@@ -60,18 +55,10 @@ class LocalRetry:
 
 
 class NoRetry:
-    """Broadcasting does not try again: a failed message is reported, and counts as done.
-
-    Attributes:
-        failures: Calls that failed.
-    """
-
-    def __init__(self) -> None:
-        self.failures = 0
+    """Broadcasting does not try again: a failed message is reported, and counts as done."""
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Gives up a failed call's messages; called by a worker."""
-        self.failures += 1
         report_failure(
             messages, portion.attempt, cause, "BROADCASTING does not try again", wanted=False
         )

@@ -18,8 +18,8 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, Listener
-from mqmesh.sdk.consumer.listening.consume_work import OnBroken, Portion, QueueWork
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_work import AnyListener, OnBroken, Portion, QueueWork
 
 NO_LIMIT: Final = -1
 
@@ -103,7 +103,7 @@ class OrderlyQueue(QueueWork):
 
     def __init__(
         self,
-        listener: Listener,
+        listener: AnyListener,
         batch_size: int,
         on_progress: Callable[[], None],
         on_broken: OnBroken,

@@ -53,9 +53,6 @@ class OrderlyRetry(Retry):
         gives_up: Messages that cannot be decoded become dead letters, when all before them are
             done.
         pass_over: Lets a queue go on at an offset; in the client's thread.
-
-    Attributes:
-        failures: Always 0: the service counts them.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class OrderlyRetry(Retry):
         gives_up: bool,
         pass_over: Callable[[MessageQueue, int], None],
     ) -> None:
-        self.failures = 0
         self._sender = sender
         self._gives_up = gives_up
         self._pass_over = pass_over

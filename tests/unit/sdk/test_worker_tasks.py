@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.aio.consume_service import AioConsumeService
+from mqmesh.sdk.aio.worker_tasks import WorkerTasks
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.units import QueueOffset
 
@@ -33,8 +35,9 @@ def test_what_comes_while_the_last_task_ends_is_handed_out(tasks):
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = Span(0, bytearray(50), 0)
-        service = AioConsumeService(tasks, lambda work: listen, lambda *arguments: None)
-        service.attach(asyncio.get_running_loop())
+        service = ConcurrentService(threading.Condition(), lambda *arguments: None)
+        workers = WorkerTasks(service, tasks)
+        workers.attach(asyncio.get_running_loop())
         send(0)
         async with asyncio.timeout(10):
             await done.wait()
@@ -63,8 +66,9 @@ def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_o
         messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(n)) for n in range(3)]
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = Span(0, bytearray(3), 0)
-        service = AioConsumeService(1, lambda work: listen, on_failed)
-        service.attach(asyncio.get_running_loop())
+        service = ConcurrentService(threading.Condition(), on_failed)
+        workers = WorkerTasks(service, 1)
+        workers.attach(asyncio.get_running_loop())
         service.submit_again(work, messages, span, 0)
         async with asyncio.timeout(10):
             await ended.wait()
@@ -84,8 +88,9 @@ def test_a_listener_that_returns_nothing_has_done_its_messages():
 
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = Span(0, bytearray(3), 0)
-        service = AioConsumeService(2, lambda work: listen, lambda *arguments: failed.append(1))
-        service.attach(asyncio.get_running_loop())
+        service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
+        workers = WorkerTasks(service, 2)
+        workers.attach(asyncio.get_running_loop())
         messages = [StoredMessage("t", b"x", queue_offset=at) for at in range(3)]
         service.submit_again(work, messages, span, 0)
         async with asyncio.timeout(10):
@@ -93,7 +98,8 @@ def test_a_listener_that_returns_nothing_has_done_its_messages():
                 ended.clear()
                 await ended.wait()
         assert not failed
-        assert await asyncio.to_thread(service.close, 10)
+        service.close()
+        assert await asyncio.to_thread(workers.close, 10)
 
     asyncio.run(run())
 
@@ -108,13 +114,15 @@ def test_a_task_that_is_cancelled_itself_ends():
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = Span(0, bytearray(1), 0)
-        service = AioConsumeService(1, lambda work: listen, lambda *arguments: failed.append(1))
-        service.attach(asyncio.get_running_loop())
+        service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
+        workers = WorkerTasks(service, 1)
+        workers.attach(asyncio.get_running_loop())
         service.submit_again(work, [StoredMessage("t", b"x")], span, 0)
         async with asyncio.timeout(10):
             await begun.wait()
-            assert not await asyncio.to_thread(service.close, 0)  # which cancels it
-            assert await asyncio.to_thread(service.close, 10)
+            service.close()
+            assert not await asyncio.to_thread(workers.close, 0)  # which cancels it
+            assert await asyncio.to_thread(workers.close, 10)
         assert not failed
         assert span.states == bytes([OPEN])
 

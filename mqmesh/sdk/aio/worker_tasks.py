@@ -1,0 +1,123 @@
+"""Tasks of an asyncio loop that take turns of a service and call coroutine listeners."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from mqmesh.message import StoredMessage
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Turn, Workers
+
+CALLS_BETWEEN_PAUSES: Final = 64
+"""A task whose listener never really waits lets others run after so many calls."""
+
+AsyncListener = Callable[[list[StoredMessage]], Awaitable[ConsumeResult | None]]
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerTasks(Workers):
+    """The worker tasks of one consumer; the twin of ``WorkerThreads``.
+
+    Args:
+        service: Whose turns they take; its listeners are coroutine functions.
+        most: Most calls side by side.
+        closer: The task that closes the consumer; it may be one of ours, and is not waited for.
+    """
+
+    def __init__(
+        self,
+        service: ConsumeService,
+        most: int,
+        closer: Callable[[], asyncio.Task[Any] | None] = lambda: None,
+    ) -> None:
+        self._service = service
+        self._most = most
+        self._closer = closer
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._finished = threading.Event()
+        self._attached: asyncio.AbstractEventLoop | None = None
+        service.attach(self)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Says where the listeners run, before the first message comes."""
+        self._attached = loop
+
+    def wake(self, count: int) -> None:
+        assert self._attached is not None, "messages come after the start only"
+        try:
+            self._attached.call_soon_threadsafe(self._start, self._attached, count)
+        except RuntimeError:
+            _log.debug("the event loop is closed; its messages will come again")
+
+    def close(self, timeout_s: float) -> bool:
+        loop = self._attached
+        if loop is None:
+            return True
+        try:
+            loop.call_soon_threadsafe(self._check_finished)
+        except RuntimeError:
+            return not self._tasks
+        if self._finished.wait(timeout_s):
+            return True
+        loop.call_soon_threadsafe(self._cancel)
+        return False
+
+    # ---- In the asyncio loop ------------------------------------------------------------
+
+    def _start(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        # Tasks that ended in this turn of the loop are only forgotten in the next one.
+        at_work = sum(task is not None and not task.done() for task in self._tasks)
+        for _ in range(min(count, self._most - at_work)):
+            task = loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._service.closed:
+            self._check_finished()
+
+    def _check_finished(self) -> None:
+        if not self._tasks - {self._closer()}:
+            self._finished.set()
+
+    def _cancel(self) -> None:
+        for task in self._tasks - {self._closer()}:
+            if task is not None:
+                task.cancel()
+
+    async def _work(self) -> None:
+        count = 0
+        while (turn := self._next()) is not None:
+            listener, calls = turn
+            result: object
+            try:
+                messages = next(calls)
+                while True:
+                    try:
+                        result = await listener(messages)  # type: ignore[misc]
+                    except (Exception, asyncio.CancelledError) as error:
+                        if _is_ending(error):
+                            raise
+                        result = error
+                    messages = calls.send(result)
+                    count += 1
+                    if count % CALLS_BETWEEN_PAUSES == 0:
+                        await asyncio.sleep(0)
+            except StopIteration:
+                continue
+            finally:
+                calls.close()
+
+    def _next(self) -> Turn | None:
+        with self._service.changed:
+            return self._service.take()
+
+
+def _is_ending(error: BaseException) -> bool:
+    """True when the task that runs is cancelled, and not only what its listener waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

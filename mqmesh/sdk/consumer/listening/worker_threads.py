@@ -1,0 +1,139 @@
+"""Threads that take turns of a service and call listeners."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.sdk.consumer.listening.consume_service import (
+    ConcurrentService,
+    ConsumeService,
+    Turn,
+    Workers,
+)
+
+WATCH_MS: Final = 2
+QUICK_TURN_S: Final = 0.002
+"""Who was done with a turn so soon will be back soon, and nobody else need be woken."""
+CALLS_PER_WATCH: Final = 2
+"""A worker that begins fewer calls than this between two looks is slow: others would help."""
+
+
+class WorkerThreads(Workers):
+    """The worker threads of one consumer.
+
+    Args:
+        service: Whose turns they take.
+        name: For the threads' names.
+        most: Most threads.
+    """
+
+    def __init__(self, service: ConsumeService, name: str, most: int) -> None:
+        self._changed = service.changed
+        self._service = service
+        self._name = name
+        self._most = most
+        self._threads: list[threading.Thread] = []
+        self._idle = 0  # that were not notified
+        self._quick = False
+        service.attach(self)
+
+    @property
+    def thread_count(self) -> int:
+        """Threads started so far."""
+        return len(self._threads)
+
+    def wake(self, count: int) -> None:
+        woken = min(count, self._idle)
+        self._idle -= woken
+        self._changed.notify(woken)
+        for _ in range(min(count - woken, self._most - len(self._threads))):
+            # Daemons, so that a listener that hangs cannot keep the program from ending.
+            thread = threading.Thread(
+                target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        others = [one for one in self._threads if one is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in others)
+
+    def _work(self) -> None:
+        while (turn := self._next()) is not None:
+            began_s = time.monotonic()
+            run_turn(turn)
+            self._quick = time.monotonic() - began_s < QUICK_TURN_S
+
+    def _next(self) -> Turn | None:
+        with self._changed:
+            while (turn := self._service.take()) is None and not self._service.closed:
+                self._idle += 1
+                self._changed.wait()
+            return turn
+
+
+class SparingThreads(WorkerThreads):
+    """Threads that share queues; a fast listener is served best by one, for they share Python.
+
+    Work wakes one thread, unless one is awake that was quick until now. As long as work waits
+    and hardly moves, as many again are woken as are at work: 20 are reached in 10 ms.
+
+    Args:
+        service, name, most: As for ``WorkerThreads``.
+        call_later: Calls in the client loop after so many milliseconds.
+    """
+
+    def __init__(
+        self,
+        service: ConcurrentService,
+        name: str,
+        most: int,
+        call_later: Callable[[int, Callable[[], None]], object],
+    ) -> None:
+        super().__init__(service, name, most)
+        self._progress = service.progress
+        self._call_later = call_later
+        self._watching = False
+        self._calls_seen = 0
+
+    def wake(self, count: int) -> None:
+        waits, begun = self._progress()
+        someone_comes = self._quick and self._idle < len(self._threads)
+        if not waits and not someone_comes:
+            super().wake(1)
+        if not self._watching:
+            self._watching = True
+            self._calls_seen = begun
+            self._call_later(WATCH_MS, self._watch)
+
+    def _watch(self) -> None:
+        with self._changed:
+            waits, begun = self._progress()
+            if not waits or self._service.closed:
+                self._watching = False
+                return
+            awake = max(len(self._threads) - self._idle, 1)
+            if begun - self._calls_seen < awake * CALLS_PER_WATCH:
+                super().wake(awake)
+            self._calls_seen = begun
+        self._call_later(WATCH_MS, self._watch)
+
+
+def run_turn(turn: Turn) -> None:
+    """Calls a listener with what a turn asks for, to the turn's end."""
+    listener, calls = turn
+    result: object
+    try:
+        messages = next(calls)
+        while True:
+            try:
+                result = listener(messages)
+            except BaseException as error:
+                result = error
+            messages = calls.send(result)
+    except StopIteration:
+        return
