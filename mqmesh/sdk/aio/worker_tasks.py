@@ -37,6 +37,7 @@ class WorkerTasks(Workers):
         self._most = most
         self._closer = closer
         self._tasks: set[asyncio.Task[None] | None] = set()
+        self._count = 0
         self._finished = threading.Event()
         self._attached: asyncio.AbstractEventLoop | None = None
         service.attach(self)
@@ -90,27 +91,31 @@ class WorkerTasks(Workers):
                 task.cancel()
 
     async def _work(self) -> None:
-        count = 0
         while (turn := self._next()) is not None:
-            listener, calls = turn
-            result: object
             try:
-                messages = next(calls)
-                while True:
-                    try:
-                        result = await listener(messages)  # type: ignore[misc]
-                    except (Exception, asyncio.CancelledError) as error:
-                        if _is_ending(error):
-                            raise
-                        result = error
-                    messages = calls.send(result)
-                    count += 1
-                    if count % CALLS_BETWEEN_PAUSES == 0:
-                        await asyncio.sleep(0)
-            except StopIteration:
-                continue
-            finally:
-                calls.close()
+                await self._run(turn)
+            except BaseException:
+                self._service.give_up(turn)
+                raise
+
+    async def _run(self, turn: Turn) -> None:
+        listener, calls = turn.work.listener, turn.calls
+        result: object
+        try:
+            messages = next(calls)
+            while True:
+                try:
+                    result = await listener(messages)  # type: ignore[misc]
+                except (Exception, asyncio.CancelledError) as error:
+                    if _is_ending(error):
+                        raise
+                    result = error
+                messages = calls.send(result)
+                self._count += 1
+                if self._count % CALLS_BETWEEN_PAUSES == 0:
+                    await asyncio.sleep(0)
+        except StopIteration:
+            return
 
     def _next(self) -> Turn | None:
         with self._service.changed:

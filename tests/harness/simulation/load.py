@@ -19,14 +19,13 @@ from harness.simulation.books import (
     body_of,
     key_of,
 )
-from harness.simulation.workers import SimulatedOrderlyWorkers, SimulatedPool, SimulatedWorkers
+from harness.simulation.workers import SimulatedPool, SimulatedWorkers
 from harness.simulation.world import World
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, MessageQueue, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.listening.consume_work import Workers
-from mqmesh.sdk.consumer.listening.orderly_retry import to_dead_letters
+from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Workers
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
@@ -179,19 +178,9 @@ class _Pushing(PushConsumer):
             **options,
         )
 
-    def _make_service(self) -> Workers:
+    def _make_workers(self, service: ConsumeService) -> Workers:
         node = self._simulated.transport.node
-        if not self.options.consume_orderly:
-            return SimulatedWorkers(node, 4, self._retry.on_failed)
-
-        return SimulatedOrderlyWorkers(
-            node,
-            4,
-            self.options.suspend_current_queue_time_ms,
-            self._call_later,
-            to_dead_letters(self._back),
-            self._simulated.on_call,
-        )
+        return SimulatedWorkers(node, service, 4, self._simulated.on_call)
 
 
 class SimulatedPush(Client):
@@ -209,7 +198,9 @@ class SimulatedPush(Client):
         return consumer
 
     def on_call(self, message: StoredMessage, tenure: object) -> None:
-        """A worker begins a call in order."""
+        """A worker begins a call."""
+        if self.group != ORDER:
+            return
         queue = f"{message.topic}@{message.broker_name}/{message.queue_id}"
         self.books.begin(queue, tenure)
 

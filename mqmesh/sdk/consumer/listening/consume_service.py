@@ -8,7 +8,7 @@ asyncio and a step of a simulation drive the same code::
         turn = service.take()
     calls = turn.calls
     messages = next(calls)
-    messages = calls.send(turn.listener(messages))  # until StopIteration
+    messages = calls.send(turn.work.listener(messages))  # until StopIteration
 
 The lock ``changed`` guards what waits. It is the last that a thread takes: under it nothing is
 called that could wait.
@@ -24,7 +24,6 @@ from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consumer.listening.consume_work import (
-    AnyListener,
     OnFailed,
     Portion,
     QueueWork,
@@ -39,18 +38,18 @@ _SUCCESS: Final = ConsumeResult.SUCCESS
 
 Calls = Generator[list[StoredMessage], object, None]
 """Yields what to call the listener with, a list that may be changed; is sent what it returned or
-raised. A worker that gives up closes it."""
+raised."""
 
 
 class Turn(NamedTuple):
     """What one worker does until it looks for other work.
 
     Attributes:
-        listener: Whom to call.
+        work: Whose listener to call.
         calls: With what.
     """
 
-    listener: AnyListener
+    work: QueueWork
     calls: Calls
 
 
@@ -131,8 +130,12 @@ class ConsumeService(ABC):
     def take(self) -> Turn | None:
         """The next turn of a worker, who holds the lock; None when there is none.
 
-        Whoever takes it goes on to its first call at least.
+        Whoever takes it goes on to its end, or gives it up.
         """
+
+    @abstractmethod
+    def give_up(self, turn: Turn) -> None:
+        """A worker was stopped within a call, of which nobody knows what it did."""
 
     def _wake(self, count: int) -> None:
         assert self._workers is not None, "messages come after the start only"
@@ -203,7 +206,10 @@ class ConcurrentService(ConsumeService):
             return None
         portion = self._ready[0]
         portion.open()
-        return Turn(portion.work.listener, self._calls(portion))
+        return Turn(portion.work, self._calls(portion))
+
+    def give_up(self, turn: Turn) -> None:
+        return
 
     def progress(self) -> tuple[bool, int]:
         """Whether anything waits, and about how many calls were begun so far; under the lock."""
@@ -230,15 +236,14 @@ class ConcurrentService(ConsumeService):
     def _calls(self, portion: Portion) -> Calls:
         span = portion.span
         base, states = span.base, span.states
-        try:
-            if portion.work.batch_size == 1:
-                for message in portion.calls:
-                    result = yield [message]  # type: ignore[list-item]
-                    if result is None or result is _SUCCESS or (cause := why_again(result)) is None:
-                        states[message.queue_offset - base] = DONE  # type: ignore[union-attr]
-                    else:
-                        self._fail(portion, [message], cause)  # type: ignore[list-item]
-                return
+        if portion.work.batch_size == 1:
+            for message in portion.calls:
+                result = yield [message]  # type: ignore[list-item]
+                if result is None or result is _SUCCESS or (cause := why_again(result)) is None:
+                    states[message.queue_offset - base] = DONE  # type: ignore[union-attr]
+                else:
+                    self._fail(portion, [message], cause)  # type: ignore[list-item]
+        else:
             for messages in portion.calls:
                 assert isinstance(messages, list)
                 first, last = messages[0].queue_offset, messages[-1].queue_offset
@@ -247,11 +252,10 @@ class ConcurrentService(ConsumeService):
                     span.mark(first, last, DONE)
                 else:
                     self._fail(portion, messages, cause)
-        finally:
-            portion.work.on_progress()
-            with self.changed:
-                portion.revoke()  # its memory is what the next messages need
-                self._retire_used_up()
+        portion.work.on_progress()
+        with self.changed:
+            portion.revoke()  # its memory is what the next messages need
+            self._retire_used_up()
 
     def _fail(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         messages = park(portion.span, messages)

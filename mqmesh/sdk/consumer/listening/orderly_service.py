@@ -112,7 +112,11 @@ class OrderlyService(ConsumeService):
             return None
         work = self._ready.popleft()
         work.state = QueueState.RUNNING
-        return Turn(work.listener, self._calls(work))
+        return Turn(work, self._calls(work))
+
+    def give_up(self, turn: Turn) -> None:
+        assert isinstance(turn.work, OrderlyQueue)
+        self._settle(turn.work, None, None)
 
     def look(self) -> None:
         """Queues whose locks can be relied on again go on; in the client's own thread."""
@@ -142,19 +146,17 @@ class OrderlyService(ConsumeService):
     def _calls(self, work: OrderlyQueue) -> Calls:
         failure: Failure | None = None
         cause: Cause | None = None
-        try:
-            for _ in range(CALLS_PER_TURN):
-                messages = work.next_call()
-                if messages is None or self.closed:
-                    break
-                result = yield messages.copy()
-                if (cause := why_again(result)) is not None:
-                    self.failures += 1
-                    failure = work.fail(cause)
-                    break
-                work.succeed()
-        finally:
-            self._settle(work, failure, cause)
+        for _ in range(CALLS_PER_TURN):
+            messages = work.next_call()
+            if messages is None or self.closed:
+                break
+            result = yield messages.copy()
+            if (cause := why_again(result)) is not None:
+                self.failures += 1
+                failure = work.fail(cause)
+                break
+            work.succeed()
+        self._settle(work, failure, cause)
 
     # ---- From any thread ---------------------------------------------------------------
 

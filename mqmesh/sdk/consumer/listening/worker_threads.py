@@ -125,7 +125,7 @@ class SparingThreads(WorkerThreads):
 
 def run_turn(turn: Turn) -> None:
     """Calls a listener with what a turn asks for, to the turn's end."""
-    listener, calls = turn
+    listener, calls = turn.work.listener, turn.calls
     result: object
     try:
         messages = next(calls)
