@@ -86,7 +86,7 @@ class Client(ABC):
     def make(self) -> Any:
         """The client."""
 
-    def begin(self) -> None:
+    def begin(self) -> None:  # noqa: B027 - only who sends begins
         """Has it do something, once it is started."""
 
     def kill(self) -> None:

@@ -125,15 +125,15 @@ class SparingThreads(WorkerThreads):
 
 def run_turn(turn: Turn) -> None:
     """Calls a listener with what a turn asks for, to the turn's end."""
-    listener, calls = turn.work.listener, turn.calls
+    listener, send = turn.work.listener, turn.calls.send
     result: object
     try:
-        messages = next(calls)
+        messages = send(None)
         while True:
             try:
                 result = listener(messages)
             except BaseException as error:
                 result = error
-            messages = calls.send(result)
+            messages = send(result)
     except StopIteration:
         return
