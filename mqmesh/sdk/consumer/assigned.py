@@ -2,8 +2,7 @@
 
 from typing import Generic, TypeVar
 
-from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop
-from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink
+from mqmesh.sdk.consumer.fetching.pull_loop import PullLoop, QueueSink
 from mqmesh.sdk.consumer.queue_starts import Start
 
 S = TypeVar("S", bound=QueueSink)

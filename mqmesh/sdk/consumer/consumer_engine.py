@@ -27,7 +27,6 @@ from mqmesh.sdk.consumer.consumer_options import ConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector, Wanted, as_selector
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, PullLoop
 from mqmesh.sdk.consumer.fetching.pulled_batch import PullSource
-from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink as QueueSink
 from mqmesh.sdk.consumer.filter_link import FilterLinks
 from mqmesh.sdk.consumer.local_offsets import LocalOffsets
 from mqmesh.sdk.consumer.memberships import Memberships, Standing

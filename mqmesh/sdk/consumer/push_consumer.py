@@ -25,9 +25,8 @@ from mqmesh.sdk.consumer.consumer_options import (
 )
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, Span
-from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
+from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink
 from mqmesh.sdk.consumer.listening.back_sender import BackSender
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_result import Listener, is_coroutine_function

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from mqmesh.errors import CorruptBatch, UndecodableMessages
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
+from mqmesh.sdk.consumer.fetching.pull_loop import QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.fetching.queue_sink import QueueSink
 
 
 class FetchBuffer(QueueSink):
