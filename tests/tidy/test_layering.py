@@ -102,7 +102,7 @@ CONFINED = {
 }
 
 # In a role's folder only these files may hold sockets, files, threads and clocks.
-CARRY_OUT = {"server", "ha_link"}
+CARRY_OUT = {"server", "shell", "ha_link"}
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""
 IMPURE = {

@@ -1,8 +1,6 @@
 """The broker's process: sockets, timers, files and a helper thread around its parts."""
 
-import importlib.metadata
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -14,9 +12,6 @@ from mqmesh.errors import StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.admin import RoleInfo
-from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
@@ -52,17 +47,16 @@ from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Read
 from mqmesh.roles.descriptors import room_for_connections
-from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.document_saver import DocumentSaver, OnSaved
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
+from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import MessageStore, RecoveryProgress
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import Connection, Server, ServerLimits, Timer, Transport
-from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
+from mqmesh.transport.interface import Connection, ServerLimits, Timer, Transport
 
 TICK_MS: Final = 100
 """Deadlines are looked at, and the store's chores done, so often."""
@@ -100,17 +94,13 @@ class BrokerServer:
         transport.busy_poll(config.busy_poll_us)
         self._open_store = opener or open_store
         self._clock = clock or transport.loop.clock
-        self._version = importlib.metadata.version("mqmesh")
         self._instance_id = transport.random.getrandbits(63)
         self._root = Path(config.store_path_root_dir)
         self._life = 0
-        self._state = "starting"
-        self._started_ms = 0
         self._pumped_ms = 0
         self._wake_planned = False
         self._store_failed = False
-        self._dispatch = Dispatch(ServedBy.BROKER, self._clock.monotonic_ns)
-        self._server: Server | None = None
+        self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
         self._features: Features | None = None
@@ -122,7 +112,6 @@ class BrokerServer:
         self._aside = transport.executor("snapshot")
         self._files: tuple[Read, MakeSaver] | None = None
         self._transactions_note: TransactionNote | None = None
-        self._timers: list[Timer] = []
         self._chores: Timer | None = None
         self._requests_seen = 0
 
@@ -144,17 +133,15 @@ class BrokerServer:
             StoppedEarly: The loop was told to stop while the store recovered.
         """
         config = self._config
-        self._dispatch.refuse(f"broker {config.broker_name} is starting")
-        self._dispatch.open({RequestCode.PING: self._ping})
         files = config.storage.max_open_files
         limits = ServerLimits(
             max_connections=room_for_connections(config.max_connections, files),
             max_pending_bytes=config.max_pending_bytes,
             max_total_pending_bytes=config.max_total_pending_bytes,
         )
-        self._server = self._transport.serve(self._dispatch.handlers, self._on_disconnect, limits)
-        endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
-        self._state = "recovering"
+        server = self._shell.open(on_disconnect=self._on_disconnect, limits=limits)
+        endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
+        self._shell.state = "recovering"
         self._store = self._open_store(
             config.storage.backend,
             self._root,
@@ -176,15 +163,12 @@ class BrokerServer:
             call_soon=partial(self._loop.call_later, 0),
         )
         self._features = Features(FEATURES, broker)
-        self._dispatch.open(self._features.handlers)
+        self._shell.dispatch.open(self._features.handlers)
         self._loop.at_tick_end(self._on_tick_end)
-        self._timers = [
-            self._loop.call_every(TICK_MS, self._on_tick),
-            self._loop.call_every(SAMPLE_MS, self._on_sample),
-            self._loop.call_every(config.flush_consumer_offset_interval_ms, self._on_save),
-        ]
-        self._started_ms = self._clock.monotonic_ms()
-        self._state = "running"
+        self._shell.every(TICK_MS, self._on_tick)
+        self._shell.every(SAMPLE_MS, self._on_sample)
+        self._shell.every(config.flush_consumer_offset_interval_ms, self._on_save)
+        self._shell.ready()
         self._links.connect(broker)
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
@@ -192,11 +176,7 @@ class BrokerServer:
 
     def stop(self) -> None:
         """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
-        self._state = "stopping"
-        self._dispatch.refuse(f"broker {self._config.broker_name} is stopping")
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._shell.stopping()
         if self._index is not None:
             self._index.ask_to_stop()
         try:
@@ -241,14 +221,12 @@ class BrokerServer:
         if self._store is not None:
             self._store.close()
             self._store = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._shell.close()
 
     # ---- Building --------------------------------------------------------------------
 
     def _build(self, store: MessageStore) -> BrokerContext:
-        config, server = self._config, self._server
+        config, server = self._config, self._shell.server
         assert server is not None
         retry_after_ms = config.busy_retry_after_ms
         tables = BrokerTables(config, self._clock, self._loop.call_soon_threadsafe)
@@ -406,19 +384,12 @@ class BrokerServer:
         # Only now that the store is ours: binding takes the path from whoever has it.
         if not self._config.enable_ipc:
             return ""
-        assert self._server is not None
+        assert self._shell.server is not None
         path = socket_path(self._root)
-        self._server.bind(f"ipc://{path}")
+        self._shell.server.bind(f"ipc://{path}")
         return str(path)
 
     # ---- Events ----------------------------------------------------------------------
-
-    def _ping(self, request: Request, header: None) -> Reply:
-        uptime_ms = self._clock.monotonic_ms() - self._started_ms if self._started_ms else 0
-        name = self._config.broker_name
-        return reply_with(
-            RoleInfo("broker", name, self._version, os.getpid(), self._state, uptime_ms)
-        )
 
     def _on_progress(self, progress: RecoveryProgress) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -434,7 +405,7 @@ class BrokerServer:
             self._features.client_gone(peer, self._clock.monotonic_ms())
 
     def _on_tick_end(self) -> None:
-        features, server = self._features, self._server
+        features, server = self._features, self._shell.server
         if features is None or server is None:
             return
         if features.turn_ended(Turn(server.readable_ms, server.drained_ms)):
@@ -444,8 +415,8 @@ class BrokerServer:
         if self._features is None:
             return
         now_ms = self._clock.monotonic_ms()
-        if self._server is not None:
-            self._server.tick(now_ms)
+        if self._shell.server is not None:
+            self._shell.server.tick(now_ms)
         if self._tables is not None:
             self._tables.look_for_room()
         self._features.tick(now_ms)
@@ -459,7 +430,7 @@ class BrokerServer:
             self._do_chores()
 
     def _tick_index(self) -> None:
-        if self._index is not None and self._state == "running":
+        if self._index is not None and self._shell.state == "running":
             self._index.tick()
 
     def _do_chores(self) -> None:
@@ -485,7 +456,8 @@ class BrokerServer:
             self._chores = self._loop.call_later(delay_ms, self._do_chores)
 
     def _is_busy(self) -> bool:
-        requests = self._server.requests if self._server is not None else 0
+        server = self._shell.server
+        requests = server.requests if server is not None else 0
         busy, self._requests_seen = requests != self._requests_seen, requests
         return busy
 
@@ -520,32 +492,14 @@ class BrokerServer:
             self._links.topics_changed()
 
     def _figures(self) -> dict[str, str]:
-        server, links = self._server, self._links
-        assert server is not None
+        links = self._links
         assert links is not None
-        return (
-            {
-                "state": self._state,
-                "uptime_ms": str(self._clock.monotonic_ms() - self._started_ms),
-                "pid": str(os.getpid()),
-                "rss_bytes": str(resident_bytes()),
-                "private_bytes": str(anonymous_bytes()),
-                "connections": str(server.peer_count),
-                "requests_total": str(server.requests),
-                "malformed_frames_total": str(server.malformed_frames),
-                "dropped_replies_total": str(server.dropped_replies),
-                "pending_bytes": str(server.held_bytes),
-                "ended_connections_total": str(server.hung_up),
-                "silent_connections_total": str(server.silent),
-                "refusals_total": str(sum(server.refusals.counts.values())),
-                **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
-                "callback_failures_total": str(self._loop.callback_failures),
-                "namesrvs_registered": str(links.registered_count),
-                "wiped_write_perm": str(links.wiped_write_perm).lower(),
-            }
-            | self._dispatch.figures()
-            | (self._index.figures() if self._index is not None else {"index_state": "off"})
-        )
+        return {
+            **self._shell.figures(),
+            "namesrvs_registered": str(links.registered_count),
+            "wiped_write_perm": str(links.wiped_write_perm).lower(),
+            **(self._index.figures() if self._index is not None else {"index_state": "off"}),
+        }
 
 
 def _take_next_turn() -> None:

@@ -1,8 +1,6 @@
 """The filter server's process: sockets, timers and workers around its table."""
 
-import importlib.metadata
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,7 +19,6 @@ from mqmesh.errors import (
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.message import check_group
-from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     Command,
@@ -40,20 +37,19 @@ from mqmesh.protocol.filters import (
 from mqmesh.protocol.pulling import ExpressionType, PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.descriptors import room_for_connections
-from mqmesh.roles.dispatch import Dispatch
+from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
 from mqmesh.roles.filtersrv.filter_table import FilterTable
 from mqmesh.roles.filtersrv.pipeline import Passage, Question
 from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
+from mqmesh.roles.shell import RoleShell
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.transport.endpoints import endpoint_of
-from mqmesh.transport.interface import Connection, Server, ServerLimits, Timer, Transport
+from mqmesh.transport.interface import Connection, Server, ServerLimits, Transport
 from mqmesh.units import MIB
 
 REGISTER_MS: Final = 1_000
-LOOK_AFTER_MS: Final = 250
-"""Connections and the memory that they take are looked after so often."""
 MAX_FRAME_BYTES: Final = 1 * MIB
 """Longest frame that a consumer sends here: a filter's source has 64 KiB at most."""
 UNREACHABLE_RETRY_MS: Final = 200
@@ -103,13 +99,10 @@ class FilterServer:
         self._clock = transport.clock
         self._places = WorkerPlaces(config)
         self._table = FilterTable(config, self._make_runner)
-        self._started_ms = 0
-        self._server: Server | None = None
+        self._shell = RoleShell(ServedBy.FILTERSRV, "filtersrv", config.name, transport)
         self._broker: Connection | None = None
         self._address = BrokerAddress("")
-        self._timers: list[Timer] = []
         self._refusal = ""
-        self._version = importlib.metadata.version("mqmesh")
 
     def start(self) -> str:
         """Listens, and registers with the broker, which need not be there yet.
@@ -127,65 +120,50 @@ class FilterServer:
                 "a filter server runs code that consumers upload; allow it by enable = true "
                 "(filter_server.enable = true in a cluster file)"
             )
-        dispatch = Dispatch(ServedBy.FILTERSRV, self._clock.monotonic_ns)
-        dispatch.open(
-            {
-                RequestCode.PING: self._ping,
-                RequestCode.REGISTER_MESSAGE_FILTER_CLASS: self._upload,
-                RequestCode.PULL_MESSAGE: self._pull,
-            }
-        )
+        handlers: dict[RequestCode, Handler] = {
+            RequestCode.REGISTER_MESSAGE_FILTER_CLASS: self._upload,
+            RequestCode.PULL_MESSAGE: self._pull,
+        }
         limits = ServerLimits(
             max_connections=room_for_connections(
                 ServerLimits().max_connections, config.max_filters
             ),
             max_frame_bytes=MAX_FRAME_BYTES,
         )
-        self._server = self._transport.serve(dispatch.handlers, limits=limits)
-        endpoint = self._server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
+        server = self._shell.open(handlers, limits=limits)
+        endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
-        self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(), host_id())
+        self._address = BrokerAddress(f"{host}:{port}", self._bind_ipc(server), host_id())
         self._broker = self._transport.connect(
             endpoint_of(config.broker_addr),
             on_connection=self._on_connection,
         )
-        self._timers = [
-            self._loop.call_every(REGISTER_MS, self._register),
-            self._loop.call_every(REGISTER_MS, self._table.tick),
-            self._loop.call_every(LOOK_AFTER_MS, self._look_after_peers),
-        ]
-        self._started_ms = self._clock.monotonic_ms()
+        self._shell.every(REGISTER_MS, self._register)
+        self._shell.every(REGISTER_MS, self._table.tick)
+        self._shell.look_after_peers()
+        self._shell.ready()
         _log.warning("this process runs code of consumers, each filter in a confined worker")
         return endpoint
 
     def stop(self) -> None:
         """Ends all workers and closes everything; also what a failed ``start`` left open."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._shell.stopping()
         self._table.close()
         if self._broker is not None:
             self._broker.close()
             self._broker = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._shell.close()
 
-    def _look_after_peers(self) -> None:
-        if self._server is not None:
-            self._server.tick(self._clock.monotonic_ms())
-
-    def _bind_ipc(self) -> str:
+    def _bind_ipc(self, server: Server) -> str:
         config = self._config
         if not config.enable_ipc:
             return ""
         # The same at each start: the next life takes the path from the former one.
         place = Path("filtersrv", config.broker_addr, config.name)
-        assert self._server is not None
         try:
             path = socket_path(place)
-            self._server.bind(f"ipc://{path}")
+            server.bind(f"ipc://{path}")
         except (ConfigError, OSError) as error:
             _log.warning("no local socket, clients use TCP: %s", error)
             return ""
@@ -227,13 +205,6 @@ class FilterServer:
 
     # ---- Requests ----------------------------------------------------------------------
 
-    def _ping(self, request: Request, header: None) -> Reply:
-        uptime_ms = self._clock.monotonic_ms() - self._started_ms
-        name = self._config.name
-        return reply_with(
-            RoleInfo("filtersrv", name, self._version, os.getpid(), "running", uptime_ms)
-        )
-
     def _upload(self, request: Request, asked: UploadFilterRequest) -> None:
         check_group(asked.group)
         source = bytes(request.command.body)
@@ -241,9 +212,9 @@ class FilterServer:
 
         def loaded(outcome: list[str] | BrokerError) -> None:
             if isinstance(outcome, BrokerError):
-                self._fail(later, outcome)
+                self._shell.fail(later, outcome)
             else:
-                self._reply(later, reply_with(UploadFilterResponse(outcome)))
+                self._shell.reply(later, reply_with(UploadFilterResponse(outcome)))
 
         self._table.upload(asked.group, asked.filter_id, source, loaded)
 
@@ -290,9 +261,9 @@ class FilterServer:
         def done(outcome: Reply | MQMeshError) -> None:
             runner.end_pull()
             if isinstance(outcome, MQMeshError):
-                self._fail(request, outcome)
+                self._shell.fail(request, outcome)
             else:
-                self._reply(request, outcome)
+                self._shell.reply(request, outcome)
 
         try:
             if isinstance(answer, TransportError):
@@ -376,11 +347,3 @@ class FilterServer:
             on_answer=on_answer,
             on_death=on_death,
         )
-
-    def _reply(self, request: Request, reply: Reply) -> None:
-        if self._server is not None:
-            self._server.reply(request, reply)
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        if self._server is not None:
-            self._server.fail(request, error)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, RemoteProtocolError
-from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
@@ -17,15 +16,15 @@ from mqmesh.protocol.queries import (
     QueryMessageRequest,
 )
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
-from mqmesh.roles.dispatch import Dispatch
+from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.indexer.config import IndexerConfig
 from mqmesh.roles.indexer.queries import PendingQueries
+from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.index.dispatcher import Dispatcher
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.log.store_key import read_store_key
-from mqmesh.transport.interface import Server, Timer, Transport
-from mqmesh.version import VERSION
+from mqmesh.transport.interface import Timer, Transport
 
 QUERY_SLICE_MS: Final = 20
 """Time for queries in one turn, while there is other work."""
@@ -46,12 +45,10 @@ class IndexerServer:
 
     def __init__(self, config: IndexerConfig, transport: Transport) -> None:
         self._config = config
-        self._transport = transport
         self._loop = transport.loop
         self._clock = transport.clock
         self._root = Path(config.store_path_root_dir)
-        self._started_ms = 0
-        self._server: Server | None = None
+        self._shell = RoleShell(ServedBy.INDEXER, "indexer", config.broker_name, transport)
         self._index: MessageIndex | None = None
         self._dispatcher: Dispatcher | None = None
         self._store_id = -1
@@ -82,27 +79,22 @@ class IndexerServer:
         )
         if self._config.suspect:
             self._index.suspect_all()
-        dispatch = Dispatch(ServedBy.INDEXER, self._clock.monotonic_ns)
-        dispatch.open(
-            {
-                RequestCode.PING: self._ping,
-                RequestCode.ADVANCE_INDEX: self._advance,
-                RequestCode.COPY_INDEX: self._copy,
-                RequestCode.QUERY_MESSAGE: self._query,
-                RequestCode.QUERY_MESSAGE_BY_ID: self._query,
-            }
-        )
-        self._server = self._transport.serve(dispatch.handlers, self._queries.drop_peer)
-        self._started_ms = self._clock.monotonic_ms()
-        return self._server.bind(self._config.endpoint)
+        handlers: dict[RequestCode, Handler] = {
+            RequestCode.ADVANCE_INDEX: self._advance,
+            RequestCode.COPY_INDEX: self._copy,
+            RequestCode.QUERY_MESSAGE: self._query,
+            RequestCode.QUERY_MESSAGE_BY_ID: self._query,
+        }
+        server = self._shell.open(handlers, self._queries.drop_peer)
+        endpoint = server.bind(self._config.endpoint)
+        self._shell.ready()
+        return endpoint
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
         if self._planned is not None:
             self._planned.cancel()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._shell.close()
         if self._dispatcher is not None:
             self._dispatcher.close()
             self._dispatcher = None
@@ -111,11 +103,6 @@ class IndexerServer:
             self._index = None
 
     # ---- Requests --------------------------------------------------------------------
-
-    def _ping(self, request: Request, header: None) -> Reply:
-        uptime_ms = self._clock.monotonic_ms() - self._started_ms
-        name = self._config.broker_name
-        return reply_with(RoleInfo("indexer", name, VERSION, os.getpid(), "running", uptime_ms))
 
     def _advance(self, request: Request, asked: AdvanceIndexRequest) -> Reply:
         now_ms = self._clock.monotonic_ms()
@@ -204,19 +191,18 @@ class IndexerServer:
             self._plan(delay_ms)
 
     def _answer_queries(self) -> None:
-        index, dispatcher, server = self._index, self._dispatcher, self._server
+        index, dispatcher, shell = self._index, self._dispatcher, self._shell
         assert index is not None
         assert dispatcher is not None
-        assert server is not None
         began_ms = now_ms = self._clock.monotonic_ms()
         while now_ms - began_ms < QUERY_SLICE_MS and self._queries.is_ready(dispatcher, now_ms):
             done = self._queries.step(index, dispatcher, now_ms)
             if done is not None:
                 request, reply = done
                 try:
-                    server.reply(request, reply)
+                    shell.reply(request, reply)
                 except MQMeshError as error:
-                    server.fail(request, error)
+                    shell.fail(request, error)
             now_ms = self._clock.monotonic_ms()
 
     def _room(self) -> bool:

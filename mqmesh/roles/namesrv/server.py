@@ -1,8 +1,6 @@
 """The name server's process: sockets, timers and files around its tables."""
 
-import importlib.metadata
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -13,7 +11,6 @@ from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -39,20 +36,19 @@ from mqmesh.protocol.route import (
     WipeWritePermRequest,
 )
 from mqmesh.roles.descriptors import room_for_connections
-from mqmesh.roles.dispatch import Dispatch, Handler
+from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
 from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
+from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.interface import Publisher, Server, ServerLimits, Timer, Transport
+from mqmesh.transport.interface import Publisher, ServerLimits, Transport
 from mqmesh.units import MIB
 
 STATE_FILE: Final = "namesrv.json"
 STATE_VERSION: Final = 1
-LOOK_AFTER_MS: Final = 250
-"""Connections and the memory that they take are looked after so often."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,16 +81,13 @@ class NameServer:
         self._transport = transport
         self._loop = transport.loop
         self._clock = clock or transport.loop.clock
-        self._server: Server | None = None
+        self._shell = RoleShell(ServedBy.NAMESRV, "namesrv", config.name, transport, clock)
         self._publisher: Publisher | None = None
-        self._timers: list[Timer] = []
         self._lock: StoreLock | None = None
         self._state_path = Path(config.data_dir, STATE_FILE) if config.data_dir else None
         self._unsaved = False
         self._hint_endpoint = ""
         self._hint: Announce | None = None
-        self._started_ms = 0
-        self._version = importlib.metadata.version("mqmesh")
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -129,27 +122,18 @@ class NameServer:
             max_total_pending_bytes=config.max_total_pending_bytes,
             max_frame_bytes=MAX_HEADER_BYTES + MIB,
         )
-        dispatch = Dispatch(ServedBy.NAMESRV, self._clock.monotonic_ns)
-        dispatch.open(self._handlers())
-        self._server = self._transport.serve(dispatch.handlers, self._on_disconnect, limits)
-        endpoint = self._server.bind(f"tcp://{host}:{config.listen_port}")
-        self._timers = [
-            self._loop.call_every(config.scan_interval_ms, self._tick),
-            self._loop.call_every(LOOK_AFTER_MS, self._look_after_peers),
-        ]
-        self._started_ms = self._clock.monotonic_ms()
+        server = self._shell.open(self._handlers(), self._on_disconnect, limits)
+        endpoint = server.bind(f"tcp://{host}:{config.listen_port}")
+        self._shell.every(config.scan_interval_ms, self._tick)
+        self._shell.look_after_peers()
+        self._shell.ready()
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
         return endpoint
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._shell.close()
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
@@ -159,15 +143,10 @@ class NameServer:
             self._lock.release()
             self._lock = None
 
-    def _look_after_peers(self) -> None:
-        if self._server is not None:
-            self._server.tick(self._clock.monotonic_ms())
-
     # ---- Handlers --------------------------------------------------------------------
 
     def _handlers(self) -> dict[RequestCode, Handler]:
         return {
-            RequestCode.PING: self._ping,
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
@@ -180,12 +159,6 @@ class NameServer:
             RequestCode.DELETE_KV_CONFIG: self._delete_kv,
             RequestCode.LIST_KV_CONFIG: self._list_kv,
         }
-
-    def _ping(self, request: Request, header: None) -> Reply:
-        uptime_ms = self._clock.monotonic_ms() - self._started_ms
-        return reply_with(
-            RoleInfo("namesrv", self._config.name, self._version, os.getpid(), "running", uptime_ms)
-        )
 
     def _register(self, request: Request, header: RegisterBrokerRequest) -> Reply:
         response, effects = self._table.on_register(

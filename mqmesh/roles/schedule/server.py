@@ -1,7 +1,6 @@
 """The schedule service's process: its connection, its timers, and the files of the timetable."""
 
 import logging
-import os
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,29 +9,24 @@ from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, MQMeshError, ProtocolError, StorageError
 from mqmesh.host import host_id, socket_path
 from mqmesh.private_files import make_folder
-from mqmesh.protocol.admin import RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     Command,
-    Reply,
-    Request,
     decode_header,
     encode_header,
-    reply_with,
 )
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
-from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.roles.shell import RoleShell
 from mqmesh.sdk.client.client import choose_endpoint
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
-from mqmesh.transport.interface import Connection, Server, Timer, Transport
-from mqmesh.version import VERSION
+from mqmesh.transport.interface import Connection, Transport
 
 TIMETABLE_DIRECTORY: Final = "timetable"
 LOOK_MS: Final = 200
@@ -60,15 +54,13 @@ class ScheduleServer:
         self._loop = transport.loop
         self._clock = clock or transport.loop.clock
         self._root = Path(config.store_path_root_dir)
-        self._started_ms = 0
         self._host_id = host_id() if config.use_ipc else None
         self._lock: StoreLock | None = None
         self._env: LmdbEnv | None = None
-        self._server: Server | None = None
+        self._shell = RoleShell(ServedBy.SCHEDULE, "schedule", config.name, transport, clock)
         self._link: NamesrvLink | None = None
         self._client: Connection | None = None
         self._looking = False
-        self._timer: Timer | None = None
         self._service = ScheduleService(
             config,
             clock=self._clock,
@@ -90,11 +82,7 @@ class ScheduleServer:
         """
         make_folder(self._root)
         self._lock = StoreLock(self._root)
-        self._started_ms = self._clock.monotonic_ms()
-        dispatch = Dispatch(ServedBy.SCHEDULE, self._clock.monotonic_ns)
-        dispatch.open({RequestCode.PING: self._ping})
-        self._server = self._transport.serve(dispatch.handlers)
-        endpoint = self._server.bind(f"ipc://{socket_path(self._root)}")
+        endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
         self._link = NamesrvLink(
             self._transport,
             list(self._config.namesrv_addr),
@@ -102,14 +90,13 @@ class ScheduleServer:
             on_hint=self._on_hint,
             on_connected=self._look,
         )
-        self._timer = self._loop.call_every(LOOK_MS, self._look_if_away)
+        self._shell.every(LOOK_MS, self._look_if_away)
+        self._shell.ready()
         return endpoint
 
     def stop(self) -> None:
         """Closes everything; also what a failed ``start`` left open."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._shell.stopping()
         table = self._service.close()
         if self._client is not None:
             self._client.close()
@@ -117,9 +104,7 @@ class ScheduleServer:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._shell.close()
         self._close_env(table)
         if self._lock is not None:
             self._lock.release()
@@ -137,11 +122,6 @@ class ScheduleServer:
                 _log.warning("the timetable may have to be made anew: %s", error)
         self._env.close()
         self._env = None
-
-    def _ping(self, request: Request, header: None) -> Reply:
-        uptime_ms = self._clock.monotonic_ms() - self._started_ms
-        name = self._config.name
-        return reply_with(RoleInfo("schedule", name, VERSION, os.getpid(), "running", uptime_ms))
 
     # ---- The timetable's file ------------------------------------------------------------
 

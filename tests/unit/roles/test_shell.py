@@ -1,0 +1,119 @@
+"""PING in every state, timers that end, refusals while a role cannot serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Request,
+    decode_frame,
+    decode_header,
+    encode_frame,
+    encode_header,
+)
+from mqmesh.protocol.commands import ServedBy, served_by
+from mqmesh.protocol.route import GetRouteRequest
+from mqmesh.roles.shell import RoleShell
+from mqmesh.testing.clock import ManualClock
+
+
+class Planned:
+    """A timer that only knows whether it goes on."""
+
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class PlannedWorld:
+    """A transport that keeps what it is asked to call, and its loop."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.loop = self
+        self.serve = Served
+        self.timers: list[tuple[int, object, Planned]] = []
+
+    def call_every(self, interval_ms, callback) -> Planned:
+        self.timers.append((interval_ms, callback, Planned()))
+        return self.timers[-1][2]
+
+
+class Served:
+    """A command server that serves whom the test says."""
+
+    def __init__(self, handlers, on_disconnect=None, limits=None) -> None:
+        self.handlers = handlers
+        self.ticks: list[int] = []
+        self.closed = 0
+
+    def ask(self, code, header=None):
+        data = b"" if header is None else encode_header(header)
+        return self.handlers[code](Request(b"p", decode_frame(encode_frame(code, 1, header=data))))
+
+    def tick(self, now_ms) -> None:
+        self.ticks.append(now_ms)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def shell():
+    world = PlannedWorld()
+    shell = RoleShell(ServedBy.NAMESRV, "namesrv", "n1", world)
+    shell.clock, shell.loop = world.clock, world
+    return shell
+
+
+def ping(server) -> RoleInfo:
+    return decode_header(RoleInfo, server.ask(RequestCode.PING).header)
+
+
+def test_ping_tells_state_and_uptime_and_is_answered_in_every_state(shell):
+    server = shell.open()
+    assert (ping(server).state, ping(server).uptime_ms) == ("starting", 0)
+    shell.ready()
+    shell.clock.advance(30)
+    told = ping(server)
+    assert (told.role, told.name, told.state, told.uptime_ms) == ("namesrv", "n1", "running", 30)
+    shell.stopping()
+    assert ping(server).state == "stopping"
+
+
+def test_what_has_no_handler_is_refused_and_after_the_stop_everything(shell):
+    route = RequestCode.GET_ROUTEINFO_BY_TOPIC
+    server = shell.open({route: lambda request, header: EMPTY_REPLY})
+    assert set(server.handlers) == set(served_by(ServedBy.NAMESRV))
+    assert server.ask(route, GetRouteRequest("t")) is EMPTY_REPLY
+    with pytest.raises(BrokerNotAvailable, match="n1 is starting"):
+        server.ask(RequestCode.PUT_KV_CONFIG)
+    shell.stopping()
+    with pytest.raises(BrokerNotAvailable, match="n1 is stopping"):
+        server.ask(route, GetRouteRequest("t"))
+
+
+def test_timers_end_with_the_role_and_closing_twice_does_no_harm(shell):
+    server = shell.open()
+    shell.every(10, lambda: None)
+    shell.look_after_peers()
+    (_, _, first), (_, look, second) = shell.loop.timers
+    look()
+    assert server.ticks == [shell.clock.monotonic_ms()]
+    shell.close()
+    shell.close()
+    assert first.cancelled
+    assert second.cancelled
+    assert (server.closed, shell.server) == (1, None)
+    look()
+    assert len(server.ticks) == 1
+
+
+def test_a_shell_that_was_never_opened_closes(shell):
+    shell.close()
+    assert shell.server is None
