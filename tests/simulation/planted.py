@@ -1,0 +1,195 @@
+"""Bugs that are planted into a simulated cluster, each of which some seed must find.
+
+As a program it looks for the first seed that finds a bug::
+
+    PYTHONHASHSEED=0 PYTHONPATH=tests python -P tests/simulation/planted.py NAME [--seed S] [--count N]
+
+Elsewhere nothing is replaced while tests run. Here the replaced method is the bug.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+from harness.simulation.disk import LoggedStore, LogRecord
+from harness.simulation.run import Outcome, Run, run_seed
+from mqmesh.batch.record_batch import read_header
+from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.queue_claims import QueueClaims
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
+from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.sdk.consumer import queue_leases
+from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue
+from mqmesh.sdk.consumer.listening.back_sender import BackSender
+from mqmesh.storage.interface import BatchToPut, PutResult
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.storage.queues.producer_states import ProducerStates
+
+Bug = Callable[[Run], None]
+MOST_SEEDS = 2_000
+LATE_MS = 200
+
+
+class LateWrites(LoggedStore):
+    """Acknowledges what is written a moment later."""
+
+    def _append(self, batch: BatchToPut, result: PutResult) -> None:
+        self._node.after(LATE_MS, lambda: LoggedStore._append(self, batch, result))
+
+
+class TornTails(LoggedStore):
+    """Takes what a loss of power left of a record for a record."""
+
+    def takes(self, record: LogRecord) -> bool:
+        """Everything."""
+        return True
+
+    def _restore(self, record: LogRecord) -> None:
+        header = read_header(record.data)
+        plain = BatchToPut(record.topic, record.queue_id, header, record.data, record.tag_hashes)
+        MemoryStore.put(self, [plain], header.store_timestamp)
+
+
+class FastClock:
+    """A broker's clock that is ahead of everybody's."""
+
+    def __init__(self, clock) -> None:
+        self.monotonic_ms, self.monotonic_ns = clock.monotonic_ms, clock.monotonic_ns
+        self._clock = clock
+
+    def wall_ms(self):
+        """3 s ahead."""
+        return self._clock.wall_ms() + 3_000
+
+
+def _store(kind: type[LoggedStore]) -> Callable[[contextlib.ExitStack], Bug]:
+    def bug(run: Run) -> None:
+        add_broker = run.world.add_broker
+
+        def add(name: str):
+            process = add_broker(name)
+            run.world.disks[name].opener = kind
+            return process
+
+        run.world.add_broker = add
+
+    return lambda stack: bug
+
+
+def _method(owner: object, name: str, make: Callable) -> Callable[[contextlib.ExitStack], Bug]:
+    def plant(stack: contextlib.ExitStack) -> Bug:
+        replaced = make(getattr(owner, name))
+        stack.enter_context(mock.patch.object(owner, name, replaced))
+        return lambda run: None
+
+    return plant
+
+
+def _ahead_of_the_listener(was):
+    return lambda self: self.next_offset
+
+
+def _goes_back(was):
+    def commit(self, group, topic, queue_id, queue_offset):
+        known = self.query(group, topic, queue_id)
+        was(self, group, topic, queue_id, max(queue_offset - 3 * (known % 5 == 0), 0))
+
+    return commit
+
+
+def _lost_retry(was):
+    def send(self, messages):
+        if messages.first % 3:
+            was(self, messages)
+        else:
+            self._post(lambda: messages.on_done(0))
+
+    return send
+
+
+def _double_owner(was):
+    def lock(self, group, client_id, peer, queue, token, now_ms):
+        known = self._groups.get(group, {}).get(queue)
+        if known is not None and known.client_id != client_id:
+            self._remove(group, queue, known)
+        return was(self, group, client_id, peer, queue, token, now_ms)
+
+    return lock
+
+
+def _early(stack):
+    def bug(run: Run) -> None:
+        def make(config, transport, *, opener):
+            return BrokerServer(config, transport, FastClock(transport.clock), opener)
+
+        run.world.make_broker = make
+
+    return bug
+
+
+def _nothing_is_stale(was):
+    return lambda self, *claim: None
+
+
+def _nothing_is_known(was):
+    return lambda self, *batch: None
+
+
+def _never_asked(was):
+    return lambda self, now_ms, members: []
+
+
+BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
+    "an acknowledgement before the write": _store(LateWrites),
+    "a commit ahead of the listener": _method(
+        ProcessQueue, "commit_offset", _ahead_of_the_listener
+    ),
+    "an offset that goes back": _method(ConsumerOffsets, "commit", _goes_back),
+    "a lost retry": _method(BackSender, "send", _lost_retry),
+    "a double owner": _method(QueueLocks, "lock", _double_owner),
+    "a forgotten half message": _method(Transactions, "tick", _never_asked),
+    "an early delay": _early,
+    "a stale generation accepted": _method(QueueClaims, "check_commit", _nothing_is_stale),
+    "a duplicate after a retry": _method(ProducerStates, "known", _nothing_is_known),
+    "a torn tail taken for good": _store(TornTails),
+    "a lock trusted longer than the broker keeps it": _method(
+        queue_leases, "TRUST_MS", lambda was: 30_000
+    ),
+}
+
+
+def run_planted(name: str, seed: int) -> Outcome:
+    """Runs a seed with a bug."""
+    with contextlib.ExitStack() as stack:
+        return run_seed(seed, BUGS[name](stack))
+
+
+def find(name: str, seeds: range) -> Iterator[Outcome]:
+    """Runs seeds until one finds the bug."""
+    for seed in seeds:
+        outcome = run_planted(name, seed)
+        yield outcome
+        if outcome.violations:
+            return
+
+
+def main() -> int:
+    """Looks for a seed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=BUGS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=MOST_SEEDS)
+    options = parser.parse_args()
+    for outcome in find(options.name, range(options.seed, options.seed + options.count)):
+        if outcome.violations:
+            sys.stdout.write(f"seed {outcome.seed} finds {options.name}: {outcome.violations[0]}\n")
+            return 0
+    sys.stdout.write(f"no seed finds {options.name}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
