@@ -15,6 +15,7 @@ from unittest import mock
 
 from harness.simulation.disk import LoggedStore, LogRecord
 from harness.simulation.run import Outcome, Run, run_seed
+
 from mqmesh.batch.record_batch import read_header
 from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
 from mqmesh.roles.broker.features.groups.queue_claims import QueueClaims

@@ -59,6 +59,7 @@ class Books:
         attempts: Of sends, by topic and message.
         deliveries: First tries, by group and topic.
         decisions: Local transactions that ended, with the time.
+        undecided: Those that were left to a check-back.
         failed: What a listener refused last, by group.
         done: What a listener took, by group.
         due_ms: When delayed messages are due, by the simulation's clock.
@@ -72,6 +73,7 @@ class Books:
         self.attempts: dict[str, dict[MessageKey, Attempt]] = {topic: {} for topic in TOPICS}
         self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
         self.decisions: dict[MessageKey, tuple[str, float]] = {}
+        self.undecided: dict[MessageKey, None] = {}
         self.failed: dict[str, dict[MessageKey, None]] = defaultdict(dict)
         self.done: dict[str, set[MessageKey]] = defaultdict(set)
         self.due_ms: dict[MessageKey, float] = {}
@@ -129,6 +131,9 @@ class Books:
     def missing(self) -> list[str]:
         """What must still be delivered, in words; empty when all is there."""
         found = []
+        unasked = [key for key in self.undecided if key not in self.decisions]
+        if unasked:
+            found.append(f"{len(unasked)} half messages that nobody asks about, as {unasked[0]}")
         for group, topics in READERS.items():
             for topic in topics:
                 seen = {one.key for one in self.deliveries[group, topic]} | self.done[group]

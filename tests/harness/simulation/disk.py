@@ -32,7 +32,7 @@ from mqmesh.storage.memory import MemoryStore
 from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
-SYNC_MS: Final = 3
+SYNC_MS: Final = 30
 """A sync takes 1 to so many ms."""
 
 

@@ -99,7 +99,7 @@ class Faults:
         disk = self._world.disks[name]
         process = self._world.brokers[name]
         process.kill()
-        if self._world.sync_flush and self._chance.randrange(2):
+        if self._world.sync_flush and self._chance.randrange(4):
             self.counts["power lost"] += 1
             disk.lose_power(self._chance.randrange)
         self._world.simulation.after(self._down_ms(), process.start)
@@ -124,6 +124,9 @@ class Faults:
 
     def _pause(self) -> None:
         node = self._chance.choice(self._nodes())
+        ordered = [one for one in self._nodes() if one.name.startswith("order")]
+        if ordered and self._chance.randrange(2):
+            node = self._chance.choice(ordered)  # who stands still must not believe in its locks
         node.pause()
         self._world.network.stall(node)
         self._world.simulation.after(2 * self._down_ms(), node.resume)

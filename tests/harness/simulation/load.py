@@ -291,6 +291,7 @@ class SimulatedTransactions(Client):
         books, chance = self.books, self.transport.node.random
         if key not in books.decisions:
             if at_once and chance.randrange(3) == 0:
+                books.undecided[key] = None
                 return LocalTransactionState.UNKNOWN
             # Whoever is asked back about a transaction that nobody ran excludes that it ever runs.
             good = chance.randrange(3) > 0

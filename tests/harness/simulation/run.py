@@ -13,6 +13,7 @@ from harness.simulation.books import READERS, TOPICS, Books, delivery_of
 from harness.simulation.faults import Faults
 from harness.simulation.load import Client, make_clients
 from harness.simulation.world import World
+from mqmesh.errors import CorruptBatch
 from mqmesh.sdk.admin.admin import AdminClient
 
 CALM_MS: Final = 3_000
@@ -146,11 +147,12 @@ class Run:
     def _stored(self) -> dict[str, list[Delivery]]:
         found: dict[str, list[Delivery]] = {}
         for topic in TOPICS:
-            all_ = [
-                delivery_of(message)
-                for name, disk in self.world.disks.items()
-                for message in disk.messages(topic, name)
-            ]
+            all_ = []
+            for name, disk in self.world.disks.items():
+                try:
+                    all_ += [delivery_of(message) for message in disk.messages(topic, name)]
+                except CorruptBatch as error:
+                    self.books.wrong["C2"].append(f"{topic} of {name} is damaged: {error}")
             found[topic] = sorted(all_, key=lambda one: one.place)
         return found
 

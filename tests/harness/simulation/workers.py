@@ -12,13 +12,14 @@ from mqmesh.transport.simulated.node import SimulatedNode
 CALL_MS: Final = 20
 """A call takes up to so long, mostly."""
 LONG_CALL_MS: Final = 3_000
-LONG_CALL_EVERY: Final = 200
+ORDERED_CALL_MS: Final = 200
+LONG_CALL_EVERY: Final = 100
 
 
-def call_ms(node: SimulatedNode) -> int:
+def call_ms(node: SimulatedNode, usual_ms: int = CALL_MS) -> int:
     """How long the next call takes."""
     chance = node.random
-    return chance.randrange(LONG_CALL_MS if chance.randrange(LONG_CALL_EVERY) == 0 else CALL_MS)
+    return chance.randrange(LONG_CALL_MS if chance.randrange(LONG_CALL_EVERY) == 0 else usual_ms)
 
 
 class SimulatedWorkers(Workers):
@@ -72,7 +73,8 @@ class SimulatedWorkers(Workers):
             result = turn.work.listener(messages)
         except Exception as error:
             result = error
-        self._node.after(call_ms(self._node), lambda: self._end(turn, result))
+        usual_ms = ORDERED_CALL_MS if turn.work.in_order else CALL_MS
+        self._node.after(call_ms(self._node, usual_ms), lambda: self._end(turn, result))
 
     def _end(self, turn: Turn, result: object) -> None:
         try:
