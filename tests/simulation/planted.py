@@ -2,7 +2,7 @@
 
 As a program it looks for the first seed that finds a bug::
 
-    PYTHONHASHSEED=0 PYTHONPATH=tests python -P tests/simulation/planted.py NAME [--seed S] [--count N]
+    PYTHONHASHSEED=0 PYTHONPATH=tests python -P -m simulation.planted NAME --count 100
 
 Elsewhere nothing is replaced while tests run. Here the replaced method is the bug.
 """

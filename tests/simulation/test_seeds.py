@@ -26,6 +26,13 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
+def test_a_seed_is_one_course_of_events():
+    first, second = (simulate("--seed", "5", "--count", "1").stdout for _ in range(2))
+    assert "events" in first
+    assert first.splitlines()[0] == second.splitlines()[0]
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_PROCESS))
 def test_a_cluster_keeps_its_promises_whatever_the_seed(first):
     done = simulate("--seed", str(first), "--count", str(SEEDS_A_PROCESS))

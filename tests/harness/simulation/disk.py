@@ -32,8 +32,8 @@ from mqmesh.storage.memory import MemoryStore
 from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
-SYNC_MS: Final = 30
-"""A sync takes 1 to so many ms."""
+SLOWEST_SYNCS_MS: Final = (3, 30, 300)
+"""A sync takes 1 to so many ms; a disk has one of these."""
 
 
 class LogRecord(msgspec.Struct):
@@ -52,6 +52,7 @@ class Disk:
     Attributes:
         records: The log.
         durable_offset: What was synced.
+        slowest_sync_ms: So long a sync takes at most.
         full: No byte more is taken.
         sync_fails: The next sync fails.
         opener: Opens the store; planted bugs have another one.
@@ -60,6 +61,7 @@ class Disk:
     def __init__(self) -> None:
         self.records: list[LogRecord] = []
         self.durable_offset = 0
+        self.slowest_sync_ms = SLOWEST_SYNCS_MS[0]
         self.full = False
         self.sync_fails = False
         self.opener: Callable[..., LoggedStore] = LoggedStore
@@ -209,7 +211,10 @@ class LoggedStore(MemoryStore):
         self._syncing = True
         delay_ms = 0 if self._at_once else self._interval_ms
         end = self._end
-        self._node.after(delay_ms + self._node.random.randint(1, SYNC_MS), lambda: self._sync(end))
+        self._node.after(
+            delay_ms + self._node.random.randint(1, self._disk.slowest_sync_ms),
+            lambda: self._sync(end),
+        )
 
     def _sync(self, end: int) -> None:
         self._syncing = False

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = run_seed(seed)
             runs += 1
             counts.update(outcome.counts)
+            counts["events"] += outcome.events
             if outcome.violations:
                 failed.append(seed)
                 tell(outcome)

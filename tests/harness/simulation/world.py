@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from harness.simulation.disk import Disk, store_opener
+from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk, store_opener
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.server import BrokerServer
@@ -181,6 +181,7 @@ class World:
     def add_broker(self, name: str) -> Process:
         """A broker and its disk."""
         disk = self.disks[name] = Disk()
+        disk.slowest_sync_ms = self.simulation.random.choice(SLOWEST_SYNCS_MS)
         config = BrokerConfig(
             broker_name=name,
             listen_port=BROKER_PORT + len(self.brokers),
