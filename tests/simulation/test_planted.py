@@ -17,7 +17,7 @@ COMMON = (
     "a forgotten half message",
     "an early delay",
 )
-"""Those that one of the first twenty seeds finds, mostly the first; CONTRIBUTING says what the others take."""
+"""Those that one of the first twenty seeds finds; CONTRIBUTING says what the others take."""
 
 
 def hunt(name: str) -> subprocess.CompletedProcess[str]:
