@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.admin import FigureValue, RoleInfo
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import namesrv_addresses
@@ -125,8 +125,12 @@ def show_broker(name: str, namesrv: str, as_json: bool) -> int:
             f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
             f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
         )
-    print_table(("FIGURE", "VALUE"), sorted(figures.items()))
+    print_table(("FIGURE", "VALUE"), [(one, _shown(figures[one])) for one in sorted(figures)])
     return ExitCode.OK
+
+
+def _shown(value: FigureValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _ping(namesrv: str, endpoint: str) -> RoleInfo | None:

@@ -10,6 +10,7 @@ from mqmesh.bench.processes import BenchError, Child, Crew
 from mqmesh.bench.sides import RUN_TIMEOUT_S, Cluster, Conditions, Load, Sample, new_crew
 from mqmesh.bench.workload import TOPIC, percentile
 from mqmesh.message import Message
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
@@ -172,7 +173,7 @@ def _pending(cluster: Cluster) -> int:
     return int(_figures(cluster)["schedule_pending"])
 
 
-def _figures(cluster: Cluster) -> dict[str, str]:
+def _figures(cluster: Cluster) -> dict[str, FigureValue]:
     with AdminClient(cluster.namesrv) as admin:
         (figures,) = admin.runtime_info().values()
     return figures

@@ -16,6 +16,7 @@ from mqmesh.bench.sides import (
     product_produce,
 )
 from mqmesh.bench.workload import TOPIC, make_keys, percentile
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.units import MIB
@@ -143,13 +144,13 @@ def wait_at_rest(cluster: Cluster) -> None:
             raise BenchError(f"the broker has no rest after {INDEX_TIMEOUT_S:.0f} s")
 
 
-def _is_indexed(figures: dict[str, str], *, at_rest: bool) -> bool:
+def _is_indexed(figures: dict[str, FigureValue], *, at_rest: bool) -> bool:
     return not int(figures["index_lag_bytes"]) and (
         not at_rest or bool(int(figures["index_at_rest"]))
     )
 
 
-def _figures(cluster: Cluster) -> dict[str, str]:
+def _figures(cluster: Cluster) -> dict[str, FigureValue]:
     with AdminClient(cluster.namesrv) as admin:
         (figures,) = admin.runtime_info().values()
     return figures

@@ -82,6 +82,10 @@ class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queues: list[QueueStats]
 
 
+FigureValue = int | float | bool | str
+"""A number where there is something to count or measure, else a text."""
+
+
 class BrokerRuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``."""
 
@@ -89,4 +93,4 @@ class BrokerRuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=
 class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Figures by name; the names are listed in ``docs/operations.md``."""
 
-    figures: Annotated[dict[str, str], msgspec.Meta(max_length=1_024)]
+    figures: Annotated[dict[str, FigureValue], msgspec.Meta(max_length=1_024)]

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal, Reply, Request
 from mqmesh.protocol.commands import CommandSpec, ServedBy, served_by
@@ -100,16 +101,16 @@ class Dispatch:
 
         self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """What was asked so far, by command; those that nobody asked for are left out."""
-        found = {}
+        found: dict[str, FigureValue] = {}
         for code, count in self.counts.items():
             if count.requests:
                 name = f"command_{code.name.lower()}"
-                found[f"{name}_total"] = str(count.requests)
-                found[f"{name}_failures_total"] = str(count.failures)
-                found[f"{name}_ms_total"] = str(count.spent_ns // _NS_PER_MS)
-                found[f"{name}_longest_ms"] = str(count.longest_ns // _NS_PER_MS)
+                found[f"{name}_total"] = count.requests
+                found[f"{name}_failures_total"] = count.failures
+                found[f"{name}_ms_total"] = count.spent_ns // _NS_PER_MS
+                found[f"{name}_longest_ms"] = count.longest_ns // _NS_PER_MS
         return found
 
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:

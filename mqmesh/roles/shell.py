@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.admin import FigureValue, RoleInfo
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
@@ -115,26 +115,26 @@ class RoleShell:
         if self.server is not None:
             self.server.fail(request, error)
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """Of the process, its connections and its commands."""
         server = self.server
         assert server is not None
         return {
             "state": self.state,
-            "uptime_ms": str(self.uptime_ms),
-            "pid": str(os.getpid()),
-            "rss_bytes": str(resident_bytes()),
-            "private_bytes": str(anonymous_bytes()),
-            "connections": str(server.peer_count),
-            "requests_total": str(server.requests),
-            "malformed_frames_total": str(server.malformed_frames),
-            "dropped_replies_total": str(server.dropped_replies),
-            "pending_bytes": str(server.held_bytes),
-            "ended_connections_total": str(server.hung_up),
-            "silent_connections_total": str(server.silent),
-            "refusals_total": str(sum(server.refusals.counts.values())),
-            **{f"refused_{k.lower()}_total": str(n) for k, n in server.refusals.counts.items()},
-            "callback_failures_total": str(self._loop.callback_failures),
+            "uptime_ms": self.uptime_ms,
+            "pid": os.getpid(),
+            "rss_bytes": resident_bytes(),
+            "private_bytes": anonymous_bytes(),
+            "connections": server.peer_count,
+            "requests_total": server.requests,
+            "malformed_frames_total": server.malformed_frames,
+            "dropped_replies_total": server.dropped_replies,
+            "pending_bytes": server.held_bytes,
+            "ended_connections_total": server.hung_up,
+            "silent_connections_total": server.silent,
+            "refusals_total": sum(server.refusals.counts.values()),
+            **{f"refused_{k.lower()}_total": n for k, n in server.refusals.counts.items()},
+            "callback_failures_total": self._loop.callback_failures,
             **self.dispatch.figures(),
         }
 

@@ -29,7 +29,7 @@ from harness.workload import (
     read_deliveries,
 )
 from mqmesh.errors import MQMeshError, NoRoute
-from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
+from mqmesh.protocol.admin import FigureValue, TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
@@ -336,7 +336,7 @@ class Scene:
     ) -> None:
         self.close()
 
-    def _resources(self, figures: Mapping[str, str]) -> Resources:
+    def _resources(self, figures: Mapping[str, FigureValue]) -> Resources:
         return resources_of(BROKER, int(figures["pid"]), self._folder)
 
     def _log(self) -> str:
@@ -434,7 +434,7 @@ def _has_topic(admin: AdminClient) -> bool:
     return True
 
 
-def _figures(admin: AdminClient) -> dict[str, str]:
+def _figures(admin: AdminClient) -> dict[str, FigureValue]:
     return admin.runtime_info()[BROKER]
 
 

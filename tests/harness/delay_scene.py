@@ -196,4 +196,4 @@ def _is_over(admin: AdminClient) -> bool:
         figures = admin.runtime_info()[BROKER]
     except (MQMeshError, KeyError):
         return False
-    return figures["schedule_service"] == "on" and figures["schedule_pending"] == "0"
+    return figures["schedule_service"] == "on" and figures["schedule_pending"] == 0

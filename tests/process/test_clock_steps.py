@@ -134,7 +134,7 @@ class Scene:
         """Until the broker knows from the service that so many messages wait."""
         deadline = time.monotonic() + PATIENCE_S
         with AdminClient(self.cluster.namesrv_addr) as admin:
-            while (told := admin.runtime_info()["broker-a"]["schedule_pending"]) != str(count):
+            while (told := admin.runtime_info()["broker-a"]["schedule_pending"]) != count:
                 assert time.monotonic() < deadline, f"{told} are pending instead of {count}"
 
     def check_transactions(self) -> None:

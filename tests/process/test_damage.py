@@ -76,4 +76,4 @@ def test_a_damaged_body_costs_only_its_batch(cluster, group, selector, wanted):
 def test_the_administrator_sees_it(cluster):
     assert consume(cluster, "audit", MessageSelector(), len(SOUND)) == SOUND
     with AdminClient(cluster.namesrv_addr) as admin:
-        assert admin.runtime_info()["broker-a"]["store_damaged"] == "1"
+        assert admin.runtime_info()["broker-a"]["store_damaged"] == 1

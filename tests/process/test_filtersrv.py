@@ -391,7 +391,7 @@ def test_a_filter_that_dies_again_and_again_is_parked(own_cluster):
         until(lambda: "is parked" in str(consumer.filter_errors.get("t")))
         assert "no answer within 500 ms" in str(consumer.filter_errors["t"])
         with AdminClient(cluster.namesrv_addr) as admin:
-            until(lambda: admin.runtime_info()["broker-a"]["filters_parked"] == "1")
+            until(lambda: admin.runtime_info()["broker-a"]["filters_parked"] == 1)
     assert "is parked for 60 s" in cluster.log()
     assert cluster.workers() == []
 

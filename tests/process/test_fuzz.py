@@ -57,7 +57,7 @@ def test_an_index_process_follows_no_other_store(wire, short_tmp_path):
         with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
             producer.send(Message("t", b"x"))
         with AdminClient(cluster.namesrv_addr) as admin:
-            wire.until(lambda: admin.runtime_info()["broker-a"]["index_lag_bytes"] == "0")
+            wire.until(lambda: admin.runtime_info()["broker-a"]["index_lag_bytes"] == 0)
         with pytest.raises(BrokerError, match="this is the index of store"):
             wire.ask(client, RequestCode.ADVANCE_INDEX, AdvanceIndexRequest(2**62, 0, 0))
 

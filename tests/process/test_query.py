@@ -22,6 +22,7 @@ from mqmesh.errors import (
     UnsupportedCommand,
 )
 from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.sdk.producer.producer import Producer
@@ -87,7 +88,7 @@ def check_all(query: QueryClient, acknowledged: list[tuple[str, SendResult]]) ->
         assert same == found
 
 
-def figures(query: QueryClient) -> dict[str, str]:
+def figures(query: QueryClient) -> dict[str, FigureValue]:
     return query.runtime_info()["broker-a"]
 
 
@@ -170,8 +171,8 @@ def test_killed_under_load_the_index_process_comes_back_and_misses_nothing(produ
         os.kill(pid, signal.SIGKILL)
         acknowledged += send_with_keys(producer, round_ * 100 + 50, 50)
     check_all(query, acknowledged)
-    assert int(figures(query)["index_starts_total"]) == 4
-    assert figures(query)["index_discarded_total"] == "0"
+    assert figures(query)["index_starts_total"] == 4
+    assert figures(query)["index_discarded_total"] == 0
 
 
 def test_a_killed_broker_takes_its_index_process_along(cluster, producer, query):

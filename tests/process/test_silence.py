@@ -14,6 +14,7 @@ from harness.observations import recovery_degradations, refusal_degradation
 from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
 from mqmesh.message import Message
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
@@ -47,7 +48,7 @@ def log_of(cluster: ProcessCluster) -> str:
     return (cluster.folder / f"{BROKER}.log").read_text()
 
 
-def figures_of(cluster: ProcessCluster) -> dict[str, str]:
+def figures_of(cluster: ProcessCluster) -> dict[str, FigureValue]:
     with AdminClient(cluster.namesrv_addr) as admin:
         return admin.runtime_info()[BROKER]
 

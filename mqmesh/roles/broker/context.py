@@ -6,6 +6,7 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.roles.broker.commit_point import CommitPoint
@@ -143,7 +144,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     keeper: Keeper
     admission: SendAdmission
     creation_rates: CreationRates
-    process_figures: Callable[[], dict[str, str]]
+    process_figures: Callable[[], dict[str, FigureValue]]
     index: IndexerLink | None = None
     schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)

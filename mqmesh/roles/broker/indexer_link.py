@@ -22,6 +22,7 @@ from mqmesh.errors import (
     SystemBusy,
     TransportError,
 )
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
@@ -274,7 +275,7 @@ class IndexerLink:
             self._process.stop()
             self._process = None
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """Figures for administrators."""
         now_ms, extent, progress = self._clock.monotonic_ms(), self._look(), self._progress
         visible = extent.visible_offset if extent is not None else 0
@@ -286,21 +287,21 @@ class IndexerLink:
             state = "running"
         return {
             "index_state": state,
-            "index_pid": str(self._process.pid if self._process is not None else 0),
-            "index_starts_total": str(self._starts),
-            "index_lag_bytes": str(max(0, visible - progress.indexed_through)),
-            "index_lag_ms": str(self._lag.lag_ms(now_ms)),
-            "index_missing_bytes": str(progress.missing_bytes),
-            "index_segments": str(progress.segments),
-            "index_sealed_segments": str(progress.sealed),
-            "index_unsorted_texts": str(progress.texts),
-            "index_at_rest": str(int(progress.at_rest)),
-            "index_disk_bytes": str(progress.disk_bytes),
-            "index_discarded_total": str(progress.discarded),
-            "index_skipped_bytes_total": str(progress.skipped_bytes),
-            "index_queries_total": str(progress.queries),
-            "index_query_refusals_total": str(self._refused),
-            "index_mismatches_total": str(progress.mismatches),
+            "index_pid": self._process.pid if self._process is not None else 0,
+            "index_starts_total": self._starts,
+            "index_lag_bytes": max(0, visible - progress.indexed_through),
+            "index_lag_ms": self._lag.lag_ms(now_ms),
+            "index_missing_bytes": progress.missing_bytes,
+            "index_segments": progress.segments,
+            "index_sealed_segments": progress.sealed,
+            "index_unsorted_texts": progress.texts,
+            "index_at_rest": int(progress.at_rest),
+            "index_disk_bytes": progress.disk_bytes,
+            "index_discarded_total": progress.discarded,
+            "index_skipped_bytes_total": progress.skipped_bytes,
+            "index_queries_total": progress.queries,
+            "index_query_refusals_total": self._refused,
+            "index_mismatches_total": progress.mismatches,
         }
 
     # ---- The process -----------------------------------------------------------------

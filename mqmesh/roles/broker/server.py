@@ -12,6 +12,7 @@ from mqmesh.errors import StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
@@ -491,14 +492,15 @@ class BrokerServer:
         if self._links is not None:
             self._links.topics_changed()
 
-    def _figures(self) -> dict[str, str]:
-        links = self._links
+    def _figures(self) -> dict[str, FigureValue]:
+        links, index = self._links, self._index
         assert links is not None
+        followed: dict[str, FigureValue] = index.figures() if index else {"index_state": "off"}
         return {
             **self._shell.figures(),
-            "namesrvs_registered": str(links.registered_count),
-            "wiped_write_perm": str(links.wiped_write_perm).lower(),
-            **(self._index.figures() if self._index is not None else {"index_state": "off"}),
+            "namesrvs_registered": links.registered_count,
+            "wiped_write_perm": links.wiped_write_perm,
+            **followed,
         }
 
 

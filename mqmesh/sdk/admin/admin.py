@@ -17,6 +17,7 @@ from mqmesh.errors import (
 from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
     BrokerRuntimeInfoRequest,
+    FigureValue,
     GetTopicConfigRequest,
     RoleInfo,
     RuntimeInfo,
@@ -200,7 +201,7 @@ class AdminClient:
             lambda answer: decode_header(TopicStats, answer.header),
         )
 
-    def runtime_info(self, broker_name: str = "") -> dict[str, dict[str, str]]:
+    def runtime_info(self, broker_name: str = "") -> dict[str, dict[str, FigureValue]]:
         """Figures of every master, by broker group; ``docs/operations.md`` lists them.
 
         Args:

@@ -93,10 +93,10 @@ def test_commands_are_counted_and_timed_also_those_that_fail():
     with pytest.raises(BrokerNotAvailable):
         serve(request_of(RequestCode.PULL_MESSAGE, PULL))
     assert dispatch.figures() == {
-        "command_pull_message_total": "3",
-        "command_pull_message_failures_total": "1",
-        "command_pull_message_ms_total": "16",
-        "command_pull_message_longest_ms": "10",
+        "command_pull_message_total": 3,
+        "command_pull_message_failures_total": 1,
+        "command_pull_message_ms_total": 16,
+        "command_pull_message_longest_ms": 10,
     }
 
 

@@ -211,10 +211,15 @@ def test_statistics_come_from_the_brokers_of_the_route(network, client):
     assert client.topic_stats("t") == {"broker-b": stats}
 
 
-def test_figures_come_from_every_master(network, client):
+def test_figures_come_from_every_master_with_their_types(network, client):
+    figures = {"a": 1, "b": 0.5, "c": True, "d": "on"}
     for endpoint in (A, B):
-        network.answer(endpoint, RequestCode.GET_BROKER_RUNTIME_INFO, words.RuntimeInfo({"a": "1"}))
-    assert client.runtime_info() == {"broker-a": {"a": "1"}, "broker-b": {"a": "1"}}
+        network.answer(
+            endpoint,
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            words.RuntimeInfo(figures),
+        )
+    assert client.runtime_info() == {"broker-a": figures, "broker-b": figures}
 
 
 def test_a_topic_is_deleted_from_brokers_then_from_all_name_servers(network, client):

@@ -134,7 +134,7 @@ class Stage:
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
             ),
             group_table=GroupTable(auto_create=self.config.auto_create_subscription_group),
-            process_figures=lambda: {"rss_bytes": "1"},
+            process_figures=lambda: {"rss_bytes": 1},
         )
         self.handlers = served(self.context)
 

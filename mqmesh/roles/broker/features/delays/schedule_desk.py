@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
 
@@ -122,14 +123,14 @@ class ScheduleDesk:
     def _take(self, tickets: list[int]) -> list[Request]:
         return [self._cancels.pop(ticket).request for ticket in tickets]
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """For the broker's runtime info."""
         return {
             "schedule_service": "off" if self.service is None else "on",
-            "schedule_sessions": str(self.sessions),
-            "schedule_pending": str(self.pending),
-            "schedule_delivered_total": str(self.delivered),
-            "schedule_cancelled_total": str(self.cancelled),
-            "schedule_rolled_total": str(self.rolled),
-            "schedule_gone_total": str(self.gone),
+            "schedule_sessions": self.sessions,
+            "schedule_pending": self.pending,
+            "schedule_delivered_total": self.delivered,
+            "schedule_cancelled_total": self.cancelled,
+            "schedule_rolled_total": self.rolled,
+            "schedule_gone_total": self.gone,
         }

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.filters import FilterServerInfo, RegisterFilterServerRequest
 
 MAX_SERVERS: Final = 16
@@ -75,15 +76,15 @@ class FilterServers:
         chosen = found[sum(group.encode()) % len(found)]
         return FilterServerInfo(chosen.name, chosen.address)
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """Figures for administrators: sums over the filter servers."""
         told = [one.told for one in self._known.values()]
         return {
-            "filter_servers": str(len(told)),
-            "filters": str(sum(one.filters for one in told)),
-            "filters_parked": str(sum(one.parked for one in told)),
-            "filter_matches_total": str(sum(one.matched for one in told)),
-            "filter_misses_total": str(sum(one.passed_over for one in told)),
+            "filter_servers": len(told),
+            "filters": sum(one.filters for one in told),
+            "filters_parked": sum(one.parked for one in told),
+            "filter_matches_total": sum(one.matched for one in told),
+            "filter_misses_total": sum(one.passed_over for one in told),
         }
 
     def _check_allowed(self) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from mqmesh.errors import MQMeshError, StorageError, SystemBusy
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 
 SYNC_WAIT_MS: Final = 2_000
@@ -145,11 +146,11 @@ class SnapshotDesk:
         self.made += made
         self.failed += not made
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """Figures for administrators."""
         return {
-            "snapshots_made_total": str(self.made),
-            "snapshots_failed_total": str(self.failed),
+            "snapshots_made_total": self.made,
+            "snapshots_failed_total": self.failed,
         }
 
 

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
+from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import EndOutcome
 from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
@@ -176,13 +177,13 @@ class TransactionDesk:
         self.lost += batch.left
         self.table.forget(batch)
 
-    def figures(self) -> dict[str, str]:
+    def figures(self) -> dict[str, FigureValue]:
         """Figures for administrators."""
         return {
-            "half_messages_pending": str(self.table.pending_count),
-            "half_messages_parked": str(self.table.parked_count),
-            "half_messages_ended_total": str(self.ended),
-            "half_messages_lost_total": str(self.lost),
-            "transaction_checks_total": str(self.checks_sent),
-            "transaction_ends_refused_total": str(self.refused),
+            "half_messages_pending": self.table.pending_count,
+            "half_messages_parked": self.table.parked_count,
+            "half_messages_ended_total": self.ended,
+            "half_messages_lost_total": self.lost,
+            "transaction_checks_total": self.checks_sent,
+            "transaction_ends_refused_total": self.refused,
         }

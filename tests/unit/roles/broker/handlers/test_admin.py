@@ -170,10 +170,28 @@ def test_figures_are_told_by_name(stage):
     figures = stage.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
     expected = {
         "broker_name": "broker-a",
-        "topics": "1",
-        "put_messages_total": "2",
-        "held_pulls": "1",
+        "topics": 1,
+        "put_messages_total": 2,
+        "held_pulls": 1,
         "store_backend": "memory",
-        "rss_bytes": "1",
+        "rss_bytes": 1,
     }
     assert {name: figures[name] for name in expected} == expected
+
+
+def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
+    stage.send(stage.batch())
+    request = BrokerRuntimeInfoRequest()
+    figures = stage.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
+    texts = {name for name, value in figures.items() if isinstance(value, str)}
+    assert texts == {
+        "cluster_name",
+        "broker_name",
+        "instance_id",
+        "topic_data_version",
+        "schedule_service",
+        "store_backend",
+        "store_store_id",
+    }
+    assert figures["store_writable"] is True
+    assert isinstance(figures["put_messages_per_s"], float)
