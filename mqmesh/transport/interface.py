@@ -41,11 +41,19 @@ class ServerLimits(msgspec.Struct, frozen=True):
     max_frame_bytes: int = MAX_FRAME_BYTES
 
 
-class Timer(Protocol):
-    """A call planned for later; see ``mqmesh.transport.zmq.loop.Timer``."""
+class Timer:
+    """A call planned for later; ``cancel`` it if it is not wanted any more."""
+
+    __slots__ = ("callback", "cancelled", "interval_ms")
+
+    def __init__(self, callback: Callable[[], None], interval_ms: int) -> None:
+        self.callback = callback
+        self.interval_ms = interval_ms
+        self.cancelled = False
 
     def cancel(self) -> None:
-        """The call will not be made."""
+        """The call will not be made; calling twice does no harm."""
+        self.cancelled = True
 
 
 class Loop(Protocol):

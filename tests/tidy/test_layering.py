@@ -61,6 +61,7 @@ INNER_ROOMS = {
         "index": {"files", "log", "lmdb"},
         "tools": {"files", "log", "queues", "commitlog", "lmdb", "index"},
     },
+    "mqmesh.transport": {"zmq": set(), "simulated": set()},
     "mqmesh.sdk": {
         "client": set(),
         "producer": {"client"},
@@ -90,6 +91,12 @@ FULL_FOLDERS = {"mqmesh.cli", "mqmesh.spark"}
 CONFINED = {
     # The benchmark's limit is what bare ZeroMQ reaches, without our transport.
     "zmq": "mqmesh.transport.zmq mqmesh.bench.limit",
+    # Everybody else is given a transport. These take the real one: where processes of roles begin,
+    # and what clients have by default.
+    "mqmesh.transport.zmq": (
+        "mqmesh.transport.zmq mqmesh.sdk.client.options mqmesh.testing.thread_cluster "
+        "mqmesh.cli.serve mqmesh.cli.schedule mqmesh.cli.indexer"
+    ),
     "mmap": "mqmesh.storage.log.mapped_file",
     "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
@@ -328,7 +335,7 @@ PROJECT = {
     "mqmesh.__init__": "from mqmesh.sdk.producer.producer import Producer",
     "mqmesh.units": "import enum",
     "mqmesh.sdk.__init__": '"""Docstring."""',
-    "mqmesh.sdk.producer.producer": "from mqmesh.transport.zmq.client import CommandClient",
+    "mqmesh.sdk.producer.producer": "from mqmesh.transport.interface import Transport",
     "mqmesh.storage.commitlog.store": "import mqmesh.units",
     "mqmesh.storage.log.mapped_file": "import mmap",
     "mqmesh.transport.zmq.client": "import zmq\nfrom mqmesh import units",
@@ -383,6 +390,12 @@ FAULTS = [
     (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "from time import monotonic"),
     (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "import os.path"),
     (impure_role_files, "mqmesh.roles.broker.features.sends.send", "x = open('f')"),
+    (
+        escaped_libraries,
+        "mqmesh.sdk.client.client",
+        "from mqmesh.transport.zmq.loop import EventLoop",
+    ),
+    (upward_folders, "mqmesh.transport.simulated.loop", "from mqmesh.transport.zmq.loop import x"),
     (escaped_libraries, "mqmesh.roles.broker.server", "import zmq.utils"),
     (escaped_libraries, "mqmesh.storage.commitlog.store", "from mmap import mmap"),
     (escaped_libraries, "mqmesh.bench.rows", "import zmq"),

@@ -14,11 +14,10 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
 from mqmesh.protocol.command import ONEWAY, Command, decode_frame, encode_frame
-from mqmesh.transport.interface import OnDone
+from mqmesh.transport.interface import OnDone, Timer
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Connection, Line, Network
 from mqmesh.transport.simulated.node import SimulatedNode
-from mqmesh.transport.zmq.loop import Timer
 
 SWEEP_MS: Final = 20
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from mqmesh.clock import Clock
+from mqmesh.transport.interface import Timer
 from mqmesh.transport.simulated.node import SimulatedNode
-from mqmesh.transport.zmq.loop import Timer
 
 MOST_TURNS_A_MS: Final = 64
 """A loop that turns more often lets time pass, as each turn of a real one does."""

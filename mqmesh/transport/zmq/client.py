@@ -24,9 +24,9 @@ from mqmesh.protocol.command import (
     decode_frame,
     encode_frame,
 )
-from mqmesh.transport.interface import OnDone
+from mqmesh.transport.interface import OnDone, Timer
 from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.loop import EventLoop, Timer
+from mqmesh.transport.zmq.loop import EventLoop
 
 MAX_REQUESTS_WAITING: Final = 100_000
 """Requests in flight and not yet sent, together."""

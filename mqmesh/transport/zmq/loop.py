@@ -13,6 +13,7 @@ from typing import Final
 import zmq
 
 from mqmesh.clock import Clock, SystemClock
+from mqmesh.transport.interface import Timer
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.sockets import Socket
 
@@ -28,21 +29,6 @@ _OUT: Final = int(zmq.POLLOUT)
 _EVENTS: Final = int(zmq.EVENTS)
 
 _log = logging.getLogger(__name__)
-
-
-class Timer:
-    """A call planned for later; ``cancel`` it if it is not wanted any more."""
-
-    __slots__ = ("callback", "cancelled", "interval_ms")
-
-    def __init__(self, callback: Callable[[], None], interval_ms: int) -> None:
-        self.callback = callback
-        self.interval_ms = interval_ms
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """The call will not be made; calling twice does no harm."""
-        self.cancelled = True
 
 
 class _Source:

@@ -5,10 +5,10 @@ from typing import Final
 
 import zmq
 
-from mqmesh.transport.interface import ServerLimits
+from mqmesh.transport.interface import ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.accounts import MARK_BYTES, Mark, PeerAccount, room_of_one
-from mqmesh.transport.zmq.loop import EventLoop, Timer
+from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.units import KIB, MIB
 
 RETRY_MS: Final = 10

@@ -30,11 +30,11 @@ from mqmesh.protocol.command import (
     peek_opaque,
 )
 from mqmesh.refusals import Refusals
-from mqmesh.transport.interface import Handler, ServerLimits
+from mqmesh.transport.interface import Handler, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.accounts import MARK_BYTES, Load, PeerAccount
 from mqmesh.transport.zmq.connections import hang_up
-from mqmesh.transport.zmq.loop import EventLoop, Timer
+from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.outbox import Outbox
 from mqmesh.transport.zmq.peers import PeerTable, is_automatic
 from mqmesh.transport.zmq.relief import Relief
