@@ -14,7 +14,7 @@ PATIENCE_MS: Final = 1_000
 """A shell that waits for a cluster that is not there must not seem to hang."""
 
 
-class Text(click.types.StringParamType):
+class TextArgument(click.types.StringParamType):
     """An argument that is a text, not a file's name: whatever the terminal says, it is UTF-8."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -27,7 +27,7 @@ class Text(click.types.StringParamType):
         return text
 
 
-class ClusterName(Text):
+class ClusterName(TextArgument):
     """A name that the cluster knows."""
 
     def shell_complete(
@@ -90,6 +90,6 @@ def check_texts(command: click.Command, inside: str = "") -> None:
     for param in command.params:
         if type(param.type) is click.types.StringParamType:
             kind = _NAMED.get(inside) if param.name == "name" else _TYPES.get(param.name or "")
-            param.type = (kind or Text)()
+            param.type = (kind or TextArgument)()
     for inner in getattr(command, "commands", {}).values():
         check_texts(inner, command.name or "")

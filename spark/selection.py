@@ -84,7 +84,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadTask:
     """What one task reads: a range of a snapshot's log, or batches at places that are known.
 
     Attributes:
@@ -100,7 +100,7 @@ class Task:
     places: tuple[int, ...] = ()
 
 
-def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> list[Task]:
+def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> list[ReadTask]:
     """The tasks that read what is wanted of a snapshot.
 
     Raises:
@@ -112,14 +112,14 @@ def plan(path: str, wanted: Selection, *, range_bytes: int = RANGE_BYTES) -> lis
     if ranges is None:
         ranges = snapshot.ranges(range_bytes, from_ms=wanted.from_ms, to_ms=wanted.to_ms)
     tasks = [
-        Task(path, 0, 0, tuple(places[first : first + PLACES_PER_TASK]))
+        ReadTask(path, 0, 0, tuple(places[first : first + PLACES_PER_TASK]))
         for first in range(0, len(places), PLACES_PER_TASK)
     ]
     stop = snapshot.manifest.end_offset if wanted.to_offset is None else wanted.to_offset
     for one in ranges:
         low, high = max(one.start_offset, wanted.from_offset), min(one.end_offset, stop)
         if low < high:
-            tasks.append(Task(path, low, high))
+            tasks.append(ReadTask(path, low, high))
     return tasks
 
 
@@ -155,7 +155,7 @@ def _unheard(damage: Damage) -> None:
 
 
 def read_task(
-    snapshot: Snapshot, task: Task, wanted: Selection, on_skip: OnSkip = _unheard
+    snapshot: Snapshot, task: ReadTask, wanted: Selection, on_skip: OnSkip = _unheard
 ) -> Iterator[tuple[BatchHeader, Sequence[StoredMessage]]]:
     """The wanted messages of a task, batch by batch.
 
@@ -186,7 +186,9 @@ def read_task(
             yield header, picked
 
 
-def _batches(snapshot: Snapshot, task: Task, wanted: Selection, on_skip: OnSkip) -> Iterator[Batch]:
+def _batches(
+    snapshot: Snapshot, task: ReadTask, wanted: Selection, on_skip: OnSkip
+) -> Iterator[Batch]:
     if not task.places:
         for found in snapshot.read(LogRange(task.start_offset, task.end_offset)):
             if isinstance(found, Damage):

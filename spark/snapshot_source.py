@@ -26,7 +26,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 
 from .options import flag, number, time_ms, words
 from .schema import ARROW_TYPES, COLUMNS, DAY_MS, Rows, arrow_schema, batched
-from .selection import RANGE_BYTES, SKIP, Selection, Task, plan, read_task
+from .selection import RANGE_BYTES, SKIP, ReadTask, Selection, plan, read_task
 
 MAX_ROWS: Final = 8_000
 """Rows of a record batch; more gain nothing."""
@@ -45,7 +45,7 @@ SUMMARY: Final = {
 class SnapshotPart(InputPartition):
     """A task of a reader; None of one that has nothing to read."""
 
-    task: Task | None = None
+    task: ReadTask | None = None
 
 
 class SnapshotReader(DataSourceReader):
@@ -90,7 +90,7 @@ class SnapshotReader(DataSourceReader):
         snapshot = Snapshot(Path(partition.task.path))
         rows = Rows(self.columns, arrow_schema(self.columns), broker=snapshot.manifest.broker_name)
 
-        def parts(task: Task) -> Iterator[None]:
+        def parts(task: ReadTask) -> Iterator[None]:
             for header, messages in read_task(snapshot, task, self.wanted):
                 rows.add(header, messages)
                 yield

@@ -25,7 +25,7 @@ Run = tuple[int, int, int]
 """Commit-log offset of a batch, ordinal of the first message, number of messages."""
 
 
-class Action(enum.IntEnum):
+class ScheduleAction(enum.IntEnum):
     """What is done with messages that wait. On disk and on the wire: never renumbered."""
 
     DELIVER = 1
@@ -52,7 +52,7 @@ def decode_runs(data: bytes | memoryview) -> list[Run]:
     return list(_RUN.iter_unpack(data))
 
 
-def encode_record(action: Action, runs: Iterable[Run]) -> bytes:
+def encode_record(action: ScheduleAction, runs: Iterable[Run]) -> bytes:
     """The body of a record."""
     return bytes((action,)) + encode_runs(runs)
 

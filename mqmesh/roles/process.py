@@ -68,7 +68,7 @@ class ExitCode(enum.IntEnum):
     """The store can write no more, as after a failed sync; a start recovers what is on disk."""
 
 
-class Loop(Protocol):
+class ProcessLoop(Protocol):
     """What a process needs of its event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
 
     def add(self, source: int, handler: Callable[[], None]) -> None:
@@ -124,7 +124,9 @@ def parse_ready(line: str) -> Ready | None:
     return None if match is None else Ready(match[1], match[2], match[3], int(match[4]))
 
 
-def run_role(role: str, name: str, loop: Loop, server: Role, *, supervised: bool = False) -> int:
+def run_role(
+    role: str, name: str, loop: ProcessLoop, server: Role, *, supervised: bool = False
+) -> int:
     """Runs a role until it is told to stop; call it in the main thread.
 
     Args:
@@ -203,7 +205,7 @@ def _is_wrong_setting(error: Exception) -> bool:
     return isinstance(system, OSError) and system.errno in _WRONG_SETTING
 
 
-def _stop_on_signals(loop: Loop) -> None:
+def _stop_on_signals(loop: ProcessLoop) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         # Whoever presses Ctrl-C again does not want to wait.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -213,7 +215,7 @@ def _stop_on_signals(loop: Loop) -> None:
         signal.signal(number, stop)
 
 
-def _stop_with_parent(loop: Loop) -> None:
+def _stop_with_parent(loop: ProcessLoop) -> None:
     def on_readable() -> None:
         if os.read(PARENT_PIPE, 4_096):
             return  # nobody writes there, and it would mean nothing
@@ -239,7 +241,7 @@ def _start(server: Role) -> str:
         gc.set_threshold(*thresholds)
 
 
-def _announce(ready: Ready, loop: Loop) -> None:
+def _announce(ready: Ready, loop: ProcessLoop) -> None:
     _log.info("%s %s serves at %s", ready.role, ready.name, ready.endpoint)
     try:
         print(ready.line(), flush=True)  # noqa: T201

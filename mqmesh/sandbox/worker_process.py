@@ -29,14 +29,14 @@ _CHUNK = 1 << 18
 _log = logging.getLogger(__name__)
 
 
-class Timer(Protocol):
+class WorkerTimer(Protocol):
     """A planned call."""
 
     def cancel(self) -> None:
         """It will not be made."""
 
 
-class Loop(Protocol):
+class WorkerLoop(Protocol):
     """What is needed of an event loop; ``mqmesh.transport.zmq.loop.EventLoop`` has it."""
 
     def add(self, source: int, handler: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class Loop(Protocol):
     def remove(self, source: int) -> None:
         """Stops watching a descriptor."""
 
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> WorkerTimer:
         """Calls once, not before ``delay_ms``."""
 
 
@@ -71,7 +71,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: WorkerLoop,
         setup: Setup,
         *,
         deadline_ms: int,
@@ -99,7 +99,7 @@ class WorkerProcess:
         self._answers = self._process.stdout.fileno()
         self._waiting: list[memoryview] = []
         self._reader: AnswerReader | None = None
-        self._deadline: Timer | None = None
+        self._deadline: WorkerTimer | None = None
         self._closed = False
         for descriptor in (self._questions, self._answers):
             os.set_blocking(descriptor, False)

@@ -21,8 +21,8 @@ from mqmesh.message import Message
 from mqmesh.spark.selection import Selection, plan, read_task
 from mqmesh.storage.index.part import (
     HEAD_KEY,
-    Run,
-    Text,
+    SortedRun,
+    WaitingKeys,
     decode_head,
     encode_head,
 )
@@ -300,13 +300,13 @@ def with_head(env, **changes):
     "changes",
     [
         {"through": -(1 << 40)},
-        {"runs": [Run(1, 0, 1, 0, 1 << 31, 3)] * 2},
-        {"runs": [Run(1 << 40, 0, 1, 0, 1 << 31, 3)]},
-        {"runs": [Run(-1, 0, 1, 0, 1 << 31, 3)]},
-        {"texts": [Text(3, 0, 1 << 31)] * 2},
-        {"texts": [Text(-3, 0, 1 << 31)]},
+        {"runs": [SortedRun(1, 0, 1, 0, 1 << 31, 3)] * 2},
+        {"runs": [SortedRun(1 << 40, 0, 1, 0, 1 << 31, 3)]},
+        {"runs": [SortedRun(-1, 0, 1, 0, 1 << 31, 3)]},
+        {"texts": [WaitingKeys(3, 0, 1 << 31)] * 2},
+        {"texts": [WaitingKeys(-3, 0, 1 << 31)]},
         {"widths": -1},
-        {"texts": [Text(3, 0, 1 << 31)]},
+        {"texts": [WaitingKeys(3, 0, 1 << 31)]},
     ],
 )
 def test_a_head_that_no_index_has_is_not_believed(snapshot, changes):

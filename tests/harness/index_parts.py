@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from mqmesh.storage.index.part import Head, IndexPart, LogSlice
+from mqmesh.storage.index.part import IndexPart, LogSlice, PartHead
 
 ORIGIN: Final = 1 << 20
 """Commit-log offset where the segment begins."""
@@ -11,7 +11,7 @@ ORIGIN: Final = 1 << 20
 
 def empty_part(directory: Path) -> IndexPart:
     """A part that covers nothing yet, in a directory of its own that does not exist."""
-    head = Head(store_id=1, boot_id=b"b" * 16, segment_start=ORIGIN)
+    head = PartHead(store_id=1, boot_id=b"b" * 16, segment_start=ORIGIN)
     return IndexPart.create(directory, head, map_size=1 << 20)
 
 

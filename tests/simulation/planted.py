@@ -17,7 +17,7 @@ from harness.simulation.disk import LoggedStore, LogRecord
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
-from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.queue_claims import QueueClaims
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
@@ -148,7 +148,7 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "a commit ahead of the listener": _method(
         ProcessQueue, "commit_offset", _ahead_of_the_listener
     ),
-    "an offset that goes back": _method(ConsumerOffsets, "commit", _goes_back),
+    "an offset that goes back": _method(CommittedOffsets, "commit", _goes_back),
     "a lost retry": _method(BackSender, "send", _lost_retry),
     "a double owner": _method(QueueLocks, "lock", _double_owner),
     "a forgotten half message": _method(Transactions, "tick", _never_asked),

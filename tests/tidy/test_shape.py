@@ -118,6 +118,30 @@ def test_no_function_is_too_long(python_files):
     assert long_functions(python_files) == []
 
 
+def repeated_classes(files: dict[str, str]) -> list[str]:
+    """Find classes that have one name in two modules.
+
+    The classes of ``mqmesh.aio`` are twins of those they stand for and have their names.
+    """
+    where: dict[str, list[str]] = {}
+    for path, source in files.items():
+        if path.startswith("mqmesh.sdk.aio."):
+            continue
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(path)
+    return [f"{name}: {', '.join(paths)}" for name, paths in where.items() if len(paths) > 1]
+
+
+def test_no_two_classes_have_one_name(modules):
+    assert repeated_classes(modules) == []
+
+
+def test_a_repeated_class_is_found():
+    assert repeated_classes({"a": "class Run: ...", "b": "class Run: ..."})
+    assert not repeated_classes({"a": "class Run: ...", "mqmesh.sdk.aio.b": "class Run: ..."})
+
+
 def test_every_public_name_has_a_docstring(modules):
     assert missing_docstrings(modules) == []
 

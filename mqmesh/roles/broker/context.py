@@ -13,7 +13,7 @@ from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.groups.offset_resets import OffsetResets
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -132,7 +132,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     store: MessageStore
     commit_point: CommitPoint[OpenSend]
     topics: TopicTable
-    offsets: ConsumerOffsets
+    offsets: CommittedOffsets
     groups: ConsumerGroups
     locks: QueueLocks
     holds: PullHold

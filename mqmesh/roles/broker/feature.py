@@ -20,7 +20,7 @@ Hook = Callable[[BrokerContext], None]
 TimedHook = Callable[[BrokerContext, int], None]
 
 
-class Turn(msgspec.Struct, frozen=True):
+class BrokerTurn(msgspec.Struct, frozen=True):
     """What the command server did in a turn of the loop.
 
     Attributes:
@@ -52,8 +52,8 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     commands: Mapping[RequestCode, BrokerHandler] = {}
-    turn_ended: Callable[[BrokerContext, Turn], bool | None] = _nothing
-    turn_over: Callable[[BrokerContext, Turn], None] = _nothing
+    turn_ended: Callable[[BrokerContext, BrokerTurn], bool | None] = _nothing
+    turn_over: Callable[[BrokerContext, BrokerTurn], None] = _nothing
     durable: Hook = _nothing
     tick: TimedHook = _nothing
     sample: Hook = _nothing
@@ -95,7 +95,7 @@ class Features:
         self._stopping = those("stopping")
         self._stopped = those("stopped")
 
-    def turn_ended(self, turn: Turn) -> bool:
+    def turn_ended(self, turn: BrokerTurn) -> bool:
         """A turn of the loop is over.
 
         Returns:

@@ -88,7 +88,7 @@ class Process(Protocol):
         """Tells it to end and waits."""
 
 
-class Client(Protocol):
+class IndexerClient(Protocol):
     """What is needed of a connection; ``CommandClient`` has it."""
 
     connected: bool
@@ -151,7 +151,7 @@ class IndexerLink:
         self,
         *,
         start_process: Callable[[bool], Process],
-        connect: Callable[[], Client],
+        connect: Callable[[], IndexerClient],
         look: Callable[[], LogExtent | None],
         clock: Clock,
         max_queries: int,
@@ -164,7 +164,7 @@ class IndexerLink:
         self._max_queries = max_queries
         self._answer_ms = query_timeout_ms + ANSWER_MARGIN_MS
         self._process: Process | None = None
-        self._client: Client | None = None
+        self._client: IndexerClient | None = None
         self._policy = RestartPolicy()
         self._start_due_ms = clock.monotonic_ms() + START_DELAY_MS
         self._suspect = False

@@ -20,7 +20,7 @@ MAX_CLOCK_S: Final = 2_100_000_000
 """A clock beyond it, in the year 2036, counts for nothing, so that lives do not run out."""
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _LifeDocument(msgspec.Struct, frozen=True):
     version: int
     life: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIFE)]
 
@@ -41,7 +41,7 @@ def next_life(document: bytes | None, wall_ms: int) -> int:
     before = 0
     if document is not None:
         try:
-            noted = msgspec.json.decode(document, type=_Document)
+            noted = msgspec.json.decode(document, type=_LifeDocument)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptRecord(f"{LIFE_FILE} cannot be read: {error}") from error
         if noted.version != DOCUMENT_VERSION:
@@ -57,7 +57,7 @@ def next_life(document: bytes | None, wall_ms: int) -> int:
 
 def dump_life(life: int) -> bytes:
     """The document about a life."""
-    return msgspec.json.encode(_Document(DOCUMENT_VERSION, life))
+    return msgspec.json.encode(_LifeDocument(DOCUMENT_VERSION, life))
 
 
 def first_number(life: int) -> int:

@@ -19,7 +19,7 @@ from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
-from mqmesh.roles.broker.feature import Features, Turn
+from mqmesh.roles.broker.feature import BrokerTurn, Features
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
@@ -409,7 +409,7 @@ class BrokerServer:
         features, server = self._features, self._shell.server
         if features is None or server is None:
             return
-        if features.turn_ended(Turn(server.readable_ms, server.drained_ms)):
+        if features.turn_ended(BrokerTurn(server.readable_ms, server.drained_ms)):
             self._loop.call_later(0, _take_next_turn)
 
     def _on_tick(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.life import LIFE_FILE
@@ -44,7 +44,7 @@ class BrokerTables:
         self.topics = TopicTable(
             config.max_topics, retry_after_ms, most_auto=config.max_auto_topics
         )
-        self.offsets = ConsumerOffsets(config.max_consumer_offsets, retry_after_ms)
+        self.offsets = CommittedOffsets(config.max_consumer_offsets, retry_after_ms)
         self.groups = GroupTable(
             config.max_subscription_groups,
             auto_create=config.auto_create_subscription_group,

@@ -33,7 +33,7 @@ OnLoaded = Callable[[list[str] | BrokerError], None]
 _log = logging.getLogger(__name__)
 
 
-class State(enum.Enum):
+class FilterState(enum.Enum):
     """How a filter is."""
 
     STOPPED = "stopped"
@@ -114,7 +114,7 @@ class FilterRunner:
         self._free_since_ms = 0
         self._clock = clock
         self._worker: Worker | None = None
-        self._state = State.STOPPED
+        self._state = FilterState.STOPPED
         self._reason = ""
         self._resume_ms = 0
         self._failures = 0
@@ -129,11 +129,11 @@ class FilterRunner:
         self._logged_ms: int | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> FilterState:
         """How it is; waiting ends by itself."""
-        resting = self._state in (State.WAITING, State.PARKED)
+        resting = self._state in (FilterState.WAITING, FilterState.PARKED)
         if resting and self._clock.monotonic_ms() >= self._resume_ms:
-            self._state = State.STOPPED
+            self._state = FilterState.STOPPED
         return self._state
 
     @property
@@ -144,14 +144,14 @@ class FilterRunner:
     @property
     def free_ms(self) -> int:
         """For how long its process has had nothing to do; 0 while it has."""
-        if self._state is not State.READY or self._jobs or self._current or self._loading:
+        if self._state is not FilterState.READY or self._jobs or self._current or self._loading:
             return 0
         return self._clock.monotonic_ms() - self._free_since_ms
 
     def rest(self) -> None:
         """Ends its process, which has nothing to do; the next messages get a new one."""
         self._end_worker()
-        self._state = State.STOPPED
+        self._state = FilterState.STOPPED
 
     def idle_ms(self) -> int:
         """How long nobody has wanted anything of it."""
@@ -168,7 +168,7 @@ class FilterRunner:
         """
         self._used_ms = self._clock.monotonic_ms()
         state = self.state
-        if state in (State.WAITING, State.PARKED, State.REFUSED):
+        if state in (FilterState.WAITING, FilterState.PARKED, FilterState.REFUSED):
             raise self._failure()
         if self.pending_bytes >= self._config.max_pending_bytes:
             raise SystemBusy(
@@ -203,7 +203,7 @@ class FilterRunner:
             FilterFailed, SystemBusy: As ``check_usable``.
         """
         self.check_usable()
-        if self.state is State.READY:
+        if self.state is FilterState.READY:
             on_loaded(self._rungs)
             return
         self._loading.append(on_loaded)
@@ -230,7 +230,7 @@ class FilterRunner:
     def close(self) -> None:
         """Ends its process; whoever waits is told to try again."""
         self._end_worker()
-        self._state = State.STOPPED
+        self._state = FilterState.STOPPED
         self._fail_all(BrokerNotAvailable(f"{self.name} was stopped"))
 
     # ---- The process -------------------------------------------------------------------
@@ -238,7 +238,7 @@ class FilterRunner:
     def _go_on(self) -> None:
         if self._worker is None:
             self._start()
-        elif self._state is State.READY and self._current is None and self._jobs:
+        elif self._state is FilterState.READY and self._current is None and self._jobs:
             job = self._current = self._jobs.popleft()
             self._asked_ms = self._clock.monotonic_ms()
             self._worker.ask(job.parts, job.messages, self._config.match_timeout_ms)
@@ -249,7 +249,7 @@ class FilterRunner:
         except SystemBusy as error:
             self._fail_all(error)
             return
-        self._state = State.LOADING
+        self._state = FilterState.LOADING
         self._busy_ms = 0
         try:
             self._worker = self._start_worker(self._source, self._on_answer, self._on_death)
@@ -257,7 +257,7 @@ class FilterRunner:
             self._on_death(f"its process cannot be started: {error.strerror or error}")
 
     def _on_answer(self, answer: Answer) -> None:
-        if self._state is State.LOADING:
+        if self._state is FilterState.LOADING:
             self._loaded(answer)
         else:
             self._judged(answer)
@@ -273,7 +273,7 @@ class FilterRunner:
             self._rungs = msgspec.msgpack.decode(answer.body, type=list[str])
         except msgspec.MsgspecError:
             self._rungs = []
-        self._state = State.READY
+        self._state = FilterState.READY
         self._free_since_ms = self._clock.monotonic_ms()
         assert self._worker is not None
         _log.info("%s runs in process %d: %s", self.name, self._worker.pid, ", ".join(self._rungs))
@@ -291,7 +291,7 @@ class FilterRunner:
         if self._busy_ms > self._config.worker_cpu_s * 500:
             _log.info("%s gets a new process: half of its processor time is used up", self.name)
             self._end_worker()
-            self._state = State.STOPPED
+            self._state = FilterState.STOPPED
         # Being told, the asker may ask again at once; so that comes last.
         if answer.status is Status.MATCHED:
             self._failures = 0
@@ -314,7 +314,7 @@ class FilterRunner:
         now_ms = self._clock.monotonic_ms()
         self._reason = reason
         if self._failures >= self._config.failures_to_park:
-            self._state = State.PARKED
+            self._state = FilterState.PARKED
             self._resume_ms = now_ms + self._config.park_ms
             _log.error(
                 "%s is parked for %g s, its consumers wait: its process died %d times, at last: %s",
@@ -324,7 +324,7 @@ class FilterRunner:
                 reason,
             )
         else:
-            self._state = State.WAITING
+            self._state = FilterState.WAITING
             delay_ms = min(BACKOFF_MS << (self._failures - 1), BACKOFF_MAX_MS)
             self._resume_ms = now_ms + delay_ms
             _log.warning("%s lost its process, its consumers wait: %s", self.name, reason)
@@ -332,7 +332,7 @@ class FilterRunner:
 
     def _refuse(self, text: str, *, forbidden: bool) -> None:
         self._end_worker()
-        self._state = State.REFUSED
+        self._state = FilterState.REFUSED
         self._reason = text
         _log.warning("%s is refused: %s", self.name, text)
         error = NoPermission(f"{self.name}: {text}") if forbidden else self._failure()
@@ -340,9 +340,9 @@ class FilterRunner:
 
     def _failure(self) -> FilterFailed:
         left_ms = max(self._resume_ms - self._clock.monotonic_ms(), 0)
-        if self._state is State.REFUSED:
+        if self._state is FilterState.REFUSED:
             return FilterFailed(f"{self.name}: {self._reason}")
-        verb = "is parked" if self._state is State.PARKED else "waits"
+        verb = "is parked" if self._state is FilterState.PARKED else "waits"
         return FilterFailed(
             f"{self.name} {verb}, {self._failures} failures in a row: {self._reason}",
             retry_after_ms=left_ms,

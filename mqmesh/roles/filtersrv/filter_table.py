@@ -7,7 +7,7 @@ from typing import Final
 from mqmesh.errors import FilterUnknown, InvalidArgument, MessageIllegal, SystemBusy
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, filter_id
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
-from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, OnLoaded, State
+from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, FilterState, OnLoaded
 
 MakeRunner = Callable[[str, str, str], FilterRunner]
 """Makes a runner for a group, a filter id and a source."""
@@ -40,7 +40,7 @@ class FilterTable:
     @property
     def parked(self) -> int:
         """Filters that are parked."""
-        return sum(runner.state is State.PARKED for runner in self._runners.values())
+        return sum(runner.state is FilterState.PARKED for runner in self._runners.values())
 
     @property
     def matched(self) -> int:
@@ -68,7 +68,7 @@ class FilterTable:
         """
         source = _check_source(wanted_id, data)
         runner = self._runners.get((group, wanted_id))
-        if runner is not None and runner.state is State.REFUSED:
+        if runner is not None and runner.state is FilterState.REFUSED:
             # Uploading it again is the way to try again.
             self._drop(runner)
             runner = None
@@ -124,7 +124,7 @@ class FilterTable:
 
     def _evict(self, runners: list[FilterRunner], reason: str) -> None:
         oldest = max(runners, key=FilterRunner.idle_ms)
-        if oldest.idle_ms() < EVICT_IDLE_MS and oldest.state is not State.REFUSED:
+        if oldest.idle_ms() < EVICT_IDLE_MS and oldest.state is not FilterState.REFUSED:
             raise SystemBusy(f"{reason}, no more may be", retry_after_ms=RETRY_AFTER_MS)
         self._drop(oldest)
 

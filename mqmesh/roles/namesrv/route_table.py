@@ -56,7 +56,7 @@ class _Member(msgspec.Struct):
     topics: _Table | None
 
 
-class _Group(msgspec.Struct):
+class _BrokerGroup(msgspec.Struct):
     cluster_name: str
     members: dict[int, _Member]
     indexed: _Table
@@ -93,7 +93,7 @@ class RouteTable:
         self._broker_expire_ms = broker_expire_ms
         self._max_brokers = max_brokers
         self._max_topic_entries = max_topic_entries
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _BrokerGroup] = {}
         self._index: dict[str, dict[str, TopicConfig]] = {}
         self._keys_of_peer: dict[bytes, set[tuple[str, int]]] = {}
         self._drained = set(drained)
@@ -126,7 +126,7 @@ class RouteTable:
         self._check(request, peer, group, member, topics)
         if group is None:
             # What stayed of an ordered topic is in the index still.
-            group = _Group(request.cluster_name, {}, self._absent.pop(name, {}))
+            group = _BrokerGroup(request.cluster_name, {}, self._absent.pop(name, {}))
             self._groups[name] = group
         before = _appearance(group)
         version = request.data_version
@@ -272,7 +272,7 @@ class RouteTable:
         self,
         request: RegisterBrokerRequest,
         peer: bytes,
-        group: _Group | None,
+        group: _BrokerGroup | None,
         member: _Member | None,
         topics: _Table | None,
     ) -> None:
@@ -326,7 +326,7 @@ class RouteTable:
                 effects += self._vanish(name, group)
         return effects
 
-    def _vanish(self, name: str, group: _Group) -> list[Effect]:
+    def _vanish(self, name: str, group: _BrokerGroup) -> list[Effect]:
         topics = group.indexed
         kept = {topic: config for topic, config in topics.items() if config.order}
         self._reindex(name, group, kept)
@@ -340,7 +340,7 @@ class RouteTable:
         return effects
 
     def _changes(
-        self, name: str, group: _Group, before: dict[int, tuple[BrokerAddress, int, bool]]
+        self, name: str, group: _BrokerGroup, before: dict[int, tuple[BrokerAddress, int, bool]]
     ) -> list[Effect]:
         """Brings the index up to date, and tells what clients must know."""
         old = group.indexed
@@ -354,7 +354,7 @@ class RouteTable:
             effects.append(Persist())
         return effects
 
-    def _reindex(self, name: str, group: _Group, table: _Table | None) -> list[str]:
+    def _reindex(self, name: str, group: _BrokerGroup, table: _Table | None) -> list[str]:
         """Makes the index hold ``table`` for a group; returns the topics that changed."""
         old = group.indexed
         if table is None or table is old:
@@ -390,7 +390,7 @@ class RouteTable:
             if not keys:
                 del self._keys_of_peer[peer]
 
-    def _perm(self, name: str, group: _Group | None, config: TopicConfig) -> int:
+    def _perm(self, name: str, group: _BrokerGroup | None, config: TopicConfig) -> int:
         perm = config.perm
         if group is not None:
             leader = group.members[min(group.members)]
@@ -418,14 +418,14 @@ def _table_of(request: RegisterBrokerRequest, member: _Member | None) -> _Table 
     return table
 
 
-def _leading_table(group: _Group) -> _Table | None:
+def _leading_table(group: _BrokerGroup) -> _Table | None:
     for _, member in sorted(group.members.items()):
         if member.topics is not None:
             return member.topics
     return None
 
 
-def _appearance(group: _Group) -> dict[int, tuple[BrokerAddress, int, bool]]:
+def _appearance(group: _BrokerGroup) -> dict[int, tuple[BrokerAddress, int, bool]]:
     """What clients see of a group beside its topics."""
     return {
         broker_id: (member.address, member.perm, member.topics is not None)
@@ -433,7 +433,7 @@ def _appearance(group: _Group) -> dict[int, tuple[BrokerAddress, int, bool]]:
     }
 
 
-def _broker_data(name: str, group: _Group) -> BrokerData:
+def _broker_data(name: str, group: _BrokerGroup) -> BrokerData:
     addresses = {broker_id: group.members[broker_id].address for broker_id in sorted(group.members)}
     return BrokerData(group.cluster_name, name, addresses)
 

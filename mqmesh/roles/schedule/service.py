@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mqmesh.batch.schedule_record import Action, Run, decode_record, encode_runs
+from mqmesh.batch.schedule_record import Run, ScheduleAction, decode_record, encode_runs
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptBatch,
@@ -54,7 +54,7 @@ OnAnswer = Callable[[Command | MQMeshError], None]
 _log = logging.getLogger(__name__)
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """How far a session is."""
 
     AWAY = "away"
@@ -81,7 +81,7 @@ class Broker(Protocol):
         """Sends a request that gets no answer."""
 
 
-class Timer(Protocol):
+class PlannedCall(Protocol):
     """Something that was planned."""
 
     def cancel(self) -> None:
@@ -109,7 +109,7 @@ class ScheduleService:
         config: ScheduleConfig,
         *,
         clock: Clock,
-        call_later: Callable[[int, Callable[[], None]], Timer],
+        call_later: Callable[[int, Callable[[], None]], PlannedCall],
         open_table: Callable[[bool], Timetable],
         boot_id: bytes,
     ) -> None:
@@ -119,7 +119,7 @@ class ScheduleService:
         self._open_table = open_table
         self._boot_id = boot_id
         self._broker: Broker | None = None
-        self.state = State.AWAY
+        self.state = SessionState.AWAY
         self.delivered = 0
         self.rebuilds = 0
         self._table: Timetable | None = None
@@ -136,9 +136,9 @@ class ScheduleService:
         self._start_offset = 0
         self._sent_ms = 0
         self._paused_until_ms = 0
-        self._work: Timer | None = None
+        self._work: PlannedCall | None = None
         self._work_due_ms = 0
-        self._idle: Timer | None = None
+        self._idle: PlannedCall | None = None
         self._forgetting = False
         self._suspect = False
 
@@ -164,7 +164,7 @@ class ScheduleService:
 
     def _leave(self) -> None:
         self._era += 1
-        self.state = State.AWAY
+        self.state = SessionState.AWAY
         self._in_flight = 0
         self._pulling = self._pull_wanted = self._rolling = self._rolled_unread = False
         for timer in (self._work, self._idle):
@@ -185,7 +185,7 @@ class ScheduleService:
         self._call_later(self._config.retry_ms, again)
 
     def _open(self) -> None:
-        self.state = State.OPENING
+        self.state = SessionState.OPENING
         header = encode_header(OpenScheduleRequest(self._config.name))
         self._ask(RequestCode.OPEN_SCHEDULE, header, b"", self._opened, self._begin_again)
 
@@ -203,7 +203,7 @@ class ScheduleService:
             table.begin(opened.store_id, opened.epoch, self._boot_id)
         self._suspect = False
         self._table = table
-        self.state = State.CATCHING_UP
+        self.state = SessionState.CATCHING_UP
         self._pull()
 
     # ---- The schedule topic ------------------------------------------------------------
@@ -219,7 +219,7 @@ class ScheduleService:
         news = decode_header(ScheduleNews, command.header)
         if news.ticket:
             self._cancel(news, self._era, CANCEL_TRIES)
-        elif self.state in (State.CATCHING_UP, State.SERVING):
+        elif self.state in (SessionState.CATCHING_UP, SessionState.SERVING):
             self._pull()
 
     def _pull(self) -> None:
@@ -231,7 +231,7 @@ class ScheduleService:
         self._pulling, self._pull_wanted = True, False
         if self._idle is not None:
             self._idle.cancel()
-        serving = self.state is State.SERVING
+        serving = self.state is SessionState.SERVING
         lowest = table.lowest_place() if serving else None
         asked = PullScheduleRequest(
             self._session,
@@ -263,8 +263,8 @@ class ScheduleService:
             self._pull()
         else:
             self._rolled_unread = False
-            if self.state is State.CATCHING_UP:
-                self.state = State.SERVING
+            if self.state is SessionState.CATCHING_UP:
+                self.state = SessionState.SERVING
                 _log.info("%d delayed messages wait", table.state.pending)
                 self._pull()  # says what is known now
             self._idle = self._call_later(IDLE_MS, self._guarded(self._pull))
@@ -291,7 +291,7 @@ class ScheduleService:
     def _plan(self) -> None:
         """Plans the next look at the timetable, if it is not planned for earlier."""
         table = self._table
-        if table is None or self.state is not State.SERVING:
+        if table is None or self.state is not SessionState.SERVING:
             return
         if self._in_flight >= self._config.max_requests_in_flight:
             return
@@ -331,7 +331,7 @@ class ScheduleService:
     def _deliver(self, taken: Taken) -> None:
         table = self._table
         assert table is not None
-        asked = DeliverDueRequest(self._session, Action.DELIVER)
+        asked = DeliverDueRequest(self._session, ScheduleAction.DELIVER)
 
         def done(answer: Command) -> None:
             self._in_flight -= 1
@@ -370,7 +370,10 @@ class ScheduleService:
         table = self._table
         if table is None or self._rolling or not self._roll_before:
             return
-        if self.state is not State.SERVING or self._clock.monotonic_ms() < self._paused_until_ms:
+        if (
+            self.state is not SessionState.SERVING
+            or self._clock.monotonic_ms() < self._paused_until_ms
+        ):
             return
         runs, chunk_ids = table.to_roll(self._roll_before)
         if not runs:
@@ -382,7 +385,7 @@ class ScheduleService:
             self._rolled_unread = True
             self._pull()  # they are in the topic anew; and there may be more to roll
 
-        self._change(Action.ROLL, runs[:MAX_RUNS], chunk_ids, 0, done)
+        self._change(ScheduleAction.ROLL, runs[:MAX_RUNS], chunk_ids, 0, done)
 
     def _cancel(self, news: ScheduleNews, era: int, tries: int) -> None:
         table = self._table
@@ -391,14 +394,14 @@ class ScheduleService:
         found = Found.LEAVING
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []
-        if table is not None and self.state is State.SERVING:
+        if table is not None and self.state is SessionState.SERVING:
             found, runs, chunk_ids = table.find(news.producer_id, news.sequence)
             if found is Found.UNKNOWN and self._pulling:
                 found = Found.LEAVING  # it may be among what is coming just now
             elif found is Found.OVER and self._rolled_unread:
                 found = Found.LEAVING  # or its new place is
         if found is Found.WAITS:
-            self._change(Action.CANCEL, runs, chunk_ids, news.ticket, lambda: None)
+            self._change(ScheduleAction.CANCEL, runs, chunk_ids, news.ticket, lambda: None)
         elif found is Found.LEAVING and tries:
             again = self._guarded(lambda: self._cancel(news, era, tries - 1))
             self._call_later(CANCEL_AGAIN_MS, again)
@@ -412,7 +415,7 @@ class ScheduleService:
 
     def _change(
         self,
-        action: Action,
+        action: ScheduleAction,
         runs: list[Run],
         chunk_ids: list[ChunkId],
         ticket: int,

@@ -25,7 +25,7 @@ KILL_MS: Final = 1_500
 """What has not stopped by then is killed; so everything is gone in under 2 s."""
 
 
-class Action(enum.Enum):
+class RestartAction(enum.Enum):
     """What to do about a death."""
 
     RESTART = "restart"
@@ -33,7 +33,7 @@ class Action(enum.Enum):
     """Starting again cannot help: the configuration is wrong."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RestartDecision(msgspec.Struct, frozen=True):
     """What to do about a death.
 
     Attributes:
@@ -43,7 +43,7 @@ class Decision(msgspec.Struct, frozen=True):
         is_crash_loop: To be reported now.
     """
 
-    action: Action
+    action: RestartAction
     delay_ms: int = 0
     quick_deaths: int = 0
     is_crash_loop: bool = False
@@ -71,7 +71,7 @@ class RestartPolicy:
         """The process serves."""
         self._was_ready = True
 
-    def on_exit(self, exit_code: int, now_ms: int) -> Decision:
+    def on_exit(self, exit_code: int, now_ms: int) -> RestartDecision:
         """The process ended without being asked to.
 
         Args:
@@ -79,14 +79,14 @@ class RestartPolicy:
             now_ms: Monotonic clock.
         """
         if exit_code == ExitCode.USAGE and not self._was_ready:
-            return Decision(Action.GIVE_UP)
+            return RestartDecision(RestartAction.GIVE_UP)
         if now_ms - self._started_ms >= STABLE_MS:
             self._quick_deaths = 0
         self._quick_deaths += 1
         # The exponent is bounded, because 2**deaths would grow for ever.
         delay_ms = min(FIRST_DELAY_MS << min(self._quick_deaths - 1, 16), MAX_DELAY_MS)
         is_crash_loop = self._quick_deaths % CRASH_LOOP_DEATHS == 0
-        return Decision(Action.RESTART, delay_ms, self._quick_deaths, is_crash_loop)
+        return RestartDecision(RestartAction.RESTART, delay_ms, self._quick_deaths, is_crash_loop)
 
 
 class StopPlan:

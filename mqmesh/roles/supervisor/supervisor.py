@@ -24,7 +24,12 @@ import msgspec
 from mqmesh.clock import Clock, SystemClock
 from mqmesh.roles.process import ExitCode, Ready, parse_ready
 from mqmesh.roles.supervisor.log_lines import LineParser, LineReader, LogLine, RotatedFile
-from mqmesh.roles.supervisor.restart_policy import Action, RestartPolicy, StopPlan, describe_exit
+from mqmesh.roles.supervisor.restart_policy import (
+    RestartAction,
+    RestartPolicy,
+    StopPlan,
+    describe_exit,
+)
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, remove_record, write_record
 
 MAX_WAIT_MS: Final = 1_000
@@ -273,7 +278,7 @@ class Supervisor:
             return
         name = child.spec.name
         decision = child.policy.on_exit(exit_code, now_ms)
-        if decision.action is Action.GIVE_UP:
+        if decision.action is RestartAction.GIVE_UP:
             child.state = "stopped"
             self.failure = child.last_error or f"{name}: {describe_exit(exit_code)}"
             self._exit_code = ExitCode.USAGE

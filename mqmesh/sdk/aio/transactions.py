@@ -42,7 +42,7 @@ class TransactionListener(ABC):
         """Tells how the local transaction of a message ended: the broker wants to know."""
 
 
-class _Bridge(BlockingTransactionListener):
+class _TransactionBridge(BlockingTransactionListener):
     """Runs a coroutine listener in its event loop and waits for it in the producer's threads."""
 
     def __init__(self, listener: TransactionListener) -> None:
@@ -122,7 +122,7 @@ class TransactionProducer(Producer):
     ) -> None:
         if not all(asyncio.iscoroutinefunction(getattr(listener, name, None)) for name in METHODS):
             raise InvalidArgument(f"listener needs coroutine methods {' and '.join(METHODS)}")
-        self._bridge = _Bridge(listener)
+        self._bridge = _TransactionBridge(listener)
         common = cast("ProducerKeywords", options)  # _make takes the others, too
         super().__init__(
             group, namesrv_addr=namesrv_addr, client=client, transport=transport, **common

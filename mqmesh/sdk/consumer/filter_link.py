@@ -47,7 +47,7 @@ Connect = Callable[[BrokerAddress, Callable[[bool], None]], Connection]
 _log = logging.getLogger(__name__)
 
 
-class Network(Protocol):
+class FilterNetwork(Protocol):
     """What is needed of the client's engine."""
 
     def request(
@@ -93,7 +93,7 @@ class FilterLink:
     """
 
     def __init__(
-        self, group: str, wanted: PythonFilter, network: Network, connect: Connect
+        self, group: str, wanted: PythonFilter, network: FilterNetwork, connect: Connect
     ) -> None:
         self.decided = threading.Event()
         self.errors: dict[MessageQueue, BrokerError] = {}
@@ -248,7 +248,7 @@ class FilterLinks:
         network: What asks brokers.
     """
 
-    def __init__(self, group: str, client: ClientEngine, network: Network) -> None:
+    def __init__(self, group: str, client: ClientEngine, network: FilterNetwork) -> None:
         self._group = group
         self._client = client
         self._network = network
@@ -262,7 +262,7 @@ class FilterLinks:
         if wanted is not None:
             self._links[topic] = FilterLink(self._group, wanted, self._network, self._connect)
 
-    def way(self, queue: MessageQueue) -> Network:
+    def way(self, queue: MessageQueue) -> FilterNetwork:
         """The network for the pulls of a queue."""
         link = self._links.get(queue.topic)
         return self._network if link is None else link.way(queue)

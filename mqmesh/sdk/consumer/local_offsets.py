@@ -20,7 +20,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _LocalOffsetsDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     group: str
     instance_name: str
@@ -71,7 +71,7 @@ class LocalOffsets(OffsetStore):
             self.close()
             raise ConfigError(f"offsets_dir: {error}") from error
         try:
-            document = msgspec.json.decode(data, type=_Document)
+            document = msgspec.json.decode(data, type=_LocalOffsetsDocument)
             if document.version != DOCUMENT_VERSION:
                 raise msgspec.ValidationError(f"version {document.version} is unknown")
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -123,7 +123,7 @@ class LocalOffsets(OffsetStore):
         """Brokers know nothing of them."""
 
     def _save(self) -> None:
-        document = _Document(
+        document = _LocalOffsetsDocument(
             DOCUMENT_VERSION,
             self._group,
             self._instance_name,

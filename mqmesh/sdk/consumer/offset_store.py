@@ -17,7 +17,7 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
-from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.sdk.consumer.memberships import Memberships
 
 REQUEST_TIMEOUT_MS: Final = 3_000
@@ -94,7 +94,7 @@ class BrokerOffsets(OffsetStore):
     """
 
     def __init__(
-        self, group: str, client_id: str, network: Network, memberships: Memberships
+        self, group: str, client_id: str, network: PullNetwork, memberships: Memberships
     ) -> None:
         self.claiming = True
         self.epochs = {}

@@ -24,7 +24,7 @@ from mqmesh.sdk.consumer.consumer_options import (
     check_consumer_group,
 )
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
-from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, Span
+from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.back_sender import BackSender
@@ -121,7 +121,9 @@ class PushSink(QueueSink):
         """Calls back when ``is_idle`` is true, after ``drop``."""
         self._service.when_idle(self._work, callback)
 
-    def overdue(self, now_ms: int, waiting: dict[QueueWork, Waiting]) -> list[tuple[int, Span]]:
+    def overdue(
+        self, now_ms: int, waiting: dict[QueueWork, Waiting]
+    ) -> list[tuple[int, StateSpan]]:
         """Messages that are with the listener for longer than ``consume_timeout_ms``.
 
         Args:
@@ -459,7 +461,7 @@ class PushConsumer:
             if one.sink is None or one.sink.has_room():
                 self._call_soon(one.loop.resume)
 
-        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
+        def broken(batch: PulledBatch, span: StateSpan, error: CorruptBatch) -> None:
             self._engine.counters.corrupt_batches += 1
             self._retry.on_undecodable(queue, batch.first, batch.end, span, error)
 
@@ -474,7 +476,7 @@ class PushConsumer:
         return PushSink(start, self.options, self._service, work)
 
     def _submit_again(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+        self, work: QueueWork, messages: list[StoredMessage], span: StateSpan, attempt: int
     ) -> None:
         assert isinstance(self._service, ConcurrentService)
         self._service.submit_again(work, messages, span, attempt)

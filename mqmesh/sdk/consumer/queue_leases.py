@@ -25,7 +25,7 @@ from mqmesh.protocol.locking import (
     LockEntry,
 )
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST
-from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS
 
 TICK_MS: Final = 250
@@ -86,7 +86,7 @@ class QueueLeases:
         self,
         group: str,
         client_id: str,
-        network: Network,
+        network: PullNetwork,
         clock: Clock,
         *,
         renew_ms: int,

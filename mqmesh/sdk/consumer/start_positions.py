@@ -17,7 +17,7 @@ from mqmesh.protocol.pulling import (
     QueueBoundsResponse,
     SearchOffsetRequest,
 )
-from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS, OffsetStore
 
 OnPosition = Callable[[MessageQueue, "Position | MQMeshError"], None]
@@ -56,7 +56,7 @@ class StartPositions:
     """
 
     def __init__(
-        self, offsets: OffsetStore, network: Network, where: ConsumeFromWhere, timestamp_ms: int
+        self, offsets: OffsetStore, network: PullNetwork, where: ConsumeFromWhere, timestamp_ms: int
     ) -> None:
         self.settled = False
         self.started_at_ms = 0

@@ -67,7 +67,7 @@ def is_request(message: Message) -> bool:
     )
 
 
-class _Waiting(msgspec.Struct, frozen=True):
+class _WaitingForReply(msgspec.Struct, frozen=True):
     future: RequestFuture
     deadline_ms: int
     timeout_ms: int
@@ -88,7 +88,7 @@ class Requests:
         self._engine = engine
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingForReply] = {}
         self._taken: OrderedDict[str, int] = OrderedDict()
         self._sweep_due_ms: int | None = None
         self._sweep_timer: Timer | None = None
@@ -120,7 +120,7 @@ class Requests:
                 raise QueueFull(
                     f"{self._most} requests wait for replies, no more may (max_pending_requests)"
                 )
-            self._waiting[correlation_id] = _Waiting(future, deadline_ms, timeout_ms)
+            self._waiting[correlation_id] = _WaitingForReply(future, deadline_ms, timeout_ms)
             due_ms = self._sweep_due_ms
             is_first = due_ms is None or deadline_ms < due_ms
             if is_first:
@@ -193,7 +193,7 @@ class Requests:
         _log.info("a reply to %s came when nobody waited for it any more", correlation_id)
         return False
 
-    def _drop(self, correlation_id: str) -> _Waiting | None:
+    def _drop(self, correlation_id: str) -> _WaitingForReply | None:
         with self._lock:
             return self._waiting.pop(correlation_id, None)
 

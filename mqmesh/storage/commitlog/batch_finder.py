@@ -47,7 +47,7 @@ _OFFSET = struct.Struct("<Q")
 _IDENTITY = struct.Struct("<4s4xQQ28xI4xII")
 
 
-class Run(NamedTuple):
+class BatchPlace(NamedTuple):
     """A batch, as a consume queue tells of it."""
 
     commitlog_offset: int
@@ -66,12 +66,12 @@ class _Found:
     __slots__ = ("max_bytes", "runs", "tag_hashes", "total")
 
     def __init__(self, max_bytes: int, tag_hashes: frozenset[int] | None) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[BatchPlace] = []
         self.total = 0
         self.max_bytes = max_bytes
         self.tag_hashes = tag_hashes
 
-    def add(self, run: Run) -> bool:
+    def add(self, run: BatchPlace) -> bool:
         """Adds a batch if there is room for it."""
         runs = self.runs
         self.total += run.size
@@ -89,7 +89,7 @@ def find_batches(
     *,
     max_bytes: int,
     tag_hashes: frozenset[int] | None,
-) -> tuple[list[Run], int]:
+) -> tuple[list[BatchPlace], int]:
     """Finds the batches of a stretch of a queue.
 
     Args:
@@ -136,7 +136,7 @@ def _find_in_tail(tail: QueueTail, start: int, stop: int, found: _Found) -> int:
             skipped = (index - tail.base(number)) * 8
             fits = not wanted.isdisjoint(memoryview(hashes)[skipped:].cast("Q"))
         if commitlog_offset != VOID_OFFSET and fits:
-            if not found.add(Run(commitlog_offset, size, index, end)):
+            if not found.add(BatchPlace(commitlog_offset, size, index, end)):
                 break
         index = end
         number += 1
@@ -186,7 +186,7 @@ def _find_in_files(
                 check = check_in(place, extent)
                 fits = check_of(commitlog_offset, size, some) != check
                 doubtful = fits and check != 0
-        if fits and not found.add(Run(commitlog_offset, size, index, run_stop, doubtful)):
+        if fits and not found.add(BatchPlace(commitlog_offset, size, index, run_stop, doubtful)):
             break
         guess = end - at
         index = run_stop
@@ -221,7 +221,7 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
 
 
 def read_batches(
-    log: CommitLog, queue_id: int, runs: list[Run]
+    log: CommitLog, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[list[bytes | memoryview], int, int | None]:
     """Reads batches, those that are neighbours in the log with one call.
 
@@ -289,7 +289,7 @@ def sound_batches(
     return sound, number
 
 
-def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, bool]:
+def _neighbours(log: CommitLog, runs: list[BatchPlace], first: int) -> tuple[int, int, bool]:
     """How many runs to read with one call, where they end, and if they fill it fully."""
     start = runs[first].commitlog_offset
     stop = start + runs[first].size
@@ -315,7 +315,7 @@ def _neighbours(log: CommitLog, runs: list[Run], first: int) -> tuple[int, int, 
 
 
 def _count_good(
-    buffer: Buffer, start: int, queue_id: int, runs: list[Run]
+    buffer: Buffer, start: int, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[int, int | None]:
     """How many of the runs, from the first, are in the buffer as they should be; and where the
     first of them begins that is a whole batch and failed its check."""

@@ -23,7 +23,7 @@ from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.flush import Flusher, Sync
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.producer_states import ProducerStates
-from mqmesh.storage.queues.queue_table import Head, encode_table
+from mqmesh.storage.queues.queue_table import QueueTableHead, encode_table
 from mqmesh.units import KIB
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class Checkpointer:
         # Now, before the rows, which may tell of later beginnings but never of earlier ones,
         # and of topics made since these deletions but never of what they deleted.
         start = self._log.start
-        head, deletions = Head(through, epoch, start), self._queues.live_deletions(start)
+        head, deletions = QueueTableHead(through, epoch, start), self._queues.live_deletions(start)
         return encode_table(head, list(self._queues), self._states.dump(), deletions)
 
     def _wait(self, task: Callable[[], None]) -> Iterator[bool]:

@@ -17,7 +17,7 @@ from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.damage import DamageList
 from mqmesh.storage.commitlog.log_cuts import NAME as LOG_CUTS
 from mqmesh.storage.commitlog.log_cuts import LogCuts
-from mqmesh.storage.commitlog.recovery import Recovered, Recovery
+from mqmesh.storage.commitlog.recovery import LogRecovery, Recovered
 from mqmesh.storage.files.atomic_file import (
     load_document,
     save_document,
@@ -45,7 +45,7 @@ from mqmesh.storage.log.store_key import NAMES as KEY_NAMES
 from mqmesh.storage.log.store_key import StoreKey, open_store_key
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.producer_states import ProducerStates
-from mqmesh.storage.queues.queue_table import Head, QueueTable, decode_table, encode_table
+from mqmesh.storage.queues.queue_table import QueueTable, QueueTableHead, decode_table, encode_table
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ OWN_NAMES: Final = (
 
 
 @dataclass(frozen=True)
-class Parts:
+class StoreParts:
     """What a store is made of, ready for use."""
 
     commitlog: CommitLog
@@ -113,7 +113,7 @@ def open_parts(
     on_progress: OnProgress,
     sync: Sync,
     space_of: SpaceOf = system_space,
-) -> Parts:
+) -> StoreParts:
     """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
 
     Raises:
@@ -137,7 +137,7 @@ def _open(
     sync: Sync,
     space_of: SpaceOf,
     resources: contextlib.ExitStack,
-) -> Parts:
+) -> StoreParts:
     _make_directories(directory)
     lock = StoreLock(directory)
     resources.callback(lock.release)
@@ -180,7 +180,7 @@ def _open(
         last_alive_ms=before.last_alive_ms,
     )
     _settle(before, checkpointer, recovered, started_clean, on_progress)
-    return Parts(
+    return StoreParts(
         commitlog,
         before.queues,
         before.states,
@@ -317,7 +317,7 @@ def _recover(
     def save_progress(position: int, epoch: int) -> None:
         _save_progress(before, position, epoch, recovery.store_id, on_progress)
 
-    recovery = Recovery(
+    recovery = LogRecovery(
         segments=before.segments,
         key=before.key,
         queues=before.queues,
@@ -379,7 +379,7 @@ def _save_progress(
         _sync_segments(before, 0, position, on_progress)
         changed, before.queues.changed = before.queues.changed, set()
         sync_paths(sorted(changed), before.sync)
-        head = Head(position, epoch)
+        head = QueueTableHead(position, epoch)
         deletions = before.queues.deletions.items()
         table = encode_table(head, before.queues, before.states.dump(), deletions)
         save_document(before.table_path, b"".join(table))

@@ -84,7 +84,7 @@ class Recovered(msgspec.Struct, frozen=True):
     queues_synced_through: int
 
 
-class Recovery:
+class LogRecovery:
     """One run over the log."""
 
     def __init__(

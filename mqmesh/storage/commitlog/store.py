@@ -40,7 +40,7 @@ from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, so
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
-from mqmesh.storage.commitlog.opening import Parts, open_parts
+from mqmesh.storage.commitlog.opening import StoreParts, open_parts
 from mqmesh.storage.commitlog.queue_repair import QueueRepairs
 from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.files.open_files import OpenFiles
@@ -79,7 +79,7 @@ TAILS_AT_ONCE = 32
 class CommitLogStore(MessageStore):
     """A commit log, consume queues that point into it, and the threads that sync them."""
 
-    def __init__(self, parts: Parts, config: StoreConfig) -> None:
+    def __init__(self, parts: StoreParts, config: StoreConfig) -> None:
         """Takes over parts that were brought to one state; see ``open``."""
         self._parts = parts
         self._config = config

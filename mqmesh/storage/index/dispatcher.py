@@ -17,7 +17,7 @@ from mqmesh.storage.files.cpu_pressure import CpuPressure
 from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
 from mqmesh.storage.index.merge import runs_to_merge
 from mqmesh.storage.index.message_index import MessageIndex
-from mqmesh.storage.index.part import Head, IndexPart, LogSlice
+from mqmesh.storage.index.part import IndexPart, LogSlice, PartHead
 from mqmesh.storage.log.segments import Segment
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import MIB
@@ -326,7 +326,7 @@ class Dispatcher:
                 # To be checked first, which may take a while: the log does not wait for it.
                 self._index.discard(start, "it was not checked yet")
             part = self._index.create(
-                Head(store_id=self._store_id, boot_id=self._boot_id, segment_start=start)
+                PartHead(store_id=self._store_id, boot_id=self._boot_id, segment_start=start)
             )
         position = start + part.head.through
         if part.head.complete or position >= self.visible:

@@ -18,7 +18,7 @@ from mqmesh.storage.index.blocks import (
     RunReader,
     encode_run,
 )
-from mqmesh.storage.index.part import LARGE, IndexPart, Run
+from mqmesh.storage.index.part import LARGE, IndexPart, SortedRun
 
 MERGED_AT_ONCE: Final = 16
 """Runs of one level that become one of the next."""
@@ -29,7 +29,7 @@ Stretch = tuple[bytes, bytes, list[bytes]]
 """Where it begins, where it ends, and its entries, sorted."""
 
 
-def runs_to_merge(runs: Sequence[Run]) -> list[Run]:
+def runs_to_merge(runs: Sequence[SortedRun]) -> list[SortedRun]:
     """Runs that had better be one; none if there are not as many of a level."""
     large = sorted((run for run in runs if run.level >= LARGE), key=_level)
     for _, group in groupby(large, key=_level):
@@ -39,7 +39,7 @@ def runs_to_merge(runs: Sequence[Run]) -> list[Run]:
     return []
 
 
-def merge_runs(part: IndexPart, runs: Sequence[Run]) -> Iterator[None]:
+def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
     """Makes one run of some, a step each time it is resumed.
 
     Args:
@@ -67,7 +67,7 @@ def merge_runs(part: IndexPart, runs: Sequence[Run]) -> Iterator[None]:
     for run in runs:
         kinds |= run.kinds
     start, stop = min(run.start for run in runs), max(run.stop for run in runs)
-    part.replace_runs(runs, Run(number, runs[0].level + 1, count, start, stop, kinds))
+    part.replace_runs(runs, SortedRun(number, runs[0].level + 1, count, start, stop, kinds))
 
 
 def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
@@ -90,9 +90,9 @@ def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
             yield low, high, entries
 
 
-def _level(run: Run) -> int:
+def _level(run: SortedRun) -> int:
     return run.level
 
 
-def _start(run: Run) -> int:
+def _start(run: SortedRun) -> int:
     return run.start

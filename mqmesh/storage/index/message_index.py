@@ -23,7 +23,7 @@ from mqmesh.private_files import make_folder
 from mqmesh.storage.files.atomic_file import storage_error, sync_directory
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.index.merge import merge_runs
-from mqmesh.storage.index.part import Head, IndexPart, Run
+from mqmesh.storage.index.part import IndexPart, PartHead, SortedRun
 from mqmesh.storage.index.seal import check_seal, load_seal, seal_part
 from mqmesh.storage.lmdb.env import DATA_FILE
 
@@ -195,7 +195,7 @@ class MessageIndex:
             raise CorruptRecord(f"{slot.directory} is that of {part.head.segment_start}")
         return part
 
-    def create(self, head: Head) -> IndexPart:
+    def create(self, head: PartHead) -> IndexPart:
         """Makes an empty part for a segment that has none.
 
         Raises:
@@ -250,7 +250,7 @@ class MessageIndex:
         self._slots[start] = _Slot(final, sealed=True)
         _remove(live)
 
-    def merge(self, start: int, runs: Sequence[Run]) -> Iterator[None]:
+    def merge(self, start: int, runs: Sequence[SortedRun]) -> Iterator[None]:
         """Makes one run of some of an open part's, a step each time it is resumed.
 
         Raises:

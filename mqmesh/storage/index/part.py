@@ -48,7 +48,7 @@ _Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SortedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sorted entries of consecutive batches.
 
     Attributes:
@@ -68,7 +68,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kinds: int
 
 
-class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WaitingKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Keys of consecutive batches that wait to become a run.
 
     Attributes:
@@ -82,7 +82,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop: int
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TimeSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When the batches of a stretch were stored.
 
     Attributes:
@@ -103,7 +103,7 @@ class Deletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
     topic: str
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+class PartHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """What an environment covers. A place counts bytes from where the segment begins.
 
     Attributes:
@@ -137,10 +137,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False)
     last_mark: bytes = b""
     widths: _Natural = 0
     next_run: int = 1
-    runs: list[Run] = []
+    runs: list[SortedRun] = []
     next_text: int = 0
-    texts: list[Text] = []
-    spans: list[Span] = []
+    texts: list[WaitingKeys] = []
+    spans: list[TimeSpan] = []
     deletions: list[Deletion] = []
     batches: int = 0
 
@@ -183,19 +183,19 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
     raw_bytes: int = 0
 
 
-_Unit = TypeVar("_Unit", Run, Text)
+_Unit = TypeVar("_Unit", SortedRun, WaitingKeys)
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Head)
+_decoder = msgspec.msgpack.Decoder(PartHead)
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: PartHead) -> bytes:
     """The value under ``HEAD_KEY``: CRC-32, little endian, and the head in msgpack."""
     data = _encoder.encode(head)
     return crc32(data).to_bytes(4, "little") + data
 
 
-def decode_head(value: bytes | None) -> Head:
+def decode_head(value: bytes | None) -> PartHead:
     """Reads what ``encode_head`` wrote.
 
     Raises:
@@ -225,14 +225,14 @@ class IndexPart:
         head: What it covers.
     """
 
-    def __init__(self, env: LmdbEnv, head: Head) -> None:
+    def __init__(self, env: LmdbEnv, head: PartHead) -> None:
         """Takes over an environment; see ``create`` and ``open``."""
         self.head = head
         self.env = env
         self.reader = RunReader(env)
 
     @classmethod
-    def create(cls, directory: Path, head: Head, *, map_size: int) -> "IndexPart":
+    def create(cls, directory: Path, head: PartHead, *, map_size: int) -> "IndexPart":
         """Makes an empty one.
 
         Args:
@@ -294,7 +294,7 @@ class IndexPart:
         texts = list(head.texts)
         if slice_.texts:
             puts.append(slice_.texts.encode(head.next_text))
-            texts.append(Text(head.next_text, head.through, slice_.stop - origin))
+            texts.append(WaitingKeys(head.next_text, head.through, slice_.stop - origin))
         last = slice_.last_offset
         head = msgspec.structs.replace(
             head,
@@ -317,8 +317,8 @@ class IndexPart:
         self.head = head
 
     def _join(
-        self, runs: list[Run], slice_: LogSlice, deletes: list[bytes]
-    ) -> tuple[Run, list[bytes]]:
+        self, runs: list[SortedRun], slice_: LogSlice, deletes: list[bytes]
+    ) -> tuple[SortedRun, list[bytes]]:
         """The run that a slice's entries end up in, after it took in small runs before it."""
         head = self.head
         entries = sorted(slice_.entries)
@@ -344,7 +344,7 @@ class IndexPart:
             entries.sort()
             level += 1
         stop = slice_.stop - origin
-        return Run(head.next_run, level, len(entries), start, stop, kinds), entries
+        return SortedRun(head.next_run, level, len(entries), start, stop, kinds), entries
 
     def tidy(self) -> bool:
         """Makes a run of the oldest texts, in one transaction.
@@ -363,7 +363,7 @@ class IndexPart:
         if not head.texts:
             return False
         entries: list[bytes] = []
-        done: list[Text] = []
+        done: list[WaitingKeys] = []
         for text in head.texts:
             more = self._text(text).entries()
             if done and len(entries) + len(more) > MOST_MERGED_ENTRIES:
@@ -372,7 +372,7 @@ class IndexPart:
             done.append(text)
         entries.sort()
         start, stop = min(text.start for text in done), max(text.stop for text in done)
-        run = Run(head.next_run, LARGE, len(entries), start, stop, KEYS)
+        run = SortedRun(head.next_run, LARGE, len(entries), start, stop, KEYS)
         others = head.texts[len(done) :]
         head = msgspec.structs.replace(
             head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
@@ -393,7 +393,7 @@ class IndexPart:
         self._set_head(msgspec.structs.replace(self.head, next_run=number + 1))
         return number
 
-    def replace_runs(self, runs: Sequence[Run], merged: Run) -> None:
+    def replace_runs(self, runs: Sequence[SortedRun], merged: SortedRun) -> None:
         """Puts a run in place of others, in one transaction.
 
         Args:
@@ -411,11 +411,11 @@ class IndexPart:
         # In front: what the followers merge are the last ones.
         self._set_head(msgspec.structs.replace(self.head, runs=[merged, *left]), deletes)
 
-    def _set_head(self, head: Head, deletes: Sequence[bytes] = ()) -> None:
+    def _set_head(self, head: PartHead, deletes: Sequence[bytes] = ()) -> None:
         self.env.write([(HEAD_KEY, encode_head(head))], deletes)
         self.head = head
 
-    def _text(self, text: Text) -> KeyText:
+    def _text(self, text: WaitingKeys) -> KeyText:
         return KeyText(text.number, self.env.get(text_key(text.number)))
 
     def id_places(
@@ -460,7 +460,7 @@ class IndexPart:
         """
         head = self.head
 
-        def in_text(text: Text) -> list[int]:
+        def in_text(text: WaitingKeys) -> list[int]:
             return self._text(text).places(topic, key, below=below)
 
         found = self._places(KEYS, key_hash(topic, key), below, most)
@@ -472,7 +472,7 @@ class IndexPart:
     def _places(self, kind: int, wanted: bytes, below: int, most: int) -> list[int]:
         runs = [run for run in self.head.runs if run.kinds & kind]
 
-        def in_run(run: Run) -> list[int]:
+        def in_run(run: SortedRun) -> list[int]:
             return self.reader.places(run.number, wanted, below=below, most=most)
 
         with self.env.reading():
@@ -525,28 +525,28 @@ def _newest(
     return found[:most]
 
 
-def _count_of_level(runs: Sequence[Run], level: int) -> int:
+def _count_of_level(runs: Sequence[SortedRun], level: int) -> int:
     """How many of the last runs are of a level, without one of another between them."""
     return sum(1 for _ in takewhile(lambda run: run.level == level, reversed(runs)))
 
 
-def _large(run: Run) -> Run:
+def _large(run: SortedRun) -> SortedRun:
     return msgspec.structs.replace(run, level=LARGE)
 
 
-def _stop(unit: Run | Text) -> int:
+def _stop(unit: SortedRun | WaitingKeys) -> int:
     return unit.stop
 
 
-def _add_span(head: Head, slice_: LogSlice) -> Sequence[Span]:
+def _add_span(head: PartHead, slice_: LogSlice) -> Sequence[TimeSpan]:
     spans = list(head.spans)
-    new = Span(slice_.stop - head.segment_start, slice_.oldest_ms, slice_.newest_ms)
+    new = TimeSpan(slice_.stop - head.segment_start, slice_.oldest_ms, slice_.newest_ms)
     if spans:
         start = spans[-2].stop if len(spans) > 1 else 0
         last = spans[-1]
         if new.stop - start <= SPAN_BYTES:
             oldest, newest = min(last.oldest_ms, new.oldest_ms), max(last.newest_ms, new.newest_ms)
-            spans[-1] = Span(new.stop, oldest, newest)
+            spans[-1] = TimeSpan(new.stop, oldest, newest)
             return spans
     spans.append(new)
     return spans

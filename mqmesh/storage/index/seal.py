@@ -25,7 +25,7 @@ from mqmesh.storage.files.atomic_file import (
 )
 from mqmesh.storage.index.blocks import encode_run
 from mqmesh.storage.index.merge import stretches
-from mqmesh.storage.index.part import HEAD_KEY, IDS, KEYS, IndexPart, Run, encode_head
+from mqmesh.storage.index.part import HEAD_KEY, IDS, KEYS, IndexPart, SortedRun, encode_head
 from mqmesh.storage.lmdb.env import DATA_FILE
 from mqmesh.units import MIB
 
@@ -65,7 +65,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     assert head.complete
     assert not head.texts
     numbers = [run.number for run in head.runs]
-    runs = [Run(_RUN, 0, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
+    runs = [SortedRun(_RUN, 0, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
     sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)
     target = IndexPart.create(directory, sealed, map_size=map_size)
     try:

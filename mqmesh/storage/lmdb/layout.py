@@ -51,7 +51,7 @@ _windows: Final = msgspec.msgpack.Decoder(list[StoredBatch])
 _topics: Final = msgspec.msgpack.Decoder(tuple[int, str])
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True):
+class EnvironmentHead(msgspec.Struct, array_like=True, frozen=True):
     """What a store notes when it is opened and closed. Array positions never change.
 
     Attributes:
@@ -73,7 +73,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     boot_id: bytes
 
 
-_heads: Final = msgspec.msgpack.Decoder(Head)
+_heads: Final = msgspec.msgpack.Decoder(EnvironmentHead)
 
 
 class Entry(NamedTuple):
@@ -207,7 +207,7 @@ def of_kind(kind: bytes) -> tuple[bytes, bytes]:
     return kind, bytes([kind[0] + 1])
 
 
-def decode_head(value: bytes) -> Head:
+def decode_head(value: bytes) -> EnvironmentHead:
     """The head.
 
     Raises:

@@ -25,7 +25,7 @@ from mqmesh.storage.interface import (
 )
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
-from mqmesh.storage.lmdb.layout import Head
+from mqmesh.storage.lmdb.layout import EnvironmentHead
 from mqmesh.storage.log.marker import decode_marker
 from mqmesh.storage.queues.producer_states import Key, ProducerStates, StoredBatch
 from mqmesh.units import GIB, MIB, CommitLogOffset, TimestampMs
@@ -65,7 +65,7 @@ class Queue:
 class Contents:
     """What an environment holds, as far as it is kept in memory."""
 
-    head: Head
+    head: EnvironmentHead
     started_clean: bool
     states: ProducerStates
     end: int = 0
@@ -81,7 +81,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Parts:
+class EnvironmentParts:
     """An opened environment; ``resources`` closes it and lets go of the lock."""
 
     directory: Path
@@ -93,7 +93,7 @@ class Parts:
 
 def open_environment(
     directory: Path, config: StoreConfig, *, now_ms: TimestampMs, on_progress: OnProgress
-) -> Parts:
+) -> EnvironmentParts:
     """Opens or makes a store's environment.
 
     Args:
@@ -134,7 +134,7 @@ def open_environment(
         contents.head = head
         env.write([(layout.HEAD_KEY, msgspec.msgpack.encode(head))])
         env.sync()
-        return Parts(directory, env, contents, lock, resources.pop_all())
+        return EnvironmentParts(directory, env, contents, lock, resources.pop_all())
 
 
 def load(env: LmdbEnv, states: ProducerStates) -> Contents:
@@ -148,7 +148,7 @@ def load(env: LmdbEnv, states: ProducerStates) -> Contents:
         if env.at_or_before(b"\xff") is not None:
             raise CorruptRecord("the environment has pairs and no head: it is no store's")
         store_id = int.from_bytes(os.urandom(4), "little")
-        head = Head(layout.FORMAT, store_id, 1, 1, True, True, b"")
+        head = EnvironmentHead(layout.FORMAT, store_id, 1, 1, True, True, b"")
     else:
         head = layout.decode_head(value)
     contents = Contents(head, head.clean, states)

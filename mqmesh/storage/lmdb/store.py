@@ -46,7 +46,7 @@ from mqmesh.storage.interface import (
 )
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
-from mqmesh.storage.lmdb.opening import Parts, Queue, open_environment
+from mqmesh.storage.lmdb.opening import EnvironmentParts, Queue, open_environment
 from mqmesh.storage.lmdb.reading import entry_at, read_batches
 from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.log.marker import MarkerKind, encode_marker
@@ -79,7 +79,9 @@ class _Draft:
 class LmdbStore(MessageStore):
     """One environment; everything on the caller's thread but syncs of ``ASYNC_FLUSH``."""
 
-    def __init__(self, parts: Parts, config: StoreConfig, *, clock: Clock, wake: Wake) -> None:
+    def __init__(
+        self, parts: EnvironmentParts, config: StoreConfig, *, clock: Clock, wake: Wake
+    ) -> None:
         """Takes over an opened environment; see ``open``."""
         self._parts = parts
         self._env: LmdbEnv = parts.env

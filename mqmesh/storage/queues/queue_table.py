@@ -28,7 +28,7 @@ ROWS_PER_FRAME: Final = 256
 _LENGTH = struct.Struct("<I")
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True):
+class QueueTableHead(msgspec.Struct, array_like=True, frozen=True):
     """What the table is about. Array positions are on disk and never change.
 
     Attributes:
@@ -51,7 +51,7 @@ class QueueRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     end: int
 
 
-class Rows(msgspec.Struct, array_like=True, frozen=True):
+class QueueRows(msgspec.Struct, array_like=True, frozen=True):
     """A piece of the table."""
 
     queues: list[QueueRow] = []
@@ -62,19 +62,19 @@ class Rows(msgspec.Struct, array_like=True, frozen=True):
 class QueueTable(msgspec.Struct, frozen=True):
     """A table that was read."""
 
-    head: Head
+    head: QueueTableHead
     queues: list[QueueRow]
     producers: list[tuple[Key, list[StoredBatch]]]
     deletions: dict[str, int] = {}
 
 
 _encoder = msgspec.msgpack.Encoder()
-_head_decoder = msgspec.msgpack.Decoder(Head)
-_rows_decoder = msgspec.msgpack.Decoder(Rows)
+_head_decoder = msgspec.msgpack.Decoder(QueueTableHead)
+_rows_decoder = msgspec.msgpack.Decoder(QueueRows)
 
 
 def encode_table(
-    head: Head,
+    head: QueueTableHead,
     queues: Iterable[ConsumeQueue],
     producers: Iterable[tuple[Key, list[StoredBatch]]],
     deletions: Iterable[tuple[str, int]] = (),
@@ -91,7 +91,7 @@ def encode_table(
     yield _frame(_encoder.encode(head))
     deletions = iter(deletions)
     while deleted := list(islice(deletions, ROWS_PER_FRAME)):
-        yield _frame(_encoder.encode(Rows(deletions=deleted)))
+        yield _frame(_encoder.encode(QueueRows(deletions=deleted)))
     queues = iter(queues)
     while some := list(islice(queues, ROWS_PER_FRAME)):
         rows = [
@@ -99,10 +99,10 @@ def encode_table(
             for q in some
             if q.written
         ]
-        yield _frame(_encoder.encode(Rows(queues=rows)))
+        yield _frame(_encoder.encode(QueueRows(queues=rows)))
     producers = iter(producers)
     while windows := list(islice(producers, ROWS_PER_FRAME)):
-        yield _frame(_encoder.encode(Rows(producers=windows)))
+        yield _frame(_encoder.encode(QueueRows(producers=windows)))
 
 
 def encode_without_files(table: QueueTable, log_start: int) -> bytes:
@@ -116,9 +116,13 @@ def encode_without_files(table: QueueTable, log_start: int) -> bytes:
         log_start: Commit-log offset where the log begins.
     """
     rows = [QueueRow(row.topic, row.queue_id, row.end, row.end) for row in table.queues]
-    head = Head(table.head.through, table.head.epoch, log_start)
+    head = QueueTableHead(table.head.through, table.head.epoch, log_start)
     deletions = list(table.deletions.items())
-    parts = [Rows(deletions=deletions), Rows(queues=rows), Rows(producers=table.producers)]
+    parts = [
+        QueueRows(deletions=deletions),
+        QueueRows(queues=rows),
+        QueueRows(producers=table.producers),
+    ]
     return b"".join(_frame(_encoder.encode(part)) for part in [head, *parts])
 
 

@@ -16,7 +16,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
 from mqmesh.protocol.command import ONEWAY, Command, decode_frame, encode_frame
 from mqmesh.transport.interface import OnDone, Timer
 from mqmesh.transport.simulated.loop import SimulatedLoop
-from mqmesh.transport.simulated.network import Connection, Line, Network
+from mqmesh.transport.simulated.network import Network, SimulatedConnection, SimulatedLine
 from mqmesh.transport.simulated.node import SimulatedNode
 
 SWEEP_MS: Final = 20
@@ -24,7 +24,7 @@ SWEEP_MS: Final = 20
 _log = logging.getLogger(__name__)
 
 
-class _Waiting(msgspec.Struct):
+class _SimulatedRequest(msgspec.Struct):
     on_done: OnDone
     deadline_ms: int
     frame: bytes
@@ -61,12 +61,12 @@ class SimulatedClient:
         self._loop = loop
         self._on_command = on_command
         self._on_connection = on_connection
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _SimulatedRequest] = {}
         self._next_opaque = 1
         self._closed = False
         self._sweep: Timer | None = None
         self._sweep_due_ms = 0
-        self._line = Line(
+        self._line = SimulatedLine(
             network,
             loop.node,
             endpoint,
@@ -99,7 +99,9 @@ class SimulatedClient:
         self._next_opaque += 1
         frame = encode_frame(code, opaque, *parts, header=header)
         deadline_ms = self._loop.clock.monotonic_ms() + timeout_ms
-        waiting = self._waiting[opaque] = _Waiting(on_done, deadline_ms, frame, self.connected)
+        waiting = self._waiting[opaque] = _SimulatedRequest(
+            on_done, deadline_ms, frame, self.connected
+        )
         if waiting.sent:
             self._line.send(frame)
         if self._sweep is None or deadline_ms < self._sweep_due_ms - SWEEP_MS:
@@ -197,7 +199,7 @@ class SimulatedHintPublisher:
     def __init__(self, network: Network, node: SimulatedNode) -> None:
         self.node = node
         self._network = network
-        self._hearers: dict[Connection, None] = {}
+        self._hearers: dict[SimulatedConnection, None] = {}
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port.
@@ -207,7 +209,7 @@ class SimulatedHintPublisher:
         """
         return self._network.bind(endpoint, self)
 
-    def accept(self, connection: Connection) -> None:
+    def accept(self, connection: SimulatedConnection) -> None:
         """Somebody listens."""
         self._hearers[connection] = None
         connection.on_server_lost = lambda: self._hearers.pop(connection, None) and None
@@ -238,7 +240,7 @@ class SimulatedHintSubscriber:
     ) -> None:
         self.endpoint = endpoint
         self._on_connected = on_connected
-        self._line = Line(
+        self._line = SimulatedLine(
             network,
             loop.node,
             endpoint,
@@ -268,7 +270,7 @@ class SimulatedChannel:
         self._breaks = 0
         self._stopped = False
         self._answers: dict[int, Command] = {}
-        self._line = Line(
+        self._line = SimulatedLine(
             network,
             node,
             endpoint,

@@ -43,7 +43,7 @@ class Listener(Protocol):
 
     node: SimulatedNode
 
-    def accept(self, connection: "Connection") -> None:
+    def accept(self, connection: "SimulatedConnection") -> None:
         """A connection was made."""
 
 
@@ -61,7 +61,7 @@ class Network:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.weather = Weather()
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[SimulatedConnection, None] = {}
         self._bound: dict[str, Listener] = {}
         self._cut: set[tuple[str, str]] = set()
         self._next_port = 40_000
@@ -180,7 +180,7 @@ class _Pipe:
         self._frames.clear()
 
 
-class Connection:
+class SimulatedConnection:
     """One connection, from a client's to a server's end.
 
     Args:
@@ -290,7 +290,7 @@ class Connection:
             self._network.connections.pop(self, None)
 
 
-class Line:
+class SimulatedLine:
     """A client's way to an endpoint: connects, and again after each break.
 
     Args:
@@ -321,7 +321,7 @@ class Line:
         self._on_frame = on_frame
         self._on_up = on_up
         self._on_down = on_down
-        self._connection: Connection | None = None
+        self._connection: SimulatedConnection | None = None
         self._closed = False
         network.simulation.after(network.latency_ms(), self._connect)
 
@@ -353,9 +353,9 @@ class Line:
         ):
             self._failed(tell=False)  # nobody answers, which a client notices by its own patience
         else:
-            self._stand(listener, Connection(network, node, server, self._lost))
+            self._stand(listener, SimulatedConnection(network, node, server, self._lost))
 
-    def _stand(self, listener: Listener, connection: Connection) -> None:
+    def _stand(self, listener: Listener, connection: SimulatedConnection) -> None:
         connection.take_answer = lambda frame: self._told(
             lambda: connection is self._connection and self._on_frame(frame)
         )

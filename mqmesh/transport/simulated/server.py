@@ -18,7 +18,7 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.refusals import Refusals
 from mqmesh.transport.simulated.loop import SimulatedLoop
-from mqmesh.transport.simulated.network import Connection, Network
+from mqmesh.transport.simulated.network import Network, SimulatedConnection
 from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.units import MIB
 
@@ -69,8 +69,8 @@ class SimulatedServer:
         self._loop = loop
         self._handlers = handlers
         self._on_disconnect = on_disconnect
-        self._peers: dict[bytes, Connection] = {}
-        self._silent_peers: dict[Connection, None] = {}
+        self._peers: dict[bytes, SimulatedConnection] = {}
+        self._silent_peers: dict[SimulatedConnection, None] = {}
         self._closed = False
 
     @property
@@ -86,7 +86,7 @@ class SimulatedServer:
         """
         return self._network.bind(endpoint, self)
 
-    def accept(self, connection: Connection) -> None:
+    def accept(self, connection: SimulatedConnection) -> None:
         """A connection was made."""
         self._silent_peers[connection] = None
         connection.take_request = lambda frame: self._loop.deliver(
@@ -151,7 +151,7 @@ class SimulatedServer:
         else:
             connection.answer(frame)
 
-    def _take(self, connection: Connection, frame: bytes) -> None:
+    def _take(self, connection: SimulatedConnection, frame: bytes) -> None:
         if self._closed:
             return
         self.readable_ms = self.drained_ms = self._loop.clock.monotonic_ms()
@@ -175,7 +175,7 @@ class SimulatedServer:
             if reply is not None:
                 self.reply(request, reply)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: SimulatedConnection) -> None:
         self._silent_peers.pop(connection, None)
         if self._peers.pop(connection.peer, None) is not None and not self._closed:
             if self._on_disconnect is not None:

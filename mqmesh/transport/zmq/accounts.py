@@ -146,7 +146,7 @@ def room_of_one(total: int, limits: ServerLimits) -> int:
     return min(limits.max_pending_bytes, (limits.max_total_pending_bytes - total) // SHARE)
 
 
-class Load(msgspec.Struct, frozen=True):
+class PeerLoad(msgspec.Struct, frozen=True):
     """A connection and what is held for it.
 
     Attributes:
@@ -163,7 +163,7 @@ class Load(msgspec.Struct, frozen=True):
     waiting_since_ms: int | None = None
 
 
-def worst(loads: Iterable[Load], limits: ServerLimits) -> list[Load]:
+def worst(loads: Iterable[PeerLoad], limits: ServerLimits) -> list[PeerLoad]:
     """Whose connections have to end if all loads together are beyond the budget.
 
     Returns:
@@ -182,6 +182,6 @@ def worst(loads: Iterable[Load], limits: ServerLimits) -> list[Load]:
     return found
 
 
-def _badness(load: Load) -> tuple[int, float]:
+def _badness(load: PeerLoad) -> tuple[int, float]:
     since_ms = load.waiting_since_ms
     return load.size // MARK_BYTES, -math.inf if since_ms is None else -since_ms

@@ -40,7 +40,7 @@ _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _PROBE: Final = int(RequestCode.PROBE_CLIENT)
 
 
-class _Waiting(msgspec.Struct):
+class _WaitingRequest(msgspec.Struct):
     on_done: OnDone
     deadline_ms: int
     sent: bool
@@ -80,7 +80,7 @@ class CommandClient:
         self._loop = loop
         self._on_command = on_command
         self._on_connection = on_connection
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingRequest] = {}
         self._unsent: deque[tuple[int, bytes]] = deque()
         self._next_opaque = 1
         self._wants_write = False
@@ -125,7 +125,7 @@ class CommandClient:
         self._next_opaque += 1
         frame = encode_frame(code, opaque, *parts, header=header)
         deadline_ms = self._loop.clock.monotonic_ms() + timeout_ms
-        waiting = self._waiting[opaque] = _Waiting(on_done, deadline_ms, False)
+        waiting = self._waiting[opaque] = _WaitingRequest(on_done, deadline_ms, False)
         if self._unsent or not self._try_send(frame):
             self._unsent.append((opaque, frame))
             self._watch_write()

@@ -31,7 +31,7 @@ _EVENTS: Final = int(zmq.EVENTS)
 _log = logging.getLogger(__name__)
 
 
-class _Source:
+class _WatchedSource:
     """Something that is watched: a ZeroMQ socket, or a descriptor when there is no socket."""
 
     __slots__ = ("descriptor", "handler", "socket", "wanted")
@@ -72,9 +72,9 @@ class EventLoop:
         self.busy_poll: BusyPoll | None = None
         self.callback_failures = 0
         self._poll = select.epoll()
-        self._sources: dict[Socket | int, _Source] = {}
-        self._by_descriptor: dict[int, _Source] = {}
-        self._touched: dict[_Source, None] = {}
+        self._sources: dict[Socket | int, _WatchedSource] = {}
+        self._by_descriptor: dict[int, _WatchedSource] = {}
+        self._touched: dict[_WatchedSource, None] = {}
         self._ticks = 0
         self._look_due_ms = 0
         self._timers: list[tuple[int, int, Timer]] = []
@@ -101,7 +101,7 @@ class EventLoop:
         socket = None if isinstance(source, int) else source
         descriptor = source if isinstance(source, int) else int(source.get(zmq.FD))
         self._poll.register(descriptor, select.EPOLLIN)
-        one = self._sources[source] = _Source(socket, descriptor, handler)
+        one = self._sources[source] = _WatchedSource(socket, descriptor, handler)
         self._by_descriptor[descriptor] = one
         if socket is not None:
             self._touched[one] = None
@@ -230,9 +230,9 @@ class EventLoop:
         for callback in self._tick_end:
             self._guard(callback)
 
-    def _wait(self, wait_ms: int) -> list[_Source]:
+    def _wait(self, wait_ms: int) -> list[_WatchedSource]:
         """The sources that can be served, after waiting for the first one."""
-        ready: list[_Source] = []
+        ready: list[_WatchedSource] = []
         if self._touched:
             ready = [source for source in self._touched if source.is_ready()]
             self._touched.clear()

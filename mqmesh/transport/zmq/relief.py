@@ -4,7 +4,7 @@ from typing import Final
 
 from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.process_memory import MemoryWatch, give_back
-from mqmesh.transport.zmq.accounts import MARK_BYTES, Load, PeerAccount, worst
+from mqmesh.transport.zmq.accounts import MARK_BYTES, PeerAccount, PeerLoad, worst
 from mqmesh.transport.zmq.connections import measure
 from mqmesh.transport.zmq.outbox import Outbox
 from mqmesh.transport.zmq.peers import PeerTable
@@ -64,7 +64,7 @@ class Relief:
             self._trim_wanted = True
             self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)
 
-    def tick(self, now_ms: int) -> list[Load]:
+    def tick(self, now_ms: int) -> list[PeerLoad]:
         """Looks at the process's memory when it is time.
 
         Returns:
@@ -73,7 +73,7 @@ class Relief:
         if now_ms < self._look_ms:
             return []
         self._look_ms = now_ms + LOOK_MS
-        found: list[Load] = []
+        found: list[PeerLoad] = []
         growth = self._memory.growth
         if growth >= self._limits.max_total_pending_bytes // STEPS:
             found = self.measure(now_ms)
@@ -86,7 +86,7 @@ class Relief:
             give_back()
         return found
 
-    def measure(self, now_ms: int) -> list[Load]:
+    def measure(self, now_ms: int) -> list[PeerLoad]:
         """Measures all connections.
 
         Returns:
@@ -104,5 +104,7 @@ class Relief:
             if received is not None:
                 incoming = account.incoming(received, now_ms, most_frames=self._queued_frames)
             self.incoming += incoming
-            loads.append(Load(descriptor, incoming + account.held, peer, account.waiting_since_ms))
+            loads.append(
+                PeerLoad(descriptor, incoming + account.held, peer, account.waiting_since_ms)
+            )
         return worst(loads, self._limits)

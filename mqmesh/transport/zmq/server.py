@@ -32,7 +32,7 @@ from mqmesh.protocol.command import (
 from mqmesh.refusals import Refusals
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
-from mqmesh.transport.zmq.accounts import MARK_BYTES, Load, PeerAccount
+from mqmesh.transport.zmq.accounts import MARK_BYTES, PeerAccount, PeerLoad
 from mqmesh.transport.zmq.connections import hang_up
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.outbox import Outbox
@@ -489,14 +489,16 @@ class CommandServer:
     def _on_deaf(self, peer: bytes) -> None:
         account, descriptor = self._accounts.get(peer), self._peers.living.get(peer)
         if account is not None and descriptor is not None and not self._closed:
-            self._end(Load(descriptor, account.held, peer), "a client does not take its answers")
+            self._end(
+                PeerLoad(descriptor, account.held, peer), "a client does not take its answers"
+            )
 
-    def _end_all(self, loads: list[Load]) -> None:
+    def _end_all(self, loads: list[PeerLoad]) -> None:
         for load in loads:
             limit = self._limits.max_total_pending_bytes
             self._end(load, f"all clients together take over {limit} (max_total_pending_bytes)")
 
-    def _end(self, load: Load, reason: str) -> None:
+    def _end(self, load: PeerLoad, reason: str) -> None:
         """Ends a connection; what it sent and was not read yet is thrown away."""
         self._on_monitor()
         if (load.descriptor, load.peer) not in self._peers.connections():

@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
@@ -48,7 +48,7 @@ class Case:
         self.workers = SparingThreads(self.service, "test", threads, self._call_later)
         self.broken = []
         self.work = self.new_work(batch_size, listener)
-        self.span = Span(0, bytearray(10_000), 0)
+        self.span = StateSpan(0, bytearray(10_000), 0)
 
     def listen(self, found):
         with self.changed:

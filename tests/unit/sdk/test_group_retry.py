@@ -9,7 +9,7 @@ import pytest
 from mqmesh.errors import CorruptBatch, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 from mqmesh.sdk.consumer.listening.group_retry import (
@@ -54,7 +54,7 @@ class Case:
             lambda *failed: self.kept.append(failed),
         )
         self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, self._progress, lambda *_: None)
-        self.span = Span(0, bytearray([PARKED] * 8), 0)
+        self.span = StateSpan(0, bytearray([PARKED] * 8), 0)
 
     def send(self, messages):
         self.sent.append(messages)

@@ -8,7 +8,7 @@ import pytest
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 from mqmesh.sdk.consumer.listening.local_retry import RETRY_DELAYS_MS, LocalRetry, NoRetry
@@ -40,7 +40,7 @@ class Case:
             lambda *portion: self.submitted.append(portion),
         )
         self.work = QueueWork(lambda _: ConsumeResult.SUCCESS, 1, lambda: None, lambda *_: None)
-        self.span = Span(0, bytearray([PARKED] * 4), 0)
+        self.span = StateSpan(0, bytearray([PARKED] * 4), 0)
         self.messages = [
             StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO) for at in (1, 2)
         ]
@@ -108,7 +108,7 @@ def test_a_trace_is_logged_once():
 
 
 def test_broadcasting_passes_over_what_cannot_be_decoded(caplog):
-    retry, span = NoRetry(), Span(0, bytearray(4), 0)
+    retry, span = NoRetry(), StateSpan(0, bytearray(4), 0)
     with caplog.at_level(logging.ERROR):
         retry.on_undecodable(MessageQueue("t", "b", 0), 1, 3, span, CorruptBatch("no"))
     assert list(span.states) == [OPEN, DONE, DONE, OPEN]
@@ -116,7 +116,7 @@ def test_broadcasting_passes_over_what_cannot_be_decoded(caplog):
 
 
 def test_broadcasting_only_reports_what_takes_too_long(caplog):
-    retry, span = NoRetry(), Span(0, bytearray(4), 0)
+    retry, span = NoRetry(), StateSpan(0, bytearray(4), 0)
     with caplog.at_level(logging.WARNING):
         retry.on_overdue(MessageQueue("t", "b", 0), 1, span, 900_000)
     assert list(span.states) == [OPEN] * 4

@@ -11,7 +11,7 @@ import pytest
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.orderly_queue import NO_LIMIT, Always, OrderlyQueue
@@ -84,7 +84,7 @@ class Case:
         self.gate.set()
         self.running = 0
         self.most_running = 0
-        self.spans: dict[str, Span] = {}
+        self.spans: dict[str, StateSpan] = {}
         self.service = OrderlyService(threading.Condition(), 1_000, self._later, self._letter)
         self.workers = WorkerThreads(self.service, "test", threads)
 
@@ -103,7 +103,7 @@ class Case:
             self.changed.notify_all()
 
     def queue(self, name="q", *, batch_size=1, lease=None, limit=NO_LIMIT):
-        self.spans[name] = Span(0, bytearray(100_000), 0)
+        self.spans[name] = StateSpan(0, bytearray(100_000), 0)
 
         def listen(messages):
             offsets = [message.queue_offset for message in messages]
@@ -439,7 +439,7 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
         workers.attach(loop)
         for queue in (work("a"), work("b")):
             for first in range(0, 100, 25):
-                service.submit(queue, [FakeBatch(first, 25)], Span(0, bytearray(100), 0))
+                service.submit(queue, [FakeBatch(first, 25)], StateSpan(0, bytearray(100), 0))
         await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert seen == {"a": list(range(100)), "b": list(range(100))}
         assert service.failures == 20
@@ -473,7 +473,7 @@ def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any
         service = OrderlyService(threading.Condition(), 10, later, letter)
         workers = WorkerTasks(service, 8)
         workers.attach(loop)
-        service.submit(queue, [FakeBatch(0, 1)], Span(0, bytearray(1), 0))
+        service.submit(queue, [FakeBatch(0, 1)], StateSpan(0, bytearray(1), 0))
         async with asyncio.timeout(PATIENCE_S):
             await buried.wait()
         assert times == [0, 1, 2]
@@ -505,7 +505,7 @@ def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
         service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
         workers = WorkerTasks(service, 8)
         workers.attach(loop)
-        service.submit(queue, [FakeBatch(0, 5)], Span(0, bytearray(10), 0))
+        service.submit(queue, [FakeBatch(0, 5)], StateSpan(0, bytearray(10), 0))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)
         service.close()
         assert not await asyncio.to_thread(workers.close, 0.01)

@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
@@ -34,7 +34,7 @@ def test_what_comes_while_the_last_task_ends_is_handed_out(tasks):
             service.submit_again(work, [message], span, 0)
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
-        span = Span(0, bytearray(50), 0)
+        span = StateSpan(0, bytearray(50), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: None)
         workers = WorkerTasks(service, tasks)
         workers.attach(asyncio.get_running_loop())
@@ -65,7 +65,7 @@ def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_o
 
         messages = [StoredMessage("t", b"x", queue_offset=QueueOffset(n)) for n in range(3)]
         work = QueueWork(listen, 1, ended.set, lambda error: None)
-        span = Span(0, bytearray(3), 0)
+        span = StateSpan(0, bytearray(3), 0)
         service = ConcurrentService(threading.Condition(), on_failed)
         workers = WorkerTasks(service, 1)
         workers.attach(asyncio.get_running_loop())
@@ -87,7 +87,7 @@ def test_a_listener_that_returns_nothing_has_done_its_messages():
             await asyncio.sleep(0)
 
         work = QueueWork(listen, 1, ended.set, lambda error: None)
-        span = Span(0, bytearray(3), 0)
+        span = StateSpan(0, bytearray(3), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
         workers = WorkerTasks(service, 2)
         workers.attach(asyncio.get_running_loop())
@@ -113,7 +113,7 @@ def test_a_task_that_is_cancelled_itself_ends():
             await asyncio.Event().wait()
 
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
-        span = Span(0, bytearray(1), 0)
+        span = StateSpan(0, bytearray(1), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
         workers = WorkerTasks(service, 1)
         workers.attach(asyncio.get_running_loop())

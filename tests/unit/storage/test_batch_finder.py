@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.storage.commitlog import batch_finder
-from mqmesh.storage.commitlog.batch_finder import MOST_BATCHES, MOST_TAIL_ROWS, Run, find_batches
+from mqmesh.storage.commitlog.batch_finder import (
+    MOST_BATCHES,
+    MOST_TAIL_ROWS,
+    BatchPlace,
+    find_batches,
+)
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.queues.consume_queue import VOID_OFFSET, ConsumeQueue
 
@@ -59,8 +64,8 @@ def model(
     void: frozenset[int],
     tags: frozenset[int] | None,
     written: int,
-) -> tuple[list[Run], int]:
-    runs: list[Run] = []
+) -> tuple[list[BatchPlace], int]:
+    runs: list[BatchPlace] = []
     queue_offset = 0
     for number, length in enumerate(lengths):
         stop = queue_offset + length
@@ -71,7 +76,9 @@ def model(
         if stop > start and wanted:
             if runs and sum(run.size for run in runs) + 10 * length > max_bytes:
                 return runs, queue_offset
-            run = Run(10 * queue_offset, 10 * length, max(start, queue_offset), stop, doubtful)
+            run = BatchPlace(
+                10 * queue_offset, 10 * length, max(start, queue_offset), stop, doubtful
+            )
             runs.append(run)
         queue_offset = stop
     return runs, queue_offset
@@ -140,4 +147,4 @@ def test_lost_messages_of_many_chunks_are_passed(directory, files):
     queue = queue_of(directory, [100_000, 1], void=frozenset({0}), written=2)
     for start in (0, 1, 2_047, 2_048, 99_999, 100_000):
         found = find_batches(queue, files, start, 100_001, max_bytes=1, tag_hashes=None)
-        assert found == ([Run(1_000_000, 10, 100_000, 100_001)], 100_001)
+        assert found == ([BatchPlace(1_000_000, 10, 100_000, 100_001)], 100_001)

@@ -17,7 +17,7 @@ from mqmesh.storage.index.merge import (
     runs_to_merge,
     stretches,
 )
-from mqmesh.storage.index.part import IDS, KEYS, LARGE, IndexPart, Run
+from mqmesh.storage.index.part import IDS, KEYS, LARGE, IndexPart, SortedRun
 from mqmesh.storage.index.seal import seal_part
 from mqmesh.storage.index.texts import TextMaker
 
@@ -63,18 +63,22 @@ def merge_all(part: IndexPart) -> int:
 
 
 def test_runs_of_one_level_are_merged_when_there_are_enough_the_oldest_first():
-    small = [Run(n, 2, 10, n, n + 1, KEYS) for n in range(50)]
+    small = [SortedRun(n, 2, 10, n, n + 1, KEYS) for n in range(50)]
     assert runs_to_merge(small) == []
-    large = [Run(100 + n, LARGE, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
-    other = [Run(200 + n, LARGE + 1, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
+    large = [SortedRun(100 + n, LARGE, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
+    other = [SortedRun(200 + n, LARGE + 1, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
     assert runs_to_merge([*small, *large, *other]) == []
-    some = [*large, Run(150, LARGE, 10, 90, 91, KEYS), Run(151, LARGE, 10, 99, 100, IDS)]
+    some = [
+        *large,
+        SortedRun(150, LARGE, 10, 90, 91, KEYS),
+        SortedRun(151, LARGE, 10, 99, 100, IDS),
+    ]
     random.Random(1).shuffle(some)
     assert [run.number for run in runs_to_merge([*small, *some, *other])] == [
         *range(100, 100 + MERGED_AT_ONCE - 1),
         150,
     ]
-    more = [*other, Run(250, LARGE + 1, 10, 90, 91, KEYS)]
+    more = [*other, SortedRun(250, LARGE + 1, 10, 90, 91, KEYS)]
     assert runs_to_merge([*large, *more]) == more
 
 

@@ -17,10 +17,10 @@ from mqmesh.storage.index.part import (
     MOST_MERGED_ENTRIES,
     SPAN_BYTES,
     Deletion,
-    Head,
     IndexPart,
-    Run,
-    Span,
+    PartHead,
+    SortedRun,
+    TimeSpan,
     decode_head,
     encode_head,
 )
@@ -48,7 +48,7 @@ def found(part: IndexPart, key: str, below: int = 2**32 - 1, most: int = 1000) -
 
 
 def test_heads_on_disk_never_change():
-    head = Head(
+    head = PartHead(
         store_id=5,
         boot_id=b"b" * 16,
         segment_start=1024,
@@ -58,8 +58,8 @@ def test_heads_on_disk_never_change():
         last_mark=b"MQB1abcd",
         widths=3,
         next_run=2,
-        runs=[Run(1, 0, 4, 0, 200, 3)],
-        spans=[Span(200, 10, 20)],
+        runs=[SortedRun(1, 0, 4, 0, 200, 3)],
+        spans=[TimeSpan(200, 10, 20)],
         deletions=[Deletion(1100, "orders")],
         batches=2,
     )
@@ -72,13 +72,13 @@ def test_heads_on_disk_never_change():
 
 
 def test_a_damaged_or_unknown_head_is_refused():
-    value = encode_head(Head(store_id=1, boot_id=b"", segment_start=0))
+    value = encode_head(PartHead(store_id=1, boot_id=b"", segment_start=0))
     for position in range(len(value)):
         changed = bytearray(value)
         changed[position] ^= 1
         with pytest.raises(CorruptRecord):
             decode_head(bytes(changed))
-    newer = encode_head(Head(version=2, store_id=1, boot_id=b"", segment_start=0))
+    newer = encode_head(PartHead(version=2, store_id=1, boot_id=b"", segment_start=0))
     for bad in (None, b"", b"1234", newer):
         with pytest.raises(CorruptRecord):
             decode_head(bad)
@@ -233,7 +233,7 @@ def test_short_stretches_share_a_span(part):
     for number in range(50):
         add_keys(part, "a", size=SPAN_BYTES // 10, oldest_ms=number, newest_ms=number)
     assert len(part.head.spans) == 5
-    assert part.head.spans[0] == Span(SPAN_BYTES // 10 * 10, 0, 9)
+    assert part.head.spans[0] == TimeSpan(SPAN_BYTES // 10 * 10, 0, 9)
 
 
 def test_a_sealed_part_has_one_run_of_everything(part, tmp_path):

@@ -12,8 +12,8 @@ from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.producer_states import StoredBatch
 from mqmesh.storage.queues.queue_table import (
     ROWS_PER_FRAME,
-    Head,
     QueueRow,
+    QueueTableHead,
     decode_table,
     encode_table,
 )
@@ -32,10 +32,10 @@ def test_a_table_comes_back(count: int) -> None:
     producers = [(("topic", number, 1 << 63), [BATCH] * (number % 6)) for number in range(count)]
     deletions = [(f"gone {number}", 100 + number) for number in range(count)]
     queues = [queue(number) for number in range(count)]
-    frames = list(encode_table(Head(77, 3), queues, producers, deletions))
+    frames = list(encode_table(QueueTableHead(77, 3), queues, producers, deletions))
     assert len(frames) == 1 + 3 * -(-count // ROWS_PER_FRAME)
     table = decode_table(b"".join(frames))
-    assert table.head == Head(77, 3)
+    assert table.head == QueueTableHead(77, 3)
     assert table.queues == [
         QueueRow(f"topic {number % 7}", number, number, 2 * number + 1) for number in range(count)
     ]
@@ -52,7 +52,7 @@ def test_a_table_from_before_deletions_has_none() -> None:
 
 def test_queues_that_were_never_written_have_no_row() -> None:
     empty = ConsumeQueue("topic", 0, "", first=0, end=0, file_entries=16)
-    assert decode_table(b"".join(encode_table(Head(0, 1), [empty], []))).queues == []
+    assert decode_table(b"".join(encode_table(QueueTableHead(0, 1), [empty], []))).queues == []
 
 
 @given(st.binary(max_size=60), st.sampled_from([lambda b: b, lambda b: b"\x05\0\0\0" + b]))
@@ -66,7 +66,7 @@ def test_other_bytes_are_no_table(data: bytes, shape: Callable[[bytes], bytes]) 
 
 
 def test_a_cut_table_is_noticed() -> None:
-    whole = b"".join(encode_table(Head(77, 3), [queue(1)], [(("t", 0, 1), [BATCH])]))
+    whole = b"".join(encode_table(QueueTableHead(77, 3), [queue(1)], [(("t", 0, 1), [BATCH])]))
     for size in range(len(whole)):
         frames_end = size in _frame_ends(whole)
         if not frames_end:

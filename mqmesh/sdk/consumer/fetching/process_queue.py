@@ -42,7 +42,7 @@ class FlowLimits(msgspec.Struct, frozen=True, kw_only=True):
     span: int = 2_000
 
 
-class Span:
+class StateSpan:
     """The states of messages that stand behind one another.
 
     Attributes:
@@ -96,9 +96,11 @@ class ProcessQueue:
     def __init__(self, start: int, limits: FlowLimits) -> None:
         self.next_offset = start
         self._limits = limits
-        self._unfinished: list[Span] = []
+        self._unfinished: list[StateSpan] = []
 
-    def add(self, batches: Sequence[PulledBatch], next_offset: int, size_bytes: int) -> Span | None:
+    def add(
+        self, batches: Sequence[PulledBatch], next_offset: int, size_bytes: int
+    ) -> StateSpan | None:
         """Takes in what was pulled.
 
         Args:
@@ -133,7 +135,7 @@ class ProcessQueue:
             last.states += states
             last.size_bytes += size_bytes
             return last
-        span = Span(first, states, size_bytes)
+        span = StateSpan(first, states, size_bytes)
         self._unfinished.append(span)
         return span
 
@@ -146,7 +148,7 @@ class ProcessQueue:
                 return span.base + at
         return self.next_offset
 
-    def open_before(self, offset: int, waiting: frozenset[int]) -> list[tuple[int, Span]]:
+    def open_before(self, offset: int, waiting: frozenset[int]) -> list[tuple[int, StateSpan]]:
         """Messages that are with a worker, and where their states are kept.
 
         Args:

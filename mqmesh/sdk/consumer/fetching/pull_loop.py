@@ -121,7 +121,7 @@ class PullCounters(msgspec.Struct):
     offsets_moved: int = 0
 
 
-class Network(Protocol):
+class PullNetwork(Protocol):
     """What a pull loop needs of the client's engine."""
 
     def request(
@@ -167,7 +167,7 @@ class PullLoop:
         queue: MessageQueue,
         group: str,
         sink: Sink,
-        network: Network,
+        network: PullNetwork,
         settings: PullSettings,
         counters: PullCounters,
         *,

@@ -19,7 +19,7 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResponse,
 )
-from mqmesh.sdk.consumer.fetching.pull_loop import Network
+from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.transport.interface import Condition
 
 MAX_ENTRIES: Final = 64
@@ -79,7 +79,7 @@ class BackSender:
     def __init__(
         self,
         group: str,
-        network: Network,
+        network: PullNetwork,
         post: Callable[[Callable[[], None]], None],
         max_reconsume_times: int,
         is_down: Callable[[str], bool] = lambda broker_name: False,

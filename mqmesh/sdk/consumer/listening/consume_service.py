@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 from typing import Final, NamedTuple, Protocol
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consumer.listening.consume_work import (
@@ -93,7 +93,7 @@ class ConsumeService(ABC):
         self._workers = workers
 
     @abstractmethod
-    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         """Has messages consumed.
 
         Args:
@@ -156,11 +156,11 @@ class ConcurrentService(ConsumeService):
         self._ready: deque[Portion] = deque()
         self._calls_retired = 0
 
-    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         self._add(work, list(make_portions(work, batches, span)))
 
     def submit_again(
-        self, work: QueueWork, messages: list[StoredMessage], span: Span, attempt: int
+        self, work: QueueWork, messages: list[StoredMessage], span: StateSpan, attempt: int
     ) -> None:
         """Has messages consumed that failed before.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause
 from mqmesh.units import MAX_OFFSET
@@ -24,7 +24,7 @@ PORTION_MESSAGES: Final = 256
 AnyListener = Callable[[list[StoredMessage]], object]
 """A listener, or a coroutine function that is one."""
 
-OnBroken = Callable[[PulledBatch, Span, CorruptBatch], None]
+OnBroken = Callable[[PulledBatch, StateSpan, CorruptBatch], None]
 """Takes over the messages of a batch that cannot be decoded."""
 
 
@@ -82,7 +82,7 @@ class Portion:
         self,
         work: QueueWork,
         source: list[PulledBatch] | list[StoredMessage],
-        span: Span,
+        span: StateSpan,
         attempt: int = 0,
     ) -> None:
         count = sum(item.count if isinstance(item, PulledBatch) else 1 for item in source)
@@ -161,7 +161,7 @@ class Portion:
             self.span.mark(offset, offset, DONE)
 
 
-def park(span: Span, messages: list[StoredMessage]) -> list[StoredMessage]:
+def park(span: StateSpan, messages: list[StoredMessage]) -> list[StoredMessage]:
     """Parks messages whose call failed.
 
     Returns:
@@ -205,7 +205,9 @@ def find_waiting(portions: Iterable[Portion]) -> dict[QueueWork, Waiting]:
     return found
 
 
-def make_portions(work: QueueWork, batches: list[PulledBatch], span: Span) -> Iterator[Portion]:
+def make_portions(
+    work: QueueWork, batches: list[PulledBatch], span: StateSpan
+) -> Iterator[Portion]:
     """Divides batches into portions."""
     start, count = 0, 0
     for at, batch in enumerate(batches):

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import OnFailed, Portion
@@ -30,7 +30,7 @@ class Retry(Protocol):
         """Takes over a failed call's messages; called by a worker."""
 
     def on_undecodable(
-        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+        self, queue: MessageQueue, first: int, end: int, span: StateSpan, error: CorruptBatch
     ) -> None:
         """Takes over messages that cannot even be read; called by a worker.
 
@@ -42,7 +42,7 @@ class Retry(Protocol):
             error: What is wrong with them.
         """
 
-    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+    def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
         """Told of a message that is with a listener for too long; in the client's thread.
 
         Args:
@@ -94,7 +94,7 @@ class GroupRetry:
             self._send_failed(portion, some, cause, reason)
 
     def on_undecodable(
-        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+        self, queue: MessageQueue, first: int, end: int, span: StateSpan, error: CorruptBatch
     ) -> None:
         """Sends messages that cannot be read to the dead letters; called by a worker.
 
@@ -111,7 +111,7 @@ class GroupRetry:
         )
         self._send_unread(queue, first, end - first, span, reason_of(error))
 
-    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+    def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
         """Sends a message back that is with a listener for too long; in the client's thread."""
         span.mark(offset, offset, PARKED)
         _log.warning(
@@ -164,7 +164,7 @@ class GroupRetry:
         self._sender.send(SentBack(first.message_queue, first.queue_offset, count, reason, done))
 
     def _send_unread(
-        self, queue: MessageQueue, first: int, count: int, span: Span, reason: str
+        self, queue: MessageQueue, first: int, count: int, span: StateSpan, reason: str
     ) -> None:
         def send() -> None:
             self._sender.send(SentBack(queue, first, count, reason, done))

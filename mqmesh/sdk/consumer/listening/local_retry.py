@@ -9,7 +9,7 @@ from typing import Final
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import MessageQueue, StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, StateSpan
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import Portion, QueueWork
 
@@ -31,7 +31,7 @@ class LocalRetry:
     def __init__(
         self,
         call_later: Callable[[int, Callable[[], None]], object],
-        submit: Callable[[QueueWork, list[StoredMessage], Span, int], None],
+        submit: Callable[[QueueWork, list[StoredMessage], StateSpan, int], None],
         delays_ms: tuple[int, ...] = RETRY_DELAYS_MS,
     ) -> None:
         self._call_later = call_later
@@ -66,7 +66,7 @@ class NoRetry:
             portion.span.mark(message.queue_offset, message.queue_offset, DONE)
 
     def on_undecodable(
-        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+        self, queue: MessageQueue, first: int, end: int, span: StateSpan, error: CorruptBatch
     ) -> None:
         """Gives up messages that cannot be read; called by a worker."""
         _log.error(
@@ -78,7 +78,7 @@ class NoRetry:
         )
         span.mark(first, end - 1, DONE)
 
-    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+    def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
         """Reports a message that is with a listener for too long; in the client's thread."""
         _log.warning(
             "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms)",

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import DONE, Span
+from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, OnBroken, Portion, QueueWork
@@ -110,7 +110,7 @@ class OrderlyQueue(QueueWork):
         lease: MayBegin,
         max_reconsume_times: int = NO_LIMIT,
     ) -> None:
-        def broken(batch: PulledBatch, span: Span, error: CorruptBatch) -> None:
+        def broken(batch: PulledBatch, span: StateSpan, error: CorruptBatch) -> None:
             self._broken = True
             on_broken(batch, span, error)
 
@@ -122,7 +122,7 @@ class OrderlyQueue(QueueWork):
         self.current: list[StoredMessage] | None = None
         self.attempt = 0
         self._max_times = max_reconsume_times
-        self._span: Span | None = None
+        self._span: StateSpan | None = None
         self._broken = False
 
     @property

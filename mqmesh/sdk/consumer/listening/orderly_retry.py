@@ -14,7 +14,7 @@ import msgspec
 from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
-from mqmesh.sdk.consumer.fetching.process_queue import Span
+from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
 from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
 from mqmesh.sdk.consumer.listening.consume_result import Cause
 from mqmesh.sdk.consumer.listening.consume_work import Portion
@@ -70,11 +70,11 @@ class OrderlyRetry(Retry):
         raise AssertionError("what fails in order is not taken out of it")
 
     def on_undecodable(
-        self, queue: MessageQueue, first: int, end: int, span: Span, error: CorruptBatch
+        self, queue: MessageQueue, first: int, end: int, span: StateSpan, error: CorruptBatch
     ) -> None:
         self._unreadable[queue] = Unreadable(first, end, error)
 
-    def on_overdue(self, queue: MessageQueue, offset: int, span: Span, late_ms: int) -> None:
+    def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
         _log.warning(
             "%s: the message at offset %d is not done after %d ms (consume_timeout_ms)",
             queue,

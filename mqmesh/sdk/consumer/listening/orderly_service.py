@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mqmesh.message import StoredMessage
-from mqmesh.sdk.consumer.fetching.process_queue import Span
+from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.consume_result import Cause, why_again
 from mqmesh.sdk.consumer.listening.consume_service import Calls, ConsumeService, Turn
@@ -65,7 +65,7 @@ class OrderlyService(ConsumeService):
         self._ready: deque[OrderlyQueue] = deque()
         self._halted: set[OrderlyQueue] = set()
 
-    def submit(self, work: QueueWork, batches: list[PulledBatch], span: Span) -> None:
+    def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         assert isinstance(work, OrderlyQueue)
         with self.changed:
             if self.closed or work.revoked:

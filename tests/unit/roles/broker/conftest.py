@@ -28,7 +28,7 @@ from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.groups.membership import send_notices
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -101,7 +101,7 @@ class Stage:
             topics=TopicTable(
                 self.config.max_topics, retry_after_ms, most_auto=self.config.max_auto_topics
             ),
-            offsets=ConsumerOffsets(self.config.max_consumer_offsets, retry_after_ms),
+            offsets=CommittedOffsets(self.config.max_consumer_offsets, retry_after_ms),
             groups=ConsumerGroups(
                 grace_ms=self.config.client_lost_grace_ms,
                 expiry_ms=self.config.client_channel_expired_timeout_ms,

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import CorruptRecord, SystemBusy
-from mqmesh.roles.broker.features.groups.consumer_offsets import ConsumerOffsets
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
 
 
 def test_groups_topics_and_queues_are_kept_apart():
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     offsets.commit("g", "t", 0, 1)
     offsets.commit("g", "t", 1, 2)
     offsets.commit("g", "u", 0, 3)
@@ -24,7 +24,7 @@ def test_groups_topics_and_queues_are_kept_apart():
 
 
 def test_only_what_moves_is_a_change():
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     offsets.commit("g", "t", 0, 1)
     before = offsets.changes
     offsets.commit("g", "t", 0, 1)
@@ -34,7 +34,7 @@ def test_only_what_moves_is_a_change():
 
 
 def test_there_is_an_end_of_offsets():
-    offsets = ConsumerOffsets(2)
+    offsets = CommittedOffsets(2)
     offsets.commit("g", "t", 0, 1)
     offsets.commit("g", "t", 1, 1)
     with pytest.raises(SystemBusy, match="max_consumer_offsets"):
@@ -44,7 +44,7 @@ def test_there_is_an_end_of_offsets():
 
 
 def test_a_removed_topic_takes_its_offsets_along():
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     for group in ("g", "h"):
         offsets.commit(group, "t", 0, 1)
         offsets.commit(group, "t", 1, 1)
@@ -53,7 +53,7 @@ def test_a_removed_topic_takes_its_offsets_along():
     assert offsets.remove_topic("t") == 4
     assert offsets.remove_topic("t") == 0
     assert (offsets.groups(), len(offsets)) == (["g"], 1)
-    copy = ConsumerOffsets(100)
+    copy = CommittedOffsets(100)
     copy.load(offsets.dump())
     assert copy.query("g", "t", 0) == copy.query("h", "t", 0) == -1
     assert copy.query("g", "u", 0) == 1
@@ -68,7 +68,7 @@ NAMES = st.sampled_from(["a", "b", "%RETRY%a", "x|y"])
     )
 )
 def test_the_document_brings_everything_back_however_often_it_is_made(commits):
-    offsets, copy = ConsumerOffsets(1_000), ConsumerOffsets(1_000)
+    offsets, copy = CommittedOffsets(1_000), CommittedOffsets(1_000)
     expected = {}
     for group, topic, queue_id, queue_offset, dump in commits:
         offsets.commit(group, topic, queue_id, queue_offset)
@@ -93,7 +93,7 @@ def test_the_document_brings_everything_back_however_often_it_is_made(commits):
     ],
 )
 def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     offsets.commit("g", "t", 0, 1)
     with pytest.raises(CorruptRecord):
         offsets.load(document)
@@ -101,7 +101,7 @@ def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
 
 
 def test_from_where_on_marks_count_is_saved_with_the_offsets_and_bounded_by_the_log():
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     offsets.epoch = 5
     assert offsets.sent_back_from("g") == 0
     before = offsets.changes
@@ -109,7 +109,7 @@ def test_from_where_on_marks_count_is_saved_with_the_offsets_and_bounded_by_the_
     offsets.forget_sent_back("h", 7)
     assert offsets.changes > before
     offsets.remove_group("g")
-    copy = ConsumerOffsets(100)
+    copy = CommittedOffsets(100)
     copy.load(offsets.dump())
     before = copy.changes
     copy.bound(lambda topic, queue_id: {("RMQ_SYS_SENT_BACK_TOPIC", 0): 10}[topic, queue_id], 5)
@@ -121,7 +121,7 @@ def test_from_where_on_marks_count_is_saved_with_the_offsets_and_bounded_by_the_
 
 
 def test_offsets_behind_the_end_of_the_log_are_moved_back():
-    offsets = ConsumerOffsets(100)
+    offsets = CommittedOffsets(100)
     offsets.epoch = 4
     for group, at in (("g", 20), ("h", 7), ("i", 10)):
         offsets.commit(group, "t", 0, at)
@@ -132,7 +132,7 @@ def test_offsets_behind_the_end_of_the_log_are_moved_back():
         asked.append((topic, queue_id))
         return 10 - queue_id
 
-    again = ConsumerOffsets(100)
+    again = CommittedOffsets(100)
     again.load(offsets.dump())
     assert again.epoch == 4
     before = again.changes
@@ -141,7 +141,7 @@ def test_offsets_behind_the_end_of_the_log_are_moved_back():
     assert again.query("g", "t", 1) == 3
     assert asked == [("t", 0), ("t", 1)]
     assert again.changes > before
-    last = ConsumerOffsets(100)
+    last = CommittedOffsets(100)
     last.load(again.dump())
     assert (last.epoch, last.query("g", "t", 0)) == (5, 10)
     before = last.changes

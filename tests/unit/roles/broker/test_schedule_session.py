@@ -32,7 +32,7 @@ from mqmesh.roles.broker.features.delays import due_messages
 from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.roles.schedule.service import ScheduleService, State
+from mqmesh.roles.schedule.service import ScheduleService, SessionState
 from mqmesh.roles.schedule.timetable import Timetable
 
 HOUR_MS = 3_600_000
@@ -484,7 +484,7 @@ def test_kills_at_any_step_lose_nothing_and_repeat_nothing(make_stage, seed):
                 ):
                     cancelled.add(sequence)
     rig.advance(4_000, 20)
-    assert rig.service.state is State.SERVING
+    assert rig.service.state is SessionState.SERVING
     delivered = rig.delivered()
     sequences = sorted(sequence for sequence, _ in delivered)
     assert len(sequences) == len(set(sequences)), "delivered twice"
@@ -507,6 +507,6 @@ def test_an_unreachable_broker_is_asked_again(rig):
     asked, rig.link.asked = rig.link.asked, []
     for *_, on_done in asked:
         on_done(EndpointUnreachable("the connection broke"))
-    assert rig.service.state is not State.SERVING
+    assert rig.service.state is not SessionState.SERVING
     rig.advance(1_500, 10)
     assert len(rig.delivered()) == 1

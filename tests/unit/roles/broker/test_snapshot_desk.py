@@ -13,7 +13,7 @@ from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     SYNC_WAIT_MS,
     SnapshotConfig,
     SnapshotDesk,
-    Step,
+    SnapshotStep,
     as_mqmesh_error,
     snapshot_name,
 )
@@ -40,7 +40,7 @@ def test_it_ends_where_the_log_did_once_that_is_durable(desk):
     desk.wait_for_log(500, 10)
     assert desk.ready_offset(499, 11) is None
     assert desk.ready_offset(510, 12) == 510
-    assert desk.job.step is Step.FINISH
+    assert desk.job.step is SnapshotStep.FINISH
     assert desk.ready_offset(600, 13) is None
 
 

@@ -15,7 +15,7 @@ from mqmesh.errors import (
 from mqmesh.roles.filtersrv.filter_runner import (
     BACKOFF_MS,
     RAISED_RETRY_MS,
-    State,
+    FilterState,
 )
 from mqmesh.sandbox.frames import Status
 
@@ -42,12 +42,12 @@ def test_loading_tells_what_confines_the_filter(stage):
     runner, told = stage.runner(), []
     runner.load(told.append)
     runner.load(told.append)
-    assert runner.state is State.LOADING
+    assert runner.state is FilterState.LOADING
     (worker,) = stage.workers
     worker.ready()
     runner.load(told.append)
     assert told == [["rlimits", "seccomp"]] * 3
-    assert runner.state is State.READY
+    assert runner.state is FilterState.READY
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_dead_process_fails_all_that_waits_and_comes_again_after_a_pause(stage
     assert [type(one) for one in done] == [FilterFailed] * 3
     assert "SIGSYS" in str(done[0])
     assert done[0].retry_after_ms == BACKOFF_MS
-    assert runner.state is State.WAITING
+    assert runner.state is FilterState.WAITING
 
     runner.match([BATCH], 1, done.append)
     assert isinstance(done[3], FilterFailed)
@@ -111,7 +111,7 @@ def test_a_filter_that_dies_again_and_again_is_parked_and_tried_once_in_a_while(
         runner.match([BATCH], 1, done.append)
         stage.workers[death].ready()
         stage.workers[death].dies()
-        assert runner.state is (State.PARKED if death == 2 else State.WAITING)
+        assert runner.state is (FilterState.PARKED if death == 2 else FilterState.WAITING)
         if death < 2:
             stage.clock.advance(done[-1].retry_after_ms)
     assert "is parked" in caplog.text
@@ -120,12 +120,12 @@ def test_a_filter_that_dies_again_and_again_is_parked_and_tried_once_in_a_while(
         runner.begin_pull()
 
     stage.clock.advance(4_999)
-    assert runner.state is State.PARKED
+    assert runner.state is FilterState.PARKED
     stage.clock.advance(1)
     runner.match([BATCH], 1, done.append)
     assert len(stage.workers) == 4
     stage.workers[3].dies()
-    assert runner.state is State.PARKED
+    assert runner.state is FilterState.PARKED
 
     stage.clock.advance(5_000)
     runner.match([BATCH], 1, done.append)
@@ -133,7 +133,7 @@ def test_a_filter_that_dies_again_and_again_is_parked_and_tried_once_in_a_while(
     stage.workers[4].says(Status.MATCHED, b"\x01")
     runner.match([BATCH], 1, done.append)
     stage.workers[4].dies()
-    assert runner.state is State.WAITING  # it owes nothing to its former failures
+    assert runner.state is FilterState.WAITING  # it owes nothing to its former failures
 
 
 def test_success_forgives_former_failures(stage):
@@ -144,7 +144,7 @@ def test_success_forgives_former_failures(stage):
         stage.workers[turn].ready()
         stage.workers[turn].says(Status.MATCHED, b"\x01")
         stage.workers[turn].dies()
-        assert runner.state is State.WAITING
+        assert runner.state is FilterState.WAITING
         stage.clock.advance(done[-1].retry_after_ms)
 
 

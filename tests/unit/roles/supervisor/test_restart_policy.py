@@ -13,7 +13,7 @@ from mqmesh.roles.supervisor.restart_policy import (
     KILL_MS,
     MAX_DELAY_MS,
     STABLE_MS,
-    Action,
+    RestartAction,
     RestartPolicy,
     StopPlan,
     describe_exit,
@@ -61,25 +61,25 @@ def test_every_fifth_quick_death_is_reported_as_a_crash_loop():
 
 
 def test_a_wrong_configuration_at_the_first_start_ends_everything():
-    assert die(RestartPolicy(), exit_code=ExitCode.USAGE).action is Action.GIVE_UP
+    assert die(RestartPolicy(), exit_code=ExitCode.USAGE).action is RestartAction.GIVE_UP
 
 
 def test_a_wrong_configuration_after_crashes_without_a_ready_ends_everything():
     policy = RestartPolicy()
     die(policy)
-    assert die(policy, exit_code=ExitCode.USAGE).action is Action.GIVE_UP
+    assert die(policy, exit_code=ExitCode.USAGE).action is RestartAction.GIVE_UP
 
 
 def test_what_has_worked_before_is_tried_again():
     policy = RestartPolicy()
     policy.on_started(0)
     policy.on_ready()
-    assert policy.on_exit(ExitCode.USAGE, 10).action is Action.RESTART
+    assert policy.on_exit(ExitCode.USAGE, 10).action is RestartAction.RESTART
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 3, -9, -11, -15])
 def test_every_other_end_is_followed_by_a_start(exit_code):
-    assert die(RestartPolicy(), exit_code=exit_code).action is Action.RESTART
+    assert die(RestartPolicy(), exit_code=exit_code).action is RestartAction.RESTART
 
 
 STAGES = {"broker-a": 0, "broker-b": 0, "namesrv": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.transport.interface import ServerLimits
-from mqmesh.transport.zmq.accounts import OVERHEAD_BYTES, Load, PeerAccount, room_of_one, worst
+from mqmesh.transport.zmq.accounts import OVERHEAD_BYTES, PeerAccount, PeerLoad, room_of_one, worst
 from mqmesh.transport.zmq.connections import Received
 from mqmesh.units import MIB
 
@@ -86,20 +86,21 @@ def test_one_peer_may_have_much_and_many_less_each():
 
 def test_the_largest_go_and_only_when_all_together_are_too_many():
     limits = ServerLimits(max_total_pending_bytes=100 * MIB)
-    loads = [Load(descriptor, descriptor * MIB) for descriptor in (5, 40, 10, 30, 15)]
+    loads = [PeerLoad(descriptor, descriptor * MIB) for descriptor in (5, 40, 10, 30, 15)]
     assert worst(loads, limits) == []
-    loads.append(Load(1, 1 * MIB))
-    assert worst(loads, limits) == [Load(40, 40 * MIB)]
-    assert worst([Load(3, 101 * MIB)], limits) == [Load(3, 101 * MIB)]
+    loads.append(PeerLoad(1, 1 * MIB))
+    assert worst(loads, limits) == [PeerLoad(40, 40 * MIB)]
+    assert worst([PeerLoad(3, 101 * MIB)], limits) == [PeerLoad(3, 101 * MIB)]
     assert worst([], limits) == []
 
 
 def test_of_equal_loads_those_go_first_that_take_nothing_for_longest():
     limits = ServerLimits(max_total_pending_bytes=8 * MIB)
     deaf = [
-        Load(descriptor, MIB + descriptor, waiting_since_ms=descriptor) for descriptor in range(8)
+        PeerLoad(descriptor, MIB + descriptor, waiting_since_ms=descriptor)
+        for descriptor in range(8)
     ]
-    reads = Load(100, MIB + 200, waiting_since_ms=100)
-    sends = Load(101, MIB + 300)
+    reads = PeerLoad(100, MIB + 200, waiting_since_ms=100)
+    sends = PeerLoad(101, MIB + 300)
     assert worst([reads, sends, *deaf], limits) == deaf[:5]
-    assert worst([Load(102, 3 * MIB), *deaf], limits)[0].descriptor == 102
+    assert worst([PeerLoad(102, 3 * MIB), *deaf], limits)[0].descriptor == 102

@@ -17,7 +17,7 @@ from mqmesh.batch.delayed_batch import (
 )
 from mqmesh.batch.record_batch import Attributes, encode_batch, read_header
 from mqmesh.batch.redelivery import redeliver
-from mqmesh.batch.schedule_record import Action, Run, encode_record
+from mqmesh.batch.schedule_record import Run, ScheduleAction, encode_record
 from mqmesh.errors import CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
@@ -49,7 +49,7 @@ class Prepared(msgspec.Struct):
     gone: int = 0
 
 
-def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared:
+def prepare(context: BrokerContext, action: ScheduleAction, runs: list[Run]) -> Prepared:
     """Makes the batches that a request of the schedule service wants stored.
 
     Args:
@@ -70,7 +70,7 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
             break
         try:
             status = DueStatus.DONE
-            if action is not Action.CANCEL:
+            if action is not ScheduleAction.CANCEL:
                 data = _batch(context, opened, action, run, now_ms)
                 if data is None:
                     status = DueStatus.NOT_DUE
@@ -93,7 +93,7 @@ def prepare(context: BrokerContext, action: Action, runs: list[Run]) -> Prepared
 
 
 def _batch(
-    context: BrokerContext, opened: OpenedBatches, action: Action, run: Run, now_ms: int
+    context: BrokerContext, opened: OpenedBatches, action: ScheduleAction, run: Run, now_ms: int
 ) -> bytes | None:
     """What a run is written as; None when it is not due yet."""
     offset, first, count = run
@@ -107,7 +107,7 @@ def _batch(
     else:
         batch.split()
     times = times if len(times) == 1 else times[first : first + count]
-    if action is Action.ROLL:
+    if action is ScheduleAction.ROLL:
         return _rolled(batch, run, times)
     if max(times) > now_ms:
         return None
@@ -151,7 +151,7 @@ def _rolled(batch: OpenedBatch, run: Run, times: tuple[int, ...]) -> bytes:
     return scheduled_batch(part, inner, wanted, queue_id=header.queue_id)
 
 
-def _record(context: BrokerContext, action: Action, runs: list[Run]) -> bytes:
+def _record(context: BrokerContext, action: ScheduleAction, runs: list[Run]) -> bytes:
     return encode_batch(
         [Message(SCHEDULE_TOPIC, encode_record(action, runs))],
         topic=SCHEDULE_TOPIC,

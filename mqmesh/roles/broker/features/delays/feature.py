@@ -4,11 +4,11 @@ from typing import Final
 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature, Turn
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.delays import schedule
 
 
-def _tell_service(context: BrokerContext, turn: Turn) -> None:
+def _tell_service(context: BrokerContext, turn: BrokerTurn) -> None:
     schedule.tell_schedule_service(context)
 
 

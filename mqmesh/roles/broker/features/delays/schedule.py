@@ -5,7 +5,7 @@ reads the bodies and writes them, with a record of it, in one step.
 """
 
 from mqmesh.batch.delayed_batch import SCHEDULE_QUEUES
-from mqmesh.batch.schedule_record import Action, decode_runs
+from mqmesh.batch.schedule_record import ScheduleAction, decode_runs
 from mqmesh.errors import BrokerError, BrokerNotAvailable, CancelRefused
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
@@ -84,12 +84,12 @@ def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueReque
     """Delivers, cancels or rolls forward; answered once that is stored."""
     context.schedule.check(asked.session)
     runs = decode_runs(request.command.body)
-    if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(Action):
+    if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(ScheduleAction):
         raise BrokerError(
             f"{len(runs)} runs for action {asked.action}; 1 to {MAX_RUNS} are allowed",
             code=ResponseCode.MESSAGE_ILLEGAL,
         )
-    action = Action(asked.action)
+    action = ScheduleAction(asked.action)
     prepared = prepare(context, action, runs)
     context.schedule.gone += prepared.gone
     if not prepared.batches:
@@ -112,7 +112,7 @@ def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueReque
             context.wire.reply(canceller.request, EMPTY_REPLY)
 
     inner_send(context, prepared.batches, on_stored)
-    context.schedule.stirred |= action is Action.ROLL
+    context.schedule.stirred |= action is ScheduleAction.ROLL
     return None
 
 
@@ -184,11 +184,11 @@ def _delivered(context: BrokerContext, prepared: Prepared, record_offset: int) -
     return reply_with(DeliverDueResponse(context.clock.wall_ms(), statuses, record_offset))
 
 
-def _count(context: BrokerContext, action: Action, messages: int) -> None:
+def _count(context: BrokerContext, action: ScheduleAction, messages: int) -> None:
     desk = context.schedule
-    if action is Action.DELIVER:
+    if action is ScheduleAction.DELIVER:
         desk.delivered += messages
-    elif action is Action.CANCEL:
+    elif action is ScheduleAction.CANCEL:
         desk.cancelled += messages
     else:
         desk.rolled += messages

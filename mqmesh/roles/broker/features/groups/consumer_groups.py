@@ -32,7 +32,7 @@ MAX_CLIENT_ID_LENGTH: Final = 255
 _log = logging.getLogger(__name__)
 
 
-class Client(msgspec.Struct):
+class GroupClient(msgspec.Struct):
     """One registered client.
 
     Attributes:
@@ -108,7 +108,7 @@ class ConsumerGroups:
         self._busy_retry_after_ms = busy_retry_after_ms
         self.claims = QueueClaims()
         self._generation = first_generation
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, GroupClient] = {}
         self._groups: dict[str, Group] = {}
         self._clients_of_peer: dict[bytes, set[str]] = {}
         self._lost: dict[str, None] = {}
@@ -126,7 +126,7 @@ class ConsumerGroups:
         """Consumer groups with at least one member."""
         return len(self._groups)
 
-    def client(self, client_id: str) -> Client | None:
+    def client(self, client_id: str) -> GroupClient | None:
         """One client, or None."""
         return self._clients.get(client_id)
 
@@ -194,7 +194,7 @@ class ConsumerGroups:
         clients = [self._clients[client_id] for client_id in members]
         return [client.peer for client in clients if client.lost_at_ms is None]
 
-    def producer_clients(self, group: str) -> list[Client]:
+    def producer_clients(self, group: str) -> list[GroupClient]:
         """Members of a producer group, by client id."""
         return [
             self._clients[client_id]
@@ -239,7 +239,7 @@ class ConsumerGroups:
                     f"{self._most_clients} clients are registered, no more may (max_clients)",
                     retry_after_ms=self._busy_retry_after_ms,
                 )
-            self._clients[client_id] = Client(peer, heartbeat, now_ms)
+            self._clients[client_id] = GroupClient(peer, heartbeat, now_ms)
             _log.info("client %s is there", client_id)
         else:
             if known.peer != peer:

@@ -22,7 +22,7 @@ _Queues = dict[int, QueueOffset]
 _Topics = dict[str, _Queues]
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _OffsetsDocument(msgspec.Struct, frozen=True):
     version: int
     epoch: int
     groups: dict[str, dict[str, dict[str, int]]]
@@ -36,7 +36,7 @@ class _DocumentToSave(msgspec.Struct, frozen=True):
     sent_back_from: dict[str, int]
 
 
-class ConsumerOffsets:
+class CommittedOffsets:
     """Committed offsets of all groups.
 
     Args:
@@ -157,7 +157,7 @@ class ConsumerOffsets:
             CorruptRecord: It is not that.
         """
         try:
-            saved = msgspec.json.decode(document, type=_Document)
+            saved = msgspec.json.decode(document, type=_OffsetsDocument)
             groups = {
                 group: {
                     topic: {int(queue_id): QueueOffset(at) for queue_id, at in queues.items()}

@@ -4,11 +4,11 @@ from typing import Final
 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature, Turn
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.groups import groups, locks, membership, offsets, resets
 
 
-def _send_notices(context: BrokerContext, turn: Turn) -> None:
+def _send_notices(context: BrokerContext, turn: BrokerTurn) -> None:
     membership.send_notices(context)
 
 

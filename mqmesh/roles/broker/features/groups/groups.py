@@ -29,7 +29,7 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import Client, check_client_group
+from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient, check_client_group
 from mqmesh.roles.broker.features.groups.saving import reply_when_saved
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
 from mqmesh.roles.broker.features.topics.admin import forget_topic
@@ -263,7 +263,7 @@ def _lag(context: BrokerContext, name: str, topic: str) -> int:
     return lag
 
 
-def _connection(client: Client, now_ms: int) -> tuple[str, str, str, bool, int]:
+def _connection(client: GroupClient, now_ms: int) -> tuple[str, str, str, bool, int]:
     beat = client.heartbeat
     silent_ms = max(now_ms - client.last_seen_ms, 0)
     return beat.client_id, beat.language, beat.version, client.lost_at_ms is None, silent_ms

@@ -34,7 +34,7 @@ class _SavedGroup(msgspec.Struct, frozen=True):
     notify_consumer_ids_changed_enable: bool = True
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _GroupsDocument(msgspec.Struct, frozen=True):
     version: int
     data_version: DataVersion
     groups: dict[str, _SavedGroup]
@@ -171,7 +171,7 @@ class GroupTable:
             name: _SavedGroup(*msgspec.structs.astuple(self._groups[name])[1:])
             for name in self.names()
         }
-        document = _Document(DOCUMENT_VERSION, self.version, groups)
+        document = _GroupsDocument(DOCUMENT_VERSION, self.version, groups)
         return msgspec.json.format(msgspec.json.encode(document), indent=1)
 
     def load(self, document: bytes) -> None:
@@ -181,7 +181,7 @@ class GroupTable:
             CorruptRecord: It is not that.
         """
         try:
-            saved = msgspec.json.decode(document, type=_Document)
+            saved = msgspec.json.decode(document, type=_GroupsDocument)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptRecord(f"the consumer groups cannot be read: {error}") from error
         if saved.version != DOCUMENT_VERSION:

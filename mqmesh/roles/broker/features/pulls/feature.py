@@ -4,11 +4,11 @@ from typing import Final
 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature, Turn
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.pulls import filter_server, pull
 
 
-def _begin_turn(context: BrokerContext, turn: Turn) -> bool:
+def _begin_turn(context: BrokerContext, turn: BrokerTurn) -> bool:
     return pull.begin_pull_turn(context)
 
 

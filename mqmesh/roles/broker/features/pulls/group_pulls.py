@@ -12,7 +12,7 @@ ACTIVE_MS: Final = 60_000
 """A group that pulled so recently may have a consumer that no heartbeat told of."""
 
 
-class _Group:
+class _PullingGroup:
     __slots__ = ("buckets", "first_s", "offsets", "second", "seen_ms")
 
     def __init__(self, now_s: int) -> None:
@@ -38,7 +38,7 @@ class GroupPulls:
 
     def __init__(self, most: int = 1_000_000) -> None:
         self._most = most
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _PullingGroup] = {}
         self._count = 0
 
     def note(
@@ -57,7 +57,7 @@ class GroupPulls:
         now_s = now_ms // 1_000
         one = self._groups.get(group)
         if one is None:
-            one = self._groups[group] = _Group(now_s)
+            one = self._groups[group] = _PullingGroup(now_s)
         if now_s != one.second:
             one.advance(now_s)
         one.buckets[now_s % len(one.buckets)] += count

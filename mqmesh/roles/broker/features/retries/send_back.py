@@ -32,7 +32,7 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import (
     SentBackMark,
     encode_marks,
 )
-from mqmesh.roles.broker.features.retries.stored_batches import StoredBatch, StoredBatches
+from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
 from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
 
 RETRY_QUEUE: Final = 0
@@ -195,7 +195,7 @@ def _retry(
     back: SendBackRequest,
     index: int,
     entry: SendBackEntry,
-    found: StoredBatch,
+    found: BatchInStore,
     first: int,
     stop: int,
     gathering: _Gathering,
@@ -214,7 +214,7 @@ def _retry(
 
 
 def _bury_whole(
-    context: BrokerContext, group: str, found: StoredBatch, index: int, gathering: _Gathering
+    context: BrokerContext, group: str, found: BatchInStore, index: int, gathering: _Gathering
 ) -> None:
     """Nobody can read the batch: it goes to the dead letters as it is."""
     topic = _topic_of(context, group, is_dead=True)

@@ -6,7 +6,7 @@ from mqmesh.message import StoredMessage
 from mqmesh.storage.interface import GetStatus, MessageStore
 
 
-class StoredBatch:
+class BatchInStore:
     """A batch in the store.
 
     Attributes:
@@ -45,9 +45,9 @@ class StoredBatches:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._queue: tuple[str, int] | None = None
-        self._last: StoredBatch | None = None
+        self._last: BatchInStore | None = None
 
-    def find(self, topic: str, queue_id: int, queue_offset: int) -> StoredBatch:
+    def find(self, topic: str, queue_id: int, queue_offset: int) -> BatchInStore:
         """The batch that holds a message.
 
         Raises:
@@ -67,5 +67,5 @@ class StoredBatches:
         # A copy, since what is kept must not keep a map of the log.
         data = memoryview(bytes(found.data[0][: header.total_size]))
         self._queue = topic, queue_id
-        self._last = StoredBatch(data, header)
+        self._last = BatchInStore(data, header)
         return self._last

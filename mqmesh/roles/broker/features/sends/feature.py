@@ -4,17 +4,17 @@ from typing import Final
 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature, Turn
+from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.sends import send
 
 
-def _finish(context: BrokerContext, turn: Turn) -> None:
+def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
     if context.stage.sends:
         context.admission.frames_taken(turn.readable_ms)
         send.finish_sends(context)
 
 
-def _note_turn(context: BrokerContext, turn: Turn) -> None:
+def _note_turn(context: BrokerContext, turn: BrokerTurn) -> None:
     now_ms = context.clock.monotonic_ms()
     context.admission.tick_ended(now_ms, turn.readable_ms, turn.drained_ms)
 

@@ -47,7 +47,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return Path(self.root_dir) if self.root_dir else store.absolute().parent / "snapshots"
 
 
-class Step(Enum):
+class SnapshotStep(Enum):
     """What is being waited for; each follows the one before."""
 
     BEGIN = "small files are copied"
@@ -71,7 +71,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
 
     request: Request
     began_ms: int
-    step: Step = Step.BEGIN
+    step: SnapshotStep = SnapshotStep.BEGIN
     new: Path | None = None
     wanted_offset: int = 0
     deadline_ms: int = 0
@@ -126,18 +126,18 @@ class SnapshotDesk:
     def wait_for_log(self, end_offset: int, now_ms: int) -> None:
         """Index and small files are there: now the log must be durable as far as it goes."""
         assert self.job is not None
-        self.job.step = Step.SYNC
+        self.job.step = SnapshotStep.SYNC
         self.job.wanted_offset = end_offset
         self.job.deadline_ms = now_ms + SYNC_WAIT_MS
 
     def ready_offset(self, durable_offset: int, now_ms: int) -> int | None:
         """Where the snapshot is to end, once that is durable; else None."""
         job = self.job
-        if job is None or job.step is not Step.SYNC:
+        if job is None or job.step is not SnapshotStep.SYNC:
             return None
         if durable_offset < job.wanted_offset and now_ms < job.deadline_ms:
             return None
-        job.step = Step.FINISH
+        job.step = SnapshotStep.FINISH
         return durable_offset
 
     def end(self, *, made: bool) -> None:

@@ -8,7 +8,11 @@ from mqmesh.errors import MQMeshError, UnsupportedCommand
 from mqmesh.protocol.command import Request, reply_with
 from mqmesh.protocol.snapshots import CreateSnapshotRequest, SnapshotInfo
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotJob, Step, snapshot_name
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
+    SnapshotJob,
+    SnapshotStep,
+    snapshot_name,
+)
 from mqmesh.storage.interface import MessageStore
 from mqmesh.storage.tools.snapshot import Manifest
 from mqmesh.storage.tools.snapshot_making import (
@@ -49,7 +53,7 @@ def _on_begun(
     if error is not None or new is None:
         _fail(context, job, error)
         return
-    job.new, job.step = new, Step.INDEX
+    job.new, job.step = new, SnapshotStep.INDEX
     if context.index is None:
         _on_index(context, None)
     else:

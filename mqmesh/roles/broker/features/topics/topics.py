@@ -67,7 +67,7 @@ class _SavedTopic(msgspec.Struct, frozen=True, omit_defaults=True):
     auto: bool = False
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _TopicsDocument(msgspec.Struct, frozen=True):
     version: int
     data_version: DataVersion
     topics: dict[str, _SavedTopic]
@@ -307,7 +307,7 @@ class TopicTable:
             )
             for config in self.configs()
         }
-        document = _Document(DOCUMENT_VERSION, self.version, topics)
+        document = _TopicsDocument(DOCUMENT_VERSION, self.version, topics)
         return msgspec.json.format(msgspec.json.encode(document), indent=1)
 
     def load(self, document: bytes) -> None:
@@ -317,7 +317,7 @@ class TopicTable:
             CorruptRecord: It is not that.
         """
         try:
-            saved = msgspec.json.decode(document, type=_Document)
+            saved = msgspec.json.decode(document, type=_TopicsDocument)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptRecord(f"the topic table cannot be read: {error}") from error
         if saved.version != DOCUMENT_VERSION:

@@ -14,12 +14,12 @@ from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
 from mqmesh.roles.broker.features.transactions.op_records import Op
-from mqmesh.roles.broker.features.transactions.transaction_recovery import Recovery
+from mqmesh.roles.broker.features.transactions.transaction_recovery import HalfRecovery
 from mqmesh.roles.broker.features.transactions.transaction_snapshot import (
     dump_snapshot,
     load_snapshot,
 )
-from mqmesh.roles.broker.features.transactions.transaction_table import Run, Transactions
+from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun, Transactions
 from mqmesh.storage.interface import MessageStore
 
 MAX_STAGED_BYTES: Final = 32 * 1024 * 1024
@@ -68,7 +68,7 @@ class Flight(msgspec.Struct, eq=False):
         opens: Requests that wait for it.
     """
 
-    runs: list[Run]
+    runs: list[DecidedRun]
     parks: list[Park]
     op_count: int
     opens: list[OpenEnd]
@@ -139,7 +139,7 @@ class TransactionDesk:
             except CorruptRecord as error:
                 # Nothing is lost: the half topic and the op topic say the same, in more words.
                 _log.error("%s", error)
-        recovery = Recovery(
+        recovery = HalfRecovery(
             store,
             self.table,
             has_queue,

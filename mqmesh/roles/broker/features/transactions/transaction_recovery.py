@@ -27,7 +27,7 @@ from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_O
 from mqmesh.roles.broker.features.transactions.check_timetable import Asked
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
 from mqmesh.roles.broker.features.transactions.op_records import OP_QUEUE, Op, OpKind, decode_ops
-from mqmesh.roles.broker.features.transactions.transaction_snapshot import Snapshot
+from mqmesh.roles.broker.features.transactions.transaction_snapshot import HalfCheckpoint
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
@@ -38,7 +38,7 @@ READ_BYTES: Final = 1 * MIB
 _log = logging.getLogger(__name__)
 
 
-class Recovery:
+class HalfRecovery:
     """Fills a table from a store.
 
     Args:
@@ -68,7 +68,7 @@ class Recovery:
         self._segment_bytes = segment_bytes
         self.read_batches = 0
 
-    def run(self, note: Snapshot | None) -> list[bytes]:
+    def run(self, note: HalfCheckpoint | None) -> list[bytes]:
         """Reads what the note does not say.
 
         Args:
@@ -114,7 +114,7 @@ class Recovery:
 
     # ---- Reading ------------------------------------------------------------------------
 
-    def _fits(self, note: Snapshot, half_max: int, op_max: int) -> bool:
+    def _fits(self, note: HalfCheckpoint, half_max: int, op_max: int) -> bool:
         fits = (
             note.store_id == self._store.stats().store_id
             and note.half_queue_offset <= half_max
@@ -124,7 +124,9 @@ class Recovery:
             _log.warning("the note about half messages does not fit the log; all are read again")
         return fits
 
-    def _take_note(self, note: Snapshot, half_min: int, asked: dict[int, list[Asked]]) -> None:
+    def _take_note(
+        self, note: HalfCheckpoint, half_min: int, asked: dict[int, list[Asked]]
+    ) -> None:
         table, interval_ms = self._table, self._table.settings.check_interval_ms
         for noted in note.batches:
             if noted.base < half_min:

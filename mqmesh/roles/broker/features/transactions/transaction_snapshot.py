@@ -36,7 +36,7 @@ class NotedBatch(msgspec.Struct, frozen=True, array_like=True):
     states: str = ""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class HalfCheckpoint(msgspec.Struct, frozen=True):
     """The note; a JSON document.
 
     Attributes:
@@ -58,7 +58,7 @@ def dump_snapshot(table: Transactions, store_id: int) -> bytes:
     """The table as it is now, as a document."""
     if len(table.batches) > MAX_NOTED:
         oldest = next(iter(table.batches.values()))
-        note = Snapshot(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
+        note = HalfCheckpoint(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
     else:
         checks: dict[int, int] = {}
         for watch in table.timetable.watches():
@@ -68,18 +68,18 @@ def dump_snapshot(table: Transactions, store_id: int) -> bytes:
             NotedBatch(one.base, checks.get(one.base, 0), _states(one))
             for one in table.batches.values()
         ]
-        note = Snapshot(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
+        note = HalfCheckpoint(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
     return msgspec.json.encode(note)
 
 
-def load_snapshot(document: bytes) -> Snapshot:
+def load_snapshot(document: bytes) -> HalfCheckpoint:
     """Reads what ``dump_snapshot`` wrote.
 
     Raises:
         CorruptRecord: It is not that.
     """
     try:
-        note = msgspec.json.decode(document, type=Snapshot)
+        note = msgspec.json.decode(document, type=HalfCheckpoint)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptRecord(f"the note about half messages cannot be read: {error}") from error
     if note.version != DOCUMENT_VERSION:

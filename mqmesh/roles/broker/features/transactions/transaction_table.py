@@ -39,7 +39,7 @@ Key = tuple[int, int]
 """Producer id and first sequence of a half batch."""
 
 
-class Run(msgspec.Struct, eq=False):
+class DecidedRun(msgspec.Struct, eq=False):
     """A decision about consecutive messages of a half batch.
 
     Attributes:
@@ -89,7 +89,7 @@ class Transactions:
         self.changes = 0
         self._keys: dict[Key, HalfBatch] = {}
         self._ended: dict[int, HalfBatch] = {}
-        self._runs: list[Run] = []
+        self._runs: list[DecidedRun] = []
         self.staged_total = self.staged_bytes = 0
 
     # ---- Half messages come ------------------------------------------------------------
@@ -210,7 +210,7 @@ class Transactions:
             return EndOutcome.AGAIN
         return EndOutcome.ENDED_BEFORE if found == {wanted} else EndOutcome.ENDED
 
-    def take(self) -> list[Run]:
+    def take(self) -> list[DecidedRun]:
         """Decisions to be written now; each must come back, stored or failed."""
         runs, self._runs = self._runs, []
         self.staged_bytes = 0
@@ -221,7 +221,7 @@ class Transactions:
         """Runs to take."""
         return len(self._runs)
 
-    def stored(self, runs: Iterable[Run]) -> None:
+    def stored(self, runs: Iterable[DecidedRun]) -> None:
         """Decisions are in the log."""
         for run in runs:
             wanted = STATE_OF[run.decision]
@@ -229,7 +229,7 @@ class Transactions:
             batch.states[run.first : run.first + run.count] = bytes((wanted,)) * run.count
             self._close(batch, run.count)
 
-    def failed(self, runs: Iterable[Run]) -> None:
+    def failed(self, runs: Iterable[DecidedRun]) -> None:
         """Decisions could not be written: nobody has decided."""
         for run in runs:
             batch = run.batch
@@ -359,7 +359,7 @@ class Transactions:
                 last.count += count
                 last.before += before
             else:
-                self._runs.append(Run(batch, begin, count, decision, before))
+                self._runs.append(DecidedRun(batch, begin, count, decision, before))
             position = stop
 
     def _close(self, batch: HalfBatch, count: int) -> None:

@@ -64,7 +64,7 @@ from mqmesh.roles.broker.features.transactions.transaction_desk import (
     OpenEnd,
 )
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
-from mqmesh.roles.broker.features.transactions.transaction_table import Run
+from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun
 from mqmesh.units import MIB, CommitLogOffset
 
 MAX_CHECK_BYTES: Final = 4 * MIB
@@ -167,18 +167,20 @@ def finish_transactions(context: BrokerContext) -> None:
 
 
 def _copies(
-    context: BrokerContext, runs: list[Run], parks: list[Park], opens: list[OpenEnd]
-) -> tuple[list[Run], list[Op], list[bytes]]:
+    context: BrokerContext, runs: list[DecidedRun], parks: list[Park], opens: list[OpenEnd]
+) -> tuple[list[DecidedRun], list[Op], list[bytes]]:
     """Makes the op records of decisions and of what is parked, and the batches beside them.
 
     Returns:
         The decisions that can be written, the records, and the batches.
     """
-    good: list[Run] = []
+    good: list[DecidedRun] = []
     ops: list[Op] = []
     copies: list[bytes] = []
-    source: _Source | None = None
-    wanted: list[tuple[HalfBatch, Op, Run | None]] = [(run.batch, _op_of(run), run) for run in runs]
+    source: _HalfSource | None = None
+    wanted: list[tuple[HalfBatch, Op, DecidedRun | None]] = [
+        (run.batch, _op_of(run), run) for run in runs
+    ]
     for park in parks:
         for first, count in runs_of(park.ordinals):
             op = Op(park.batch.base, first, count, OpKind.PARK, park.check_times)
@@ -187,7 +189,7 @@ def _copies(
         if op.kind != OpKind.ROLLBACK:
             try:
                 if source is None or source.half is not half:
-                    source = _Source(context, half)
+                    source = _HalfSource(context, half)
                 copies.append(source.copy(op))
             except MQMeshError as error:
                 # Retention took the half messages, or the disk damaged them.
@@ -203,7 +205,7 @@ def _copies(
     return good, ops, copies
 
 
-class _Source:
+class _HalfSource:
     """A half batch that copies are made of; taken apart once, however many they are."""
 
     def __init__(self, context: BrokerContext, half: HalfBatch) -> None:
@@ -221,7 +223,7 @@ class _Source:
         return copy
 
 
-def _op_of(run: Run) -> Op:
+def _op_of(run: DecidedRun) -> Op:
     return Op(run.batch.base, run.first, run.count, _KIND_OF[Decision(run.decision)])
 
 
