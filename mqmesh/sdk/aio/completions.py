@@ -1,4 +1,4 @@
-"""Hands outcomes from a client's thread to an asyncio loop, many at one wake-up."""
+"""Hands outcomes from a client loop to an asyncio loop, many at one wake-up."""
 
 import asyncio
 import threading

@@ -1,7 +1,7 @@
 """Closes at the end of the program what nobody closed, so that nothing is lost without a word.
 
 The interpreter waits for threads that are no daemons, then calls what ``atexit`` knows, and only
-then stops daemons such as a client's thread. So whatever the program sent is in a buffer by then,
+then stops daemons such as a client loop. So whatever the program sent is in a buffer by then,
 and can still leave. Children of ``multiprocessing`` end without ``atexit`` (before Python 3.13);
 they call finalizers of their own.
 """

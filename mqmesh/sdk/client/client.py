@@ -43,17 +43,17 @@ _log = logging.getLogger(__name__)
 class ClientEngine:
     """Routes, connections and heartbeats of one client, in one thread of its own.
 
-    Methods are for the engine's own thread, where all callbacks come, unless they say
+    Methods are for the client loop, where all callbacks come, unless they say
     otherwise. An engine belongs to the process that made it: in a forked child it is closed.
 
     Args:
         options: Settings.
-        heartbeat: Makes the heartbeat that brokers get; called in the engine's thread.
+        heartbeat: Makes the heartbeat that brokers get; called in the client loop.
         on_routes: Told the topics whose routes changed.
         on_command: Told of commands that a broker sends by itself, with the broker's name.
         on_broker: Told when the connection to a broker was made or broke.
         on_heartbeat: Told what a broker answered to a heartbeat.
-        on_end: Called last in the engine's thread, after ``close`` or when the thread dies;
+        on_end: Called last in the client loop, after ``close`` or when the thread dies;
             no callback comes after it.
         transport: The world, with a loop that nobody else uses; ZeroMQ by default.
     """
@@ -97,7 +97,7 @@ class ClientEngine:
     # ---- Life; from any thread -------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the engine's thread; from any thread, once."""
+        """Starts the client loop; from any thread, once."""
         self._link = NamesrvLink(
             self.transport,
             self._addresses,
@@ -132,7 +132,7 @@ class ClientEngine:
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, or when the engine's thread died; from any thread."""
+        """True after ``close``, or when the client loop died; from any thread."""
         return self._closed
 
     def on_fork(self) -> None:
@@ -141,7 +141,7 @@ class ClientEngine:
         self.loop.disown()
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Calls back in the engine's thread, soon; from any thread.
+        """Calls back in the client loop, soon; from any thread.
 
         Raises:
             ClientClosed: The client is closed.
@@ -152,7 +152,7 @@ class ClientEngine:
     def call(
         self, function: Callable[[Callable[[_T | MQMeshError], None]], None], timeout_ms: int
     ) -> _T:
-        """Runs something in the engine's thread and waits for its outcome; from other threads.
+        """Runs something in the client loop and waits for its outcome; from other threads.
 
         Args:
             function: Gets a callback, which it must call once, now or later.

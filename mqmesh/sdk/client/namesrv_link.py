@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class NamesrvLink:
-    """Asks name servers, in the loop's thread.
+    """Asks name servers, in the client loop.
 
     Args:
         transport: Of the client; its loop is the one whose thread this is for.

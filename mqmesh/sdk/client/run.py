@@ -18,7 +18,7 @@ class Runnable(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, or when the client's thread died."""
+        """True after ``close``, or when the client loop died."""
 
     def start(self) -> None:
         """Connects."""
@@ -32,7 +32,7 @@ class AsyncRunnable(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, or when the client's thread died."""
+        """True after ``close``, or when the client loop died."""
 
     async def start(self) -> None:
         """Connects."""

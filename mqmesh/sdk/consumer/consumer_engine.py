@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerEngine(Generic[S]):
-    """A member of a consumer group. Methods are for the engine's thread, unless they say so.
+    """A member of a consumer group. Methods are for the client loop, unless they say so.
 
     Args:
         group: Consumer group.
@@ -386,7 +386,7 @@ class ConsumerEngine(Generic[S]):
 
     def _lock_lost(self, queue: MessageQueue) -> None:
         if queue in self.assigned:
-            _log.warning("group %s: another member has %s; taken anew", self.group, queue)
+            _log.warning("group %s: another member has or had %s; taken anew", self.group, queue)
             self._start_over([queue])
 
     def _let_go(self, queue: MessageQueue) -> S | None:

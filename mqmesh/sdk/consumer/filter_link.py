@@ -78,7 +78,7 @@ class _Way:
 class FilterLink:
     """One filter of one subscription, on the filter servers of all its brokers.
 
-    For the engine's thread, but for ``decided`` and ``errors``, which any thread may read.
+    For the client loop, but for ``decided`` and ``errors``, which any thread may read.
 
     Args:
         group: Consumer group.
@@ -240,7 +240,7 @@ class FilterLink:
 class FilterLinks:
     """The filters of one consumer, by topic; those that are in Python.
 
-    For the engine's thread, but for ``errors`` and ``check``.
+    For the client loop, but for ``errors`` and ``check``.
 
     Args:
         group: Consumer group.

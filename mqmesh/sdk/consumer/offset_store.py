@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffsetStore(Protocol):
-    """Keeps the offsets of a group; used in the client's own thread."""
+    """Keeps the offsets of a group; used in the client loop."""
 
     claiming: bool
     epochs: dict[MessageQueue, int]

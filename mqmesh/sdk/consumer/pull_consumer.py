@@ -195,7 +195,7 @@ class PullConsumer:
         Raises:
             InvalidArgument: Topics were subscribed to before.
             ClientClosed: After ``close``.
-            RequestTimeout: The client's thread does not answer.
+            RequestTimeout: The client loop does not answer.
         """
         wanted = list(queues)
         for queue in wanted:
@@ -459,7 +459,7 @@ class PullConsumer:
         """Has a function called whenever a poll may find something.
 
         Args:
-            hook: Called in the client's own thread; must return at once.
+            hook: Called in the client loop; must return at once.
         """
         self._hook = hook
 

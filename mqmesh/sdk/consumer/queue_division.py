@@ -34,7 +34,7 @@ class Divided(Protocol):
 
 
 class QueueDivision:
-    """One consumer's part in dividing queues; in the client's own thread.
+    """One consumer's part in dividing queues; in the client loop.
 
     Args:
         group: Consumer group.

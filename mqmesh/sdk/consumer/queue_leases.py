@@ -1,6 +1,6 @@
 """The locks that a consumer holds at brokers, and when they may be relied on.
 
-A worker looks at its queue's lease before each message. The client's thread prolongs leases by
+A worker looks at its queue's lease before each message. The client loop prolongs leases by
 a second each quarter of a second, as long as it knows of nothing against them: the broker's
 lease runs, the connection that the lock was granted by stands, and the thread itself did not
 stand still. After a second of standing still (the process was stopped, the machine swapped) the
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One queue's lock, as a worker sees it; read by workers, written by the client's thread.
+    """One queue's lock, as a worker sees it; read by workers, written by the client loop.
 
     Args:
         clock: Source of time.
@@ -70,7 +70,7 @@ class _Held:
 
 
 class QueueLeases:
-    """The locks of one consumer; in the client's own thread.
+    """The locks of one consumer; in the client loop.
 
     Args:
         group: Consumer group.

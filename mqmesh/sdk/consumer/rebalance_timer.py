@@ -12,7 +12,7 @@ MOST_QUIET_MS: Final = 5_000
 
 
 class RebalanceTimer:
-    """Makes one rebalance of many wishes for one; in the client's own thread.
+    """Makes one rebalance of many wishes for one; in the client loop.
 
     Args:
         clock: Source of time.

@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class StartPositions:
-    """Finds out where to begin; in the client's own thread.
+    """Finds out where to begin; in the client loop.
 
     Args:
         offsets: Where the group's offsets are kept.

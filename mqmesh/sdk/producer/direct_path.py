@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class DirectPath:
-    """Sends one batch at a time, without the engine's thread; one thread at a time.
+    """Sends one batch at a time, without the client loop; one thread at a time.
 
     It is taken only to brokers that the engine is connected to, so a broker that is known to
     be away costs no waiting.

@@ -536,7 +536,7 @@ class Producer(ProducerRequests):
         deadline_ms: int,
         retries: int,
     ) -> SendFuture:
-        # Encoded here, not in the engine's thread, which serves all senders.
+        # Encoded here, not in the client loop, which serves all senders.
         made = explicit_batch(messages, self._codec, self._max_message_size)
         topic = self._topic(made.first.topic, deadline_ms)
         lane = self._routes.bound_lane(topic, made.first, queue)

@@ -142,7 +142,7 @@ class Requests:
             waiting.future.set_exception(error)
 
     def on_push(self, broker_name: str, command: Command) -> None:
-        """A broker hands over a reply; in the engine's thread."""
+        """A broker hands over a reply; in the client loop."""
         try:
             push = decode_header(PushReply, command.header)
             reply = _decoder.decode(command.body)
@@ -285,7 +285,7 @@ class ReplySender:
         )
 
     def start(self) -> None:
-        """Begins; in the engine's thread."""
+        """Begins; in the client loop."""
         origin = self._origin
         if origin is not None and self._engine.routes.address(origin) is not None:
             self._try(origin)

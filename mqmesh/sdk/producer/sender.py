@@ -1,4 +1,4 @@
-"""Carries batches to brokers, in the engine's thread, and their outcomes back."""
+"""Carries batches to brokers, in the client loop, and their outcomes back."""
 
 import logging
 import threading
@@ -47,10 +47,10 @@ MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
 and the broker would have nothing to do from its answer to the next one."""
 GIVE_WAY_BYTES: Final = 256 * 1024
-"""Who is so much ahead of the engine's thread by single messages lets it do what it has to. With
+"""Who is so much ahead of the client loop by single messages lets it do what it has to. With
 less, requests get smaller than they need to be."""
 GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
-"""The same of batches that senders make, which come to the engine's thread encoded."""
+"""The same of batches that senders make, which come to the client loop encoded."""
 GIVE_WAY_MESSAGES: Final = 512
 """After so many single messages of a batch it is seen whether that is due; a power of two."""
 GIVE_WAY_S: Final = 0.001
@@ -178,7 +178,7 @@ class Sender:
     """Sends what the buffer has ready; a few requests in flight a broker.
 
     Every batch that it took ends exactly once: stored, refused, or given up. Methods are for
-    the engine's thread, unless they say otherwise.
+    the client loop, unless they say otherwise.
 
     Args:
         engine: The client's engine.
@@ -227,7 +227,7 @@ class Sender:
         )
 
     def schedule(self) -> None:
-        """Makes the engine's thread pump soon; from any thread."""
+        """Makes the client loop pump soon; from any thread."""
         if not self._scheduled:
             self._scheduled = True
             try:
@@ -236,10 +236,10 @@ class Sender:
                 return  # whoever closes ends what is in the buffer
 
     def give_way(self, size: int, most_ahead: int = GIVE_WAY_BYTES) -> None:
-        """Lets the engine's thread have the interpreter when it needs it; from any other thread.
+        """Lets the client loop have the interpreter when it needs it; from any other thread.
 
         A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
-        in which the engine's thread can neither send what there is nor see an answer, and the
+        in which the client loop can neither send what there is nor see an answer, and the
         broker has nothing to do. So whoever finds it in the middle of its work waits until its
         turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``most_ahead`` also
         if there is work that it has not begun. It never waits for the broker.

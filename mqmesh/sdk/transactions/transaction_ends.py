@@ -30,7 +30,7 @@ IN_FLIGHT: Final = 1
 PAUSE_MS: Final = 50
 
 OnEnded = Callable[[EndOutcome | MQMeshError], None]
-"""Told what became of a decision, in the engine's thread."""
+"""Told what became of a decision, in the client loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class EndSender:
             self._engine.post(self._pump)
 
     def end_all(self, error: MQMeshError) -> None:
-        """Ends everything that has no outcome; in the engine's thread, at its end."""
+        """Ends everything that has no outcome; in the client loop, at its end."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, {}
@@ -131,7 +131,7 @@ class EndSender:
             groups = self._waiting.setdefault(place.broker_name, {})
             groups.setdefault((place, decision), []).extend(items)
 
-    # ---- In the engine's thread ----------------------------------------------------------
+    # ---- In the client loop ----------------------------------------------------------
 
     def _pump(self) -> None:
         self._scheduled = False

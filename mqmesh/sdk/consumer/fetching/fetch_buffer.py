@@ -14,7 +14,7 @@ from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 class FetchBuffer(QueueSink):
     """What a pull consumer holds of one queue.
 
-    The client's own thread fills it, the application's threads empty it, both under the lock
+    The client loop fills it, the application's threads empty it, both under the lock
     of ``changed``.
 
     Args:

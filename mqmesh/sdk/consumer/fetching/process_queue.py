@@ -4,7 +4,7 @@ Messages are handed out in any order to several workers, and the smallest one th
 done bounds the commit: a crash repeats, but never skips. Each message has one byte, its
 state, in the ``bytearray`` of its span; workers write it by themselves, which under
 Python is one indivisible step, and ``has_room`` is looked at by them, too; everything else
-happens in the client's own thread.
+happens in the client loop.
 """
 
 from collections.abc import Sequence

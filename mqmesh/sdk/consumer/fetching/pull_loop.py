@@ -134,7 +134,7 @@ class PullNetwork(Protocol):
 
 
 class PullLoop:
-    """The pulls of one queue; used in the engine's thread only.
+    """The pulls of one queue; used in the client loop only.
 
     At most one pull is under way. An answer is taken whole; room is looked at before the next.
 

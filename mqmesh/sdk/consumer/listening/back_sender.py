@@ -31,7 +31,7 @@ TRIES: Final = 2
 AGAIN_MS: Final = 300
 
 OnSentBack = Callable[[int | MQMeshError], None]
-"""Told, in the client's thread, how many messages became dead letters, or why none was taken."""
+"""Told, in the client loop, how many messages became dead letters, or why none was taken."""
 
 _PLACE = attrgetter("queue", "first")
 
@@ -69,7 +69,7 @@ class BackSender:
     Args:
         group: Consumer group.
         network: The client's engine.
-        post: Calls in the client's own thread, soon; from any thread.
+        post: Calls in the client loop, soon; from any thread.
         max_reconsume_times: What was sent back as often becomes a dead letter.
         is_down: True for a broker that there is no connection to: what is to go there is not
             worth waiting for.
@@ -107,7 +107,7 @@ class BackSender:
             self._post(self._take)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the outcome of all that was sent back is known; not in the client's thread.
+        """Waits until the outcome of all that was sent back is known; not in the client loop.
 
         Args:
             timeout_s: How long at most.
@@ -115,7 +115,7 @@ class BackSender:
         with self._changed:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
-    # ---- In the client's thread --------------------------------------------------------
+    # ---- In the client loop --------------------------------------------------------
 
     def _take(self) -> None:
         with self._changed:

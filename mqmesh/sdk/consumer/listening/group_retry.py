@@ -43,7 +43,7 @@ class Retry(Protocol):
         """
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
-        """Told of a message that is with a listener for too long; in the client's thread.
+        """Told of a message that is with a listener for too long; in the client loop.
 
         Args:
             queue: Where it stands.
@@ -53,7 +53,7 @@ class Retry(Protocol):
         """
 
     def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
-        """Called each second; in the client's thread.
+        """Called each second; in the client loop.
 
         Args:
             now_ms: Monotonic clock.
@@ -61,7 +61,7 @@ class Retry(Protocol):
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until nothing is under way; not in the client's thread."""
+        """Waits until nothing is under way; not in the client loop."""
 
 
 class GroupRetry:
@@ -70,7 +70,7 @@ class GroupRetry:
     Args:
         group: Consumer group.
         sender: Sends them.
-        call_later: Calls in the client's own thread after so many milliseconds; from any thread.
+        call_later: Calls in the client loop after so many milliseconds; from any thread.
         keep: Takes over what cannot be sent back, and has it consumed here once more.
     """
 
@@ -112,7 +112,7 @@ class GroupRetry:
         self._send_unread(queue, first, end - first, span, reason_of(error))
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
-        """Sends a message back that is with a listener for too long; in the client's thread."""
+        """Sends a message back that is with a listener for too long; in the client loop."""
         span.mark(offset, offset, PARKED)
         _log.warning(
             "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms); "
@@ -128,7 +128,7 @@ class GroupRetry:
         """Nothing waits here that is not looked after."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until nothing is under way; not in the client's thread."""
+        """Waits until nothing is under way; not in the client loop."""
         return self._sender.wait(timeout_s)
 
     def _send_failed(

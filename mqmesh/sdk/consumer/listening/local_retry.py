@@ -23,7 +23,7 @@ class LocalRetry:
     """Tries failed messages again after a growing delay, without limit.
 
     Args:
-        call_later: Calls in the client's own thread after so many milliseconds; from any thread.
+        call_later: Calls in the client loop after so many milliseconds; from any thread.
         submit: Has messages consumed, as ``ConcurrentService.submit_again``.
         delays_ms: Before each further try.
     """
@@ -79,7 +79,7 @@ class NoRetry:
         span.mark(first, end - 1, DONE)
 
     def on_overdue(self, queue: MessageQueue, offset: int, span: StateSpan, late_ms: int) -> None:
-        """Reports a message that is with a listener for too long; in the client's thread."""
+        """Reports a message that is with a listener for too long; in the client loop."""
         _log.warning(
             "%s: the message at offset %d is with its listener for %d ms (consume_timeout_ms)",
             queue,

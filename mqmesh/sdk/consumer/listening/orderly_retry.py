@@ -52,7 +52,7 @@ class OrderlyRetry(Retry):
         sender: Sends dead letters.
         gives_up: Messages that cannot be decoded become dead letters, when all before them are
             done.
-        pass_over: Lets a queue go on at an offset; in the client's thread.
+        pass_over: Lets a queue go on at an offset; in the client loop.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class OrderlyService(ConsumeService):
         self._settle(turn.work, None, None)
 
     def look(self) -> None:
-        """Queues whose locks can be relied on again go on; in the client's own thread."""
+        """Queues whose locks can be relied on again go on; in the client loop."""
         with self.changed:
             regained = [work for work in self._halted if work.lease.holds() or work.revoked]
         for work in regained:

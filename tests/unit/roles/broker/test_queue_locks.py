@@ -111,8 +111,17 @@ def test_nothing_is_granted_until_former_holders_had_time_to_come_back():
     assert ask(locks, "b", 0) == LOCK_PENDING
     assert ask(locks, "a", 2_999, token=7) == LOCK_PENDING
     assert ask(locks, "b", 3_000) == LOCK_HELD_BY_OTHER
-    assert ask(locks, "a", 3_000, token=7) == 7
+    assert ask(locks, "a", 3_000, token=7) == 1_000
     assert ask(locks, "b", 3_000, queue=("t", 1)) >= 1_000
+
+
+def test_who_alone_comes_back_may_have_been_replaced_before_the_restart():
+    # It stood still, the other had the queue, and gave it up before it could say so.
+    locks = make(settled_ms=3_000, first_token=1_000)
+    assert ask(locks, "stopped for long", 100, token=5) == LOCK_PENDING
+    token = ask(locks, "stopped for long", 3_000, token=5)
+    assert token == 1_000
+    assert ask(locks, "stopped for long", 3_100, token=token) == token
 
 
 def test_of_former_holders_the_last_one_counts():
@@ -120,7 +129,7 @@ def test_of_former_holders_the_last_one_counts():
     for client, token in [("zombie", 5), ("owner", 9), ("zombie", 5)]:
         assert ask(locks, client, 100, token=token) == LOCK_PENDING
     assert ask(locks, "zombie", 3_000, token=5) == LOCK_HELD_BY_OTHER
-    assert ask(locks, "owner", 3_000, token=9) == 9
+    assert ask(locks, "owner", 3_000, token=9) == 1_000
 
 
 def test_a_token_that_no_former_life_gave_counts_for_nothing():

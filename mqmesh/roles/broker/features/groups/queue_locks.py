@@ -8,8 +8,10 @@ So a queue changes hands 3 s after a crash, not after the 60 s of the lease.
 Tokens tell holders apart: whoever presents the token of a lock and gets the same one back
 was never replaced. After a restart the table is empty while consumers still work on what they
 have. So for the same while nothing is granted, and who held a queue before says so; of those
-who do, the one with the newest token held it last. Each life's tokens are above those of the
-lives before.
+who do, the one with the newest token goes on. It gets a new token, and so begins again where the
+group has committed: that it was the last to hold the queue cannot be known. A member that stood
+still while another had its queue may be the only one that claims it. Each life's tokens are
+above those of the lives before.
 """
 
 from typing import Final
@@ -104,7 +106,7 @@ class QueueLocks:
             return LOCK_PENDING
         if known is not None and known.client_id != client_id and now_ms < known.ends_ms:
             return LOCK_HELD_BY_OTHER
-        if known is None or known.client_id != client_id:
+        if known is None or known.client_id != client_id or known.token < self._first_token:
             token = self._next_token
             self._next_token += 1
         else:
