@@ -97,7 +97,7 @@ def index_pid(query: QueryClient, *, killed: int = 0) -> int:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = figures(query)
-        if found["index_state"] == "running" and found["index_pid"] not in ("0", str(killed)):
+        if found["index_state"] == "running" and found["index_pid"] not in (0, killed):
             return int(found["index_pid"])
         assert time.monotonic() < deadline, found
 
