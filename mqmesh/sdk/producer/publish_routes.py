@@ -54,7 +54,7 @@ class PublishRoutes:
 
         Raises:
             NoRoute: No broker is known that would take messages of the topic; at once in the
-                engine's thread, which cannot wait.
+                client loop, which cannot wait.
         """
         lanes = self.topics.get(topic)
         if lanes is not None:
