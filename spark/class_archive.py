@@ -16,6 +16,8 @@ MAGIC: Final = bytes.fromhex("a8ab0bf0")
 """Of a dynamic archive, as little-endian bytes (cdsConstants.hpp). Java writes it last."""
 PATIENCE_S: Final = 300
 """A file without it is being written, or, when it is as old as this, was given up."""
+MOST_KEPT: Final = 3
+"""Archives of other versions, 170 MB each, that stay: of those used last."""
 QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 """Java would tell of each class that it leaves out, some 500."""
 
@@ -43,8 +45,19 @@ def class_archive_options(java: Java, packages: str, cache: Path, now_s: float) 
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) == MAGIC:
+                os.utime(path, (now_s, now_s))
                 return f"-XX:SharedArchiveFile={path} {QUIET}"
             age_s = now_s - os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
-        return f"-XX:ArchiveClassesAtExit={path} {QUIET}"
-    return f"-XX:ArchiveClassesAtExit={path} {QUIET}" if age_s > PATIENCE_S else ""
+        age_s = PATIENCE_S
+    if age_s < PATIENCE_S:
+        return ""
+    _forget_oldest(cache)
+    return f"-XX:ArchiveClassesAtExit={path} {QUIET}"
+
+
+def _forget_oldest(cache: Path) -> None:
+    # A Java that has one open keeps what it has mapped.
+    used = sorted(cache.glob("classes-*.jsa"), key=lambda one: one.stat().st_mtime)
+    for path in used[:-MOST_KEPT]:
+        path.unlink(missing_ok=True)

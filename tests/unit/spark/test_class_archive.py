@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mqmesh.spark.class_archive import MAGIC, PATIENCE_S, class_archive_options
+from mqmesh.spark.class_archive import MAGIC, MOST_KEPT, PATIENCE_S, class_archive_options
 from mqmesh.spark.java import Java
 
 NOW_S = 1_000_000.0
@@ -68,3 +68,17 @@ def test_a_java_without_an_archive_of_its_own_does_without(java, cache):
 
 def test_a_place_with_a_space_cannot_be_told_to_java(java, tmp_path):
     assert options(java, tmp_path / "my cache") == ""
+
+
+def test_few_archives_of_other_versions_stay_and_those_used_last(java, cache):
+    paths = []
+    for number in range(MOST_KEPT + 2):
+        path = cache / options(java, cache, f"pyspark {number}").split()[0].partition("=")[2]
+        path.write_bytes(MAGIC)
+        os.utime(path, (number, number))
+        paths.append(path)
+    assert "SharedArchiveFile" in options(java, cache, f"pyspark {MOST_KEPT - 1}")
+    assert "ArchiveClassesAtExit" in options(java, cache, "pyspark new")
+    left = {path for path in paths if path.exists()}
+    assert len(left) == MOST_KEPT
+    assert paths[MOST_KEPT - 1] in left
