@@ -280,7 +280,10 @@ class Transport(Protocol):
 
     @property
     def random(self) -> random.Random:
-        """Chance: for ids, and for what is to be divided evenly."""
+        """Chance: for ids, keys of producers, and what is to be divided evenly.
+
+        Keys prove who somebody is, so nobody may foretell what the real one gives.
+        """
 
     def connect(
         self,
