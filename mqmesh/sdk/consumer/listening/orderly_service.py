@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, why_again
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, why_again
 from mqmesh.sdk.consumer.listening.consume_service import Calls, ConsumeService, Turn
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting, make_portions
 from mqmesh.sdk.consumer.listening.orderly_queue import BUSY, Failure, OrderlyQueue, QueueState
@@ -21,6 +21,8 @@ from mqmesh.transport.interface import Condition
 
 CALLS_PER_TURN: Final = 256
 """A queue with many messages lets others have the worker after so many calls."""
+
+_SUCCESS: Final = ConsumeResult.SUCCESS
 
 
 class ToDeadLetters(Protocol):
@@ -151,7 +153,9 @@ class OrderlyService(ConsumeService):
             if messages is None or self.closed:
                 break
             result = yield messages.copy()
-            if (cause := why_again(result)) is not None:
+            # Asked here, too: most calls succeed, and this is on the way of each message.
+            done = result is None or result is _SUCCESS
+            if not done and (cause := why_again(result)) is not None:
                 self.failures += 1
                 failure = work.fail(cause)
                 break
