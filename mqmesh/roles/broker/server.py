@@ -36,8 +36,8 @@ from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     as_mqmesh_error,
 )
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.features.transactions.transaction_note import TransactionNote
 from mqmesh.roles.broker.features.transactions.transactions import (
     has_queue,
 )
@@ -112,7 +112,7 @@ class BrokerServer:
         # Copying a segment takes seconds, which no topic or offset shall wait for.
         self._aside = transport.executor("snapshot")
         self._files: tuple[Read, MakeSaver] | None = None
-        self._transactions_note: TransactionNote | None = None
+        self._half_checkpoint: HalfCheckpointFile | None = None
         self._chores: Timer | None = None
         self._requests_seen = 0
 
@@ -209,9 +209,9 @@ class BrokerServer:
         if self._tables is not None:
             self._tables.close()
             self._tables = None
-        if self._transactions_note is not None:
-            self._transactions_note.close()
-            self._transactions_note = None
+        if self._half_checkpoint is not None:
+            self._half_checkpoint.close()
+            self._half_checkpoint = None
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -363,8 +363,8 @@ class BrokerServer:
     def _recover_transactions(self, broker: BrokerContext, store: MessageStore) -> None:
         document = None
         if self._files is not None:
-            self._transactions_note = TransactionNote(broker.transactions, *self._files)
-            document = self._transactions_note.load()
+            self._half_checkpoint = HalfCheckpointFile(broker.transactions, *self._files)
+            document = self._half_checkpoint.load()
         broker.transactions.recover(
             store,
             document,
@@ -470,8 +470,8 @@ class BrokerServer:
     def _on_save(self) -> None:
         if self._broker is not None and self._tables is not None:
             self._tables.tick()
-        if self._broker is not None and self._transactions_note is not None:
-            self._transactions_note.save()
+        if self._broker is not None and self._half_checkpoint is not None:
+            self._half_checkpoint.save()
 
     def _wake(self) -> None:
         # Comes from the store's thread, after each sync.

@@ -1,8 +1,8 @@
 """What a broker notes about half messages from time to time, so that a start reads little.
 
-The truth is in the half topic and the op topic. The note says up to where both were read, and
+The truth is in the half topic and the op topic. The checkpoint says up to where both were read, and
 what waited then; a start reads only what came later. With too much to note it says from where
-to read again instead. A note that is lost, or says more than the log holds after a power cut,
+to read again instead. A checkpoint that is lost, or says more than the log holds after a power cut,
 means that both topics are read from their beginnings.
 """
 
@@ -37,7 +37,7 @@ class NotedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HalfCheckpoint(msgspec.Struct, frozen=True):
-    """The note; a JSON document.
+    """The checkpoint; a JSON document.
 
     Attributes:
         version: Of the document.
@@ -54,11 +54,11 @@ class HalfCheckpoint(msgspec.Struct, frozen=True):
     batches: list[NotedBatch] = []
 
 
-def dump_snapshot(table: Transactions, store_id: int) -> bytes:
+def dump_checkpoint(table: Transactions, store_id: int) -> bytes:
     """The table as it is now, as a document."""
     if len(table.batches) > MAX_NOTED:
         oldest = next(iter(table.batches.values()))
-        note = HalfCheckpoint(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
+        checkpoint = HalfCheckpoint(DOCUMENT_VERSION, store_id, oldest.base, oldest.op_floor)
     else:
         checks: dict[int, int] = {}
         for watch in table.timetable.watches():
@@ -68,26 +68,26 @@ def dump_snapshot(table: Transactions, store_id: int) -> bytes:
             NotedBatch(one.base, checks.get(one.base, 0), _states(one))
             for one in table.batches.values()
         ]
-        note = HalfCheckpoint(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
-    return msgspec.json.encode(note)
+        checkpoint = HalfCheckpoint(DOCUMENT_VERSION, store_id, table.half_end, table.op_end, noted)
+    return msgspec.json.encode(checkpoint)
 
 
-def load_snapshot(document: bytes) -> HalfCheckpoint:
-    """Reads what ``dump_snapshot`` wrote.
+def load_checkpoint(document: bytes) -> HalfCheckpoint:
+    """Reads what ``dump_checkpoint`` wrote.
 
     Raises:
         CorruptRecord: It is not that.
     """
     try:
-        note = msgspec.json.decode(document, type=HalfCheckpoint)
+        checkpoint = msgspec.json.decode(document, type=HalfCheckpoint)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptRecord(f"the note about half messages cannot be read: {error}") from error
-    if note.version != DOCUMENT_VERSION:
+        raise CorruptRecord(f"the half checkpoint cannot be read: {error}") from error
+    if checkpoint.version != DOCUMENT_VERSION:
         raise CorruptRecord(
-            f"the note about half messages has version {note.version}; this broker reads version "
+            f"the half checkpoint has version {checkpoint.version}; this broker reads version "
             f"{DOCUMENT_VERSION}"
         )
-    return note
+    return checkpoint
 
 
 def _states(batch: HalfBatch) -> str:

@@ -1,4 +1,4 @@
-"""Keeps the note about half messages on disk; see ``transaction_snapshot``."""
+"""Keeps the half checkpoint on disk; see ``half_checkpoint``."""
 
 import logging
 from typing import Final
@@ -12,8 +12,8 @@ TRANSACTIONS_FILE: Final = "transactions.json"
 _log = logging.getLogger(__name__)
 
 
-class TransactionNote:
-    """The note of one broker.
+class HalfCheckpointFile:
+    """The half checkpoint of one broker.
 
     Args:
         desk: Its half messages.
@@ -27,7 +27,7 @@ class TransactionNote:
         self._saver = make_saver(TRANSACTIONS_FILE, desk.dump)
 
     def load(self) -> bytes | None:
-        """The note; None if there is none, or none that can be read."""
+        """The checkpoint; None if there is none, or none that can be read."""
         try:
             return self._read(TRANSACTIONS_FILE)
         except StorageError as error:
@@ -36,7 +36,7 @@ class TransactionNote:
             return None
 
     def save(self) -> None:
-        """Saves the note if it has changed."""
+        """Saves the checkpoint if it has changed."""
         self._saver.save_if_failed()
         if self._desk.is_changed:
             self._saver.save()

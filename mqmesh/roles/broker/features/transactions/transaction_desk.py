@@ -13,12 +13,12 @@ from mqmesh.protocol.transactions import EndOutcome
 from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
+from mqmesh.roles.broker.features.transactions.half_checkpoint import (
+    dump_checkpoint,
+    load_checkpoint,
+)
 from mqmesh.roles.broker.features.transactions.op_records import Op
 from mqmesh.roles.broker.features.transactions.transaction_recovery import HalfRecovery
-from mqmesh.roles.broker.features.transactions.transaction_snapshot import (
-    dump_snapshot,
-    load_snapshot,
-)
 from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun, Transactions
 from mqmesh.storage.interface import MessageStore
 
@@ -125,17 +125,17 @@ class TransactionDesk:
 
         Args:
             store: Open.
-            document: The last note, None if there is none.
+            document: The last checkpoint, None if there is none.
             has_queue: Tells whether a queue of a topic still exists.
             wall_ms: Now, wall clock.
             now_ms: Now, monotonic.
             segment_bytes: Of the store's log.
         """
         self.store_id = store.stats().store_id
-        note = None
+        checkpoint = None
         if document is not None:
             try:
-                note = load_snapshot(document)
+                checkpoint = load_checkpoint(document)
             except CorruptRecord as error:
                 # Nothing is lost: the half topic and the op topic say the same, in more words.
                 _log.error("%s", error)
@@ -147,7 +147,7 @@ class TransactionDesk:
             now_ms=now_ms,
             segment_bytes=segment_bytes,
         )
-        self.torn = recovery.run(note)
+        self.torn = recovery.run(checkpoint)
 
     @property
     def has_work(self) -> bool:
@@ -156,13 +156,13 @@ class TransactionDesk:
 
     @property
     def is_changed(self) -> bool:
-        """The note is older than the table."""
+        """The checkpoint is older than the table."""
         return self.table.changes != self.saved_changes
 
     def dump(self) -> bytes:
-        """The note, see ``transaction_snapshot``."""
+        """The checkpoint, see ``half_checkpoint``."""
         self.saved_changes = self.table.changes
-        return dump_snapshot(self.table, self.store_id)
+        return dump_checkpoint(self.table, self.store_id)
 
     def lose(self, batch: HalfBatch, why: str) -> None:
         """Gives up a half batch that is not in the log any more."""

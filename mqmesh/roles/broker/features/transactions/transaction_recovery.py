@@ -26,8 +26,8 @@ from mqmesh.errors import CorruptBatch, StorageError
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqmesh.roles.broker.features.transactions.check_timetable import Asked
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, HalfBatch
+from mqmesh.roles.broker.features.transactions.half_checkpoint import HalfCheckpoint
 from mqmesh.roles.broker.features.transactions.op_records import OP_QUEUE, Op, OpKind, decode_ops
-from mqmesh.roles.broker.features.transactions.transaction_snapshot import HalfCheckpoint
 from mqmesh.roles.broker.features.transactions.transaction_table import Transactions
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
@@ -68,11 +68,11 @@ class HalfRecovery:
         self._segment_bytes = segment_bytes
         self.read_batches = 0
 
-    def run(self, note: HalfCheckpoint | None) -> list[bytes]:
-        """Reads what the note does not say.
+    def run(self, checkpoint: HalfCheckpoint | None) -> list[bytes]:
+        """Reads what the checkpoint does not say.
 
         Args:
-            note: The last one, None if there is none.
+            checkpoint: The last one, None if there is none.
 
         Returns:
             Batches that the last op records say are there, and that are not: they must be
@@ -83,11 +83,11 @@ class HalfRecovery:
         op_min, op_max = store.queue_bounds(TRANS_OP_HALF_TOPIC, OP_QUEUE)
         half_from, op_from = int(half_min), int(op_min)
         asked: dict[int, list[Asked]] = {}
-        if note is not None and self._fits(note, half_max, op_max):
-            half_from = max(half_from, note.half_queue_offset)
-            op_from = max(op_from, note.op_queue_offset)
+        if checkpoint is not None and self._fits(checkpoint, half_max, op_max):
+            half_from = max(half_from, checkpoint.half_queue_offset)
+            op_from = max(op_from, checkpoint.op_queue_offset)
             table.op_end = op_from
-            self._take_note(note, half_min, asked)
+            self._take_note(checkpoint, half_min, asked)
         table.op_end = op_from
         table.half_end = half_from
         # In the order of the log: what has ended leaves the table before the next one comes, so
@@ -114,21 +114,21 @@ class HalfRecovery:
 
     # ---- Reading ------------------------------------------------------------------------
 
-    def _fits(self, note: HalfCheckpoint, half_max: int, op_max: int) -> bool:
+    def _fits(self, checkpoint: HalfCheckpoint, half_max: int, op_max: int) -> bool:
         fits = (
-            note.store_id == self._store.stats().store_id
-            and note.half_queue_offset <= half_max
-            and note.op_queue_offset <= op_max
+            checkpoint.store_id == self._store.stats().store_id
+            and checkpoint.half_queue_offset <= half_max
+            and checkpoint.op_queue_offset <= op_max
         )
         if not fits:
-            _log.warning("the note about half messages does not fit the log; all are read again")
+            _log.warning("the half checkpoint does not fit the log; all are read again")
         return fits
 
     def _take_note(
-        self, note: HalfCheckpoint, half_min: int, asked: dict[int, list[Asked]]
+        self, checkpoint: HalfCheckpoint, half_min: int, asked: dict[int, list[Asked]]
     ) -> None:
         table, interval_ms = self._table, self._table.settings.check_interval_ms
-        for noted in note.batches:
+        for noted in checkpoint.batches:
             if noted.base < half_min:
                 _log.error("half messages at %d are not in the log any more", noted.base)
                 continue

@@ -73,9 +73,7 @@ def test_a_note_makes_a_start_read_little(scene):
 
 
 def test_with_too_much_to_note_the_topics_are_read_from_the_oldest_on(scene, monkeypatch):
-    monkeypatch.setattr(
-        "mqmesh.roles.broker.features.transactions.transaction_snapshot.MAX_NOTED", 1
-    )
+    monkeypatch.setattr("mqmesh.roles.broker.features.transactions.half_checkpoint.MAX_NOTED", 1)
     scene.end((scene.half(b"gone"), 0, 0, 1, Decision.COMMIT))
     scene.half(b"a")
     scene.half(b"b")
