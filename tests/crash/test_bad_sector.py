@@ -22,11 +22,11 @@ from harness.store_files import SEGMENT_BYTES, StoreFiles, put_bodies, settle
 
 from mqmesh.errors import StorageError
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
+from mqmesh.storage.index.dispatcher_reader import LogReader
 from mqmesh.storage.interface import GetStatus
 from mqmesh.storage.log.mapped_file import PAGE, MappedFile, ScannedFile
 from mqmesh.storage.log.scan import LogScanner
-from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.segments import FoundSegments, Segment
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.testing.store_contract import read_queue
 from mqmesh.units import MIB
@@ -250,7 +250,7 @@ def test_scans_and_the_index_process_tell_a_bad_sector(disk: Disk, files: StoreF
     with pytest.raises(StorageError, match="cannot be read"):
         scanner.read(offsets[4], epoch=0)
     scanner.close()
-    reader = LogReader(SegmentList(files.directory / "commitlog"), key=key, store_id=store_id)
+    reader = LogReader(FoundSegments(files.directory / "commitlog"), key=key, store_id=store_id)
     with pytest.raises(StorageError, match="cannot be read"):
         reader.read_batch(offsets[4])
     reader.close()

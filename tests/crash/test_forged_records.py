@@ -11,9 +11,10 @@ from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodi
 from mqmesh.batch.record_batch import HEADER_SIZE, read_header
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
+from mqmesh.storage.index.dispatcher_reader import LogReader
 from mqmesh.storage.log.marker import MarkerKind, encode_marker
 from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.storage.tools.stopped_store import open_stopped
 from mqmesh.storage.tools.verify import verify_store
@@ -123,7 +124,7 @@ class Scene:
 
     def scanner(self, files: StoreFiles) -> Iterator[LogScanner]:
         scanner = LogScanner(
-            SegmentList(files.directory / "commitlog"),
+            FoundSegments(files.directory / "commitlog"),
             key=read_store_key(files.directory),
             store_id=self.known.store_id,
         )
@@ -225,7 +226,7 @@ def test_the_repair_of_a_queue_takes_no_forged_record(files: StoreFiles) -> None
 def test_only_where_a_record_begins_is_one_read(files: StoreFiles) -> None:
     scene = Scene(files, behind=[])
     reader = LogReader(
-        SegmentList(files.directory / "commitlog"),
+        FoundSegments(files.directory / "commitlog"),
         key=read_store_key(files.directory),
         store_id=scene.known.store_id,
     )
@@ -241,7 +242,7 @@ def test_only_where_a_record_begins_is_one_read(files: StoreFiles) -> None:
 def test_the_index_passes_over_forged_records(files: StoreFiles) -> None:
     scene = Scene(files, behind=BEHIND)
     files.flip(scene.start + 60)
-    segments = SegmentList(files.directory / "commitlog")
+    segments = FoundSegments(files.directory / "commitlog")
     reader = LogReader(segments, key=read_store_key(files.directory), store_id=scene.known.store_id)
     position, epoch, batches, skipped = 0, 0, 0, 0
     end = scene.store.stats().max_commitlog_offset

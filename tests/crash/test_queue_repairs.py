@@ -118,7 +118,7 @@ def test_on_a_full_disk_one_attempt_is_made_and_told(scene, monkeypatch, caplog)
 
 def test_a_queue_that_is_gone_is_forgotten(scene):
     assert scene.begin()
-    scene.repairs.forget(scene.queue)
+    scene.store.delete_topic(scene.queue.topic)
     assert not scene.repairs.step()
     assert scene.begin()
 

@@ -242,7 +242,7 @@ class Cleaner:
         """One pass. Yields True for "go on when you like", False for "waiting"."""
         segments = self._log.segments
         going = self._sealed()[: verdict.count]
-        following = segments.after(going[-1])
+        following = segments.after(going[-1].start)
         assert following is not None
         moved: set[str] = set()
         yield from self._advance(following.start, moved, forced=verdict.forced)

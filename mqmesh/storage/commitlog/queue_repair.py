@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from mqmesh.batch.record_batch import read_meta
+from mqmesh.batch.record_batch import BatchHeader, read_meta
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.errors import CorruptBatch, StorageError
 from mqmesh.storage.commitlog.damage import DamageList
-from mqmesh.storage.log.marker import MarkerKind
-from mqmesh.storage.log.scan import LogScanner, Record
+from mqmesh.storage.log.record import Record
+from mqmesh.storage.log.scan import Damaged, LogScanner
 from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_ENTRY, ConsumeQueue, entries_of
@@ -75,9 +75,10 @@ class QueueRepairs:
             reason: What is.
             log_end: Where the log ends now.
         """
-        if queue in self._waiting or self._clock.monotonic_ms() < self._rests.get(queue, 0):
+        now_ms = self._clock.monotonic_ms()
+        self._rests = {one: until for one, until in self._rests.items() if now_ms < until}
+        if queue in self._waiting or queue in self._rests:
             return
-        self._rests.pop(queue, None)
         log.error(
             "offset %d of queue %d of %r is damaged, the queue is compared with the log: %s",
             queue_offset,
@@ -107,6 +108,9 @@ class QueueRepairs:
         if not self._waiting:
             return False
         queue, repair = next(iter(self._waiting.items()))
+        if self._queues.find(queue.topic, queue.queue_id) is not queue:
+            self._end(queue)  # its topic was deleted
+            return bool(self._waiting)
         now_ms = self._clock.monotonic_ms()
         if self._steps is None:
             self._steps, self._began_ms = repair.steps(), now_ms
@@ -120,11 +124,6 @@ class QueueRepairs:
             self._end(queue)
             self._stays(queue, error, now_ms - self._began_ms)
         return bool(self._waiting)
-
-    def forget(self, queue: ConsumeQueue) -> None:
-        """A queue is gone."""
-        self._end(queue)
-        self._rests.pop(queue, None)
 
     def _end(self, queue: ConsumeQueue) -> None:
         if self._waiting and queue is next(iter(self._waiting)):
@@ -192,12 +191,9 @@ class QueueRepair:
             StorageError: The log cannot be read, or the queue not be written.
         """
         try:
-            paused = self._position
             while self._position < self._end:
-                self._step()
-                if self._position - paused >= SLICE_BYTES:
-                    paused = self._position
-                    yield
+                self._read_slice()
+                yield
         finally:
             self._scanner.close()
         self._expected = max(self._expected, self._queue.first)
@@ -210,30 +206,24 @@ class QueueRepair:
             self.written,
         )
 
-    def _step(self) -> None:
-        # Retention may have gone on since the step before.
+    def _read_slice(self) -> None:
+        # Retention may have gone on since the slice before.
         self._expected = max(self._expected, self._queue.first)
-        position = self._position = max(self._position, self._segments.first.start)
-        try:
-            record = self._scanner.read(position, epoch=self._epoch)
-        except CorruptRecord as error:
-            found = self._scanner.resync(position, self._end, epoch=self._epoch)
-            beyond = found or self._end
-            self._damage.add(position, beyond, str(error), self._clock.wall_ms())
-            self._position = beyond
-            return
-        self._position, self._epoch = record.end, record.epoch
-        if record.batch is not None:
-            self._check_batch(record)
-        elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
-            if record.marker.data == self._queue.topic.encode():
-                # What came before was of an earlier topic of the same name. A table from
-                # before tables told of deletions has not said so.
-                self._expected = self._queue.first
+        start = max(self._position, self._segments.first.start)
+        stop = min(start + SLICE_BYTES, self._end)
+        for found in self._scanner.walk(start, epoch=self._epoch, beyond=self._beyond, stop=stop):
+            self._position = found.end
+            if isinstance(found, Damaged):
+                self._damage.add(found.start, found.end, found.reason, self._clock.wall_ms())
+                continue
+            self._epoch = found.epoch
+            if found.batch is not None:
+                self._check_batch(found, found.batch)
 
-    def _check_batch(self, record: Record) -> None:
-        header = record.batch
-        assert header is not None
+    def _beyond(self, position: int, epoch: int) -> int:
+        return self._scanner.resync(position, self._end, epoch=epoch) or self._end
+
+    def _check_batch(self, record: Record, header: BatchHeader) -> None:
         if header.queue_id != self._queue.queue_id:
             return
         try:

@@ -19,28 +19,25 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from itertools import count
 from typing import Final
 
 import msgspec
 
-from mqmesh.batch.payload import MAX_MESSAGES
-from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, read_meta
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.errors import StorageError
 from mqmesh.storage.commitlog.checkpoint import Checkpoint
 from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.commitlog.log_applier import LogApplier
 from mqmesh.storage.commitlog.rewriting import rewrite
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
-from mqmesh.storage.log.marker import MARKER_SIZE, Marker, MarkerKind, encode_marker
-from mqmesh.storage.log.scan import ZEROS, LogScanner, Record
+from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
-from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
-from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable
-from mqmesh.units import GIB, MAX_OFFSET, MIB, CommitLogOffset
+from mqmesh.units import GIB, MIB
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +46,6 @@ PROGRESS_EVERY_RECORDS: Final = 2048
 """Whichever comes first: some ten milliseconds."""
 SAVE_EVERY_BYTES: Final = 1 * GIB
 """How much of the log is read at most before what was learned is saved."""
-MOST_TAILS_AT_ONCE: Final = 256
-MOST_LOST_UNSEEN: Final = 1 << 20
-"""Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
-_REDELIVERED: Final = int(Attributes.REDELIVERED)
-EVERYTHING: Final = MAX_OFFSET // 2
-"""Behind the end of any log."""
 
 SaveProgress = Callable[[int, int], None]
 """Saves the derived state as complete to an offset; the second argument is the epoch."""
@@ -132,16 +123,11 @@ class LogRecovery:
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
+        self._applier = LogApplier(queues, states, damage, clock=clock, remove=shutil.rmtree)
+        self._new_store_id = int.from_bytes(os.urandom(4), "little")
         self._epoch = 0
         self._read_bytes = 0
         self._queues_synced_through = 0
-        # Nothing is missing between the table and the log, and no damage was passed: then a
-        # queue offset that is skipped means that the table is wrong. Topics where it is.
-        self._complete = False
-        self._gaps: set[str] = set()
-        # Queues whose entries are written anew from the first batch that is met, because
-        # their files may have lost pages when the system died. None: trust the files.
-        self._rewritten: set[ConsumeQueue] | None = None
 
     def run(self, table: QueueTable | None) -> Recovered:
         """Does everything.
@@ -199,9 +185,8 @@ class LogRecovery:
     @property
     def store_id(self) -> int:
         """Identity of the store; a new one while neither checkpoint nor log has told one."""
-        if self._scanner.store_id is None:
-            self._scanner.store_id = int.from_bytes(os.urandom(4), "little")
-        return self._scanner.store_id
+        known = self._scanner.store_id
+        return self._new_store_id if known is None else known
 
     def _rebuild(self, table: QueueTable | None) -> int:
         if table is not None:
@@ -213,17 +198,17 @@ class LogRecovery:
                 return end
             log.error("queues of topic %r lack entries, all queues are made anew", topic)
         self._queues.clear()
-        self._complete = False
-        self._gaps.clear()
         self._states.load([])
-        self._rewritten = None
+        self._applier.is_complete = False
+        self._applier.gaps.clear()
+        self._applier.rewritten = None
         self._epoch = 0
         self._queues_synced_through = self._segments.first.start
         return self._scan(self._segments.first.start)
 
     def _incomplete_topic(self) -> str | None:
         """A topic that has fewer entries than the table told or the log says; None is good."""
-        for topic in self._gaps:
+        for topic in self._applier.gaps:
             return topic
         lost = self._queues.lost()
         return None if lost is None else lost.topic
@@ -241,31 +226,29 @@ class LogRecovery:
         trusted = self._same_boot and checkpoint.clean and not checkpoint.tails_left
         if not trusted and checkpoint.queues_synced_through < table.head.through:
             start = min(start, checkpoint.queues_synced_through)
-            self._rewritten = set()
+            self._applier.rewritten = set()
             self._epoch = 0
-        self._complete = start >= table.head.through
+        self._applier.is_complete = start >= table.head.through
         return max(start, self._segments.first.start)
 
     def _scan(self, start: int) -> int:
         """Reads and applies records; returns where the log ends."""
         position = told = saved = start
         total = max(0, self._last_byte() - start)
-        for number in count(1):
-            try:
-                record = self._scanner.read(position, epoch=self._epoch)
-            except CorruptRecord as error:
-                beyond = self._beyond_damage(position, str(error))
-                if beyond is None:
-                    break
-                position = beyond
+        walk = self._scanner.walk(start, epoch=self._epoch, beyond=self._beyond_damage)
+        for number, found in enumerate(walk, 1):
+            position = found.end
+            if isinstance(found, Damaged):
+                # From here on queues may have gaps.
+                self._applier.is_complete = False
+                self._damage.add(found.start, found.end, found.reason, self._clock.wall_ms())
                 continue
-            self._epoch = record.epoch
-            self._apply(record)
-            position = record.end
+            self._epoch = found.epoch
+            self._applier.apply(found)
             if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
-            if position - saved >= SAVE_EVERY_BYTES and self._rewritten is None:
+            if position - saved >= SAVE_EVERY_BYTES and self._applier.rewritten is None:
                 saved = position
                 self._damage.save()
                 self._save_progress(position, self._epoch)
@@ -282,25 +265,17 @@ class LogRecovery:
     def _tell(self, step: str, done: int, total: int) -> None:
         self._on_progress(RecoveryProgress(step, done, max(done, total)))
 
-    def _beyond_damage(self, position: int, reason: str) -> int | None:
+    def _beyond_damage(self, position: int, epoch: int) -> int | None:
         """Where the log goes on behind a bad record; None if it ends there."""
         checkpoint = self._checkpoint
         synced = 0 if checkpoint is None else checkpoint.synced_through
-        beyond: int | None
         if position < synced:
-            beyond = self._scanner.resync(position, synced, epoch=self._epoch) or synced
-        elif checkpoint is None or (self._same_boot and not checkpoint.clean):
+            return self._scanner.resync(position, synced, epoch=epoch) or synced
+        if checkpoint is None or (self._same_boot and not checkpoint.clean):
             # Nobody knows what was synced, or it does not matter: the death of a process
             # tears nothing but its last write. What has good records behind it is damaged.
-            beyond = self._scanner.resync(position, EVERYTHING, epoch=self._epoch)
-        else:
-            beyond = None
-        if beyond is None:
-            return None
-        # From here on queues may have gaps.
-        self._complete = False
-        self._damage.add(position, beyond, reason, self._clock.wall_ms())
-        return beyond
+            return self._scanner.resync(position, EVERYTHING, epoch=epoch)
+        return None
 
     def _first_doubtful(self) -> int:
         """Commit-log offset behind which the page cache may show what the disk does not have."""
@@ -309,77 +284,6 @@ class LogRecovery:
             return EVERYTHING if checkpoint.clean else checkpoint.synced_through
         # Nobody knows. What is full was synced soon after, and one segment is made ahead.
         return min((segment.start for segment in list(segments)[-2:]), default=0)
-
-    def _apply(self, record: Record) -> None:
-        if record.batch is not None:
-            self._apply_batch(record, record.batch)
-        elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
-            self._apply_deletion(record.start, record.marker)
-
-    def _apply_batch(self, record: Record, header: BatchHeader) -> None:
-        try:
-            meta = read_meta(record.data, header)
-        except CorruptBatch as error:
-            # Its checksums are right, so it was stored like that; no queue can have it.
-            self._damage.add(record.start, record.end, str(error), self._clock.wall_ms())
-            return
-        if self._queues.is_deleted(meta.topic, record.start):
-            return
-        base = header.base_queue_offset
-        queue = self._queues.find(meta.topic, header.queue_id)
-        if queue is not None and base - queue.end > self._most_lost_messages():
-            reason = f"queue offset {base} after {queue.end}: so many messages cannot be lost"
-            self._damage.add(record.start, record.end, reason, self._clock.wall_ms())
-            return
-        if self._complete and base > (queue.end if queue else 0):
-            self._gaps.add(meta.topic)
-        if queue is None:
-            queue = self._queues.add(meta.topic, header.queue_id, first=base, end=base)
-            if self._rewritten is not None:
-                self._rewritten.add(queue)
-        elif self._rewritten is not None and queue not in self._rewritten:
-            self._rewritten.add(queue)
-            queue.rewind(base)
-        if base >= queue.end:
-            self._queues.skip_to(queue, base)
-            self._queues.append(
-                queue, record.start, header.total_size, header.message_count, meta.tag_hashes
-            )
-            queue.visible = queue.end
-            if self._queues.full:
-                self._queues.write_large()
-                self._queues.write_oldest(MOST_TAILS_AT_ONCE)
-        if header.attributes & _REDELIVERED:
-            return
-        stored = StoredBatch(
-            header.first_sequence,
-            header.message_count,
-            header.base_queue_offset,
-            CommitLogOffset(record.start),
-            CommitLogOffset(record.start + header.total_size),
-            header.store_timestamp,
-            header.producer_crc,
-        )
-        self._states.note(meta.topic, header.queue_id, header.producer_id, stored)
-
-    def _most_lost_messages(self) -> int:
-        """By how much a queue may go on behind its end: what the damaged bytes held at most.
-
-        Void entries take room on the disk, so nothing else may bring them about.
-        """
-        lost_bytes = sum(one.end_offset - one.start_offset for one in self._damage.ranges)
-        return MOST_LOST_UNSEEN + lost_bytes // HEADER_SIZE * MAX_MESSAGES
-
-    def _apply_deletion(self, start: int, marker: Marker) -> None:
-        topic = marker.data.decode("utf-8", "replace")
-        if start <= self._queues.deletions.get(topic, -1):
-            return  # The table told of it, and what is known of the topic is of later.
-        # What the table told may have been of a later topic of the same name.
-        self._gaps.discard(topic)
-        unused = self._queues.drop_topic(topic, start)
-        if unused is not None:
-            shutil.rmtree(unused)
-        self._states.forget_topic(topic)
 
     def _cut(self, end: int, epoch: int) -> int:
         """Makes sure that nothing behind the end is ever taken for a record.
@@ -390,11 +294,8 @@ class LogRecovery:
         Returns:
             Bytes from the end to the last one that was not zero, 0 if there were none.
         """
-        last = 0
-        for start, piece in self._scanner.pieces(end, EVERYTHING):
-            if piece != ZEROS[: len(piece)]:
-                last = start + len(piece.rstrip(b"\0"))
-        if last <= end:
+        last = self._scanner.last_byte(end)
+        if last == end:
             return 0
         segment = self._segments.find(end)
         if segment is None or segment.end - end < MARKER_SIZE:

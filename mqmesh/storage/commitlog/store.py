@@ -14,7 +14,6 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
 
 import logging
 import shutil
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +21,9 @@ from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     HEADER_SIZE,
     Attributes,
-    check_stored,
     read_header,
     stamp,
 )
-from mqmesh.batch.store_check import bears_check
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptBatch,
@@ -39,6 +36,7 @@ from mqmesh.errors import (
 from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, sound_batches
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cleaner import Cleaner
+from mqmesh.storage.commitlog.log_applier import LogApplier
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
 from mqmesh.storage.commitlog.opening import StoreParts, open_parts
 from mqmesh.storage.commitlog.queue_repair import QueueRepairs
@@ -60,7 +58,7 @@ from mqmesh.storage.interface import (
 )
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.flush import SYSTEM_SYNC, Flusher, Sync
-from mqmesh.storage.log.marker import NOT_OURS, MarkerKind
+from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
@@ -91,8 +89,14 @@ class CommitLogStore(MessageStore):
         self._checkpointer: Checkpointer = parts.checkpointer
         self._cleaner: Cleaner = parts.cleaner
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # With SYNC_FLUSH: what becomes visible when the log is durable to an offset.
-        self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self._applier = LogApplier(
+            parts.queues,
+            parts.states,
+            parts.damage,
+            clock=parts.clock,
+            remove=self._remove_later,
+            waits_for_disk=self._sync_flush,
+        )
         self._repairs = QueueRepairs(
             parts.queues,
             parts.commitlog.segments,
@@ -164,7 +168,7 @@ class CommitLogStore(MessageStore):
             raise
         for batch, queue, result in placed:
             header = batch.header
-            self._queues.append(
+            self._applier.append(
                 queue,
                 result.commitlog_offset,
                 header.total_size,
@@ -172,10 +176,6 @@ class CommitLogStore(MessageStore):
                 batch.tag_hashes,
             )
             self._put_messages += header.message_count
-            if self._sync_flush:
-                self._unseen.append((result.end_offset, queue, queue.end))
-            else:
-                queue.visible = queue.end
         if placed:
             self._put_batches += len(placed)
             self._tell_flusher()
@@ -322,14 +322,9 @@ class CommitLogStore(MessageStore):
         try:
             header = read_header(self._log.read(commitlog_offset, HEADER_SIZE))
             data = self._log.read(commitlog_offset, header.total_size)
-            header = check_stored(data)
-        except CorruptBatch as error:
+            self._log.check.batch(data, commitlog_offset)
+        except (CorruptBatch, CorruptRecord) as error:
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
-        if not bears_check(data, self._log.key.batch_check):
-            # It may stand in the body of a message: offsets come from clients, too.
-            raise CorruptRecord(f"no batch begins at {commitlog_offset}: {NOT_OURS}")
-        if header.commitlog_offset != commitlog_offset or header.store_id != self._log.store_id:
-            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
         return data
 
     def queues(self, topic: str) -> list[int]:
@@ -356,12 +351,10 @@ class CommitLogStore(MessageStore):
         deleted_at = append.mark(MarkerKind.TOPIC_DELETED, topic.encode())
         append.write()
         self._tell_flusher()
-        self._states.forget_topic(topic)
-        for queue in self._queues.by_topic[topic].values():
-            self._repairs.forget(queue)
-        unused = self._queues.drop_topic(topic, deleted_at)
-        if unused is not None:
-            self._parts.chores.submit(lambda: shutil.rmtree(unused, ignore_errors=True))
+        self._applier.delete_topic(topic, deleted_at)
+
+    def _remove_later(self, directory: str) -> None:
+        self._parts.chores.submit(lambda: shutil.rmtree(directory, ignore_errors=True))
 
     def durable_offset(self) -> CommitLogOffset:
         """See ``MessageStore.durable_offset``."""
@@ -492,12 +485,8 @@ class CommitLogStore(MessageStore):
 
     def _see(self) -> None:
         """Lets consumers see what has become durable."""
-        unseen = self._unseen
-        if unseen:
-            durable = self._flusher.durable_offset
-            while unseen and unseen[0][0] <= durable:
-                _, queue, end = unseen.popleft()
-                queue.visible = end
+        if self._sync_flush:
+            self._applier.see(self._flusher.durable_offset)
 
     def _tell_flusher(self) -> None:
         flusher, commitlog = self._flusher, self._log

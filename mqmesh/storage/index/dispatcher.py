@@ -14,11 +14,11 @@ import msgspec
 
 from mqmesh.errors import CorruptRecord, DiskFull, StorageError
 from mqmesh.storage.files.cpu_pressure import CpuPressure
-from mqmesh.storage.index.dispatcher_reader import LogReader, SegmentList
+from mqmesh.storage.index.dispatcher_reader import LogReader
 from mqmesh.storage.index.merge import runs_to_merge
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.index.part import IndexPart, LogSlice, PartHead
-from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.segments import FoundSegments, Segment
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import MIB
 
@@ -119,7 +119,7 @@ class Dispatcher:
         self._step_bytes = step_bytes
         self._room = room
         self._boot_id = boot_id
-        self.segments = SegmentList(log_directory)
+        self.segments = FoundSegments(log_directory)
         self.reader = LogReader(self.segments, key=key, store_id=store_id)
         self.position = 0
         self.visible = 0
@@ -154,7 +154,7 @@ class Dispatcher:
         Raises:
             StorageError: The log cannot be read.
         """
-        newest = self.segments.at_or_after(self.visible)
+        newest = self.segments.find(self.visible) or self.segments.after(self.visible)
         if newest is None or visible > newest.end or now_ms >= self._refresh_due_ms:
             self._refresh_due_ms = now_ms + REFRESH_MS
             self.segments.refresh()
@@ -307,7 +307,7 @@ class Dispatcher:
 
     def _follow(self, *, as_text: bool) -> None:
         """Indexes what comes next."""
-        segment = self.segments.at_or_after(self.position)
+        segment = self.segments.find(self.position) or self.segments.after(self.position)
         if segment is None or segment.start >= self.visible:
             # The file that held it is gone.
             self._skipped_bytes += self.lag_bytes

@@ -9,27 +9,16 @@ brought in, and headers, are read by ``os.pread``.
 import contextlib
 import logging
 import os
-import re
-from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 from mqmesh.batch.half_batch import is_half
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import (
-    BROKER_PART_SIZE,
     HEADER_SIZE,
-    MAGIC,
-    MAX_BATCH_BYTES,
     BatchHeader,
-    check_stored,
     read_header,
     read_meta,
 )
-from mqmesh.batch.store_check import bears_check
-from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetOutOfRange
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.open_files import OpenFiles
@@ -44,23 +33,14 @@ from mqmesh.storage.index.entries import (
 from mqmesh.storage.index.part import Deletion, LogSlice
 from mqmesh.storage.index.texts import TextMaker
 from mqmesh.storage.log.mapped_file import ScannedFile
-from mqmesh.storage.log.marker import (
-    MARKER_MAGIC,
-    MARKER_SIZE,
-    MAX_MARKER_DATA,
-    NOT_OURS,
-    MarkerKind,
-    decode_marker,
-)
+from mqmesh.storage.log.marker import MarkerKind
+from mqmesh.storage.log.record import MARK_SIZE, Record, RecordCheck, record_size
 from mqmesh.storage.log.scan import LogScanner
-from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.segments import FoundSegments, Segment
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import KIB, MIB
 
 log = logging.getLogger(__name__)
-
-MARK_SIZE: Final = 8
-"""Magic and checksum of a record: enough to know it again."""
 
 MOST_RAW_BYTES: Final = 32 * MIB
 """A slice ends behind the batch with which its batches with keys have so much, uncompressed."""
@@ -73,85 +53,13 @@ SKIM_BATCHES: Final = 64
 VIEW_BYTES: Final = 64 * KIB
 """Stretches from this size on are views; shorter ones cost no more by a call."""
 
-_NAME: Final = re.compile(r"\d{20}")
-_TOTAL_SIZE: Final = slice(52, 56)
-_MARKER_SIZE_FIELD: Final = slice(16, 20)
 _MOST_OPEN: Final = 16
-
-
-class SegmentList:
-    """The segments of a log, as who may only read finds them."""
-
-    def __init__(self, directory: Path) -> None:
-        """Lists the files.
-
-        Args:
-            directory: The log's.
-
-        Raises:
-            StorageError: It cannot be read.
-        """
-        self._directory = directory
-        self._list: list[Segment] = []
-        self._starts: list[int] = []
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Lists the files again.
-
-        Raises:
-            StorageError: The directory cannot be read.
-        """
-        found = []
-        try:
-            with os.scandir(self._directory) as entries:
-                names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
-        except FileNotFoundError:
-            return  # the store is just being made
-        except OSError as error:
-            raise storage_error(error, f"{self._directory} cannot be read") from error
-        for name in names:
-            path = self._directory / name
-            try:
-                found.append(Segment(int(name), path.stat().st_size, str(path)))
-            except FileNotFoundError:
-                continue  # it went while we looked
-        found.sort(key=lambda segment: segment.start)
-        for segment, follower in pairwise(found):
-            # A file that was cut from outside ends where the next one begins, unless a whole
-            # file is missing between them.
-            gap = follower.start - segment.end
-            if gap < 0 or 0 < gap < follower.size:
-                segment.size = follower.start - segment.start
-        self._list = found
-        self._starts = [segment.start for segment in found]
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self._list)
-
-    def __len__(self) -> int:
-        return len(self._list)
-
-    def find(self, commitlog_offset: int) -> Segment | None:
-        """The segment that an offset lies in, None if there is none."""
-        index = bisect_right(self._starts, commitlog_offset) - 1
-        if index < 0 or commitlog_offset >= self._list[index].end:
-            return None
-        return self._list[index]
-
-    def at_or_after(self, commitlog_offset: int) -> Segment | None:
-        """The segment of an offset, or the next one behind it; None behind the last."""
-        found = self.find(commitlog_offset)
-        if found is None:
-            index = bisect_right(self._starts, commitlog_offset)
-            found = self._list[index] if index < len(self._list) else None
-        return found
 
 
 class LogReader:
     """Reads records of a log that another process writes."""
 
-    def __init__(self, segments: SegmentList, *, key: StoreKey, store_id: int) -> None:
+    def __init__(self, segments: FoundSegments, *, key: StoreKey, store_id: int) -> None:
         """Opens nothing yet.
 
         Args:
@@ -162,6 +70,7 @@ class LogReader:
         self.segments = segments
         self._key = key
         self._store_id = store_id
+        self._check = RecordCheck(key, store_id)
         self._files = OpenFiles(_MOST_OPEN)
         self._scanned: tuple[str, ScannedFile] | None = None
 
@@ -190,12 +99,9 @@ class LogReader:
             if not head:
                 raise OffsetOutOfRange(f"{segment.path} is gone")
             data = self._pread(segment, commitlog_offset, read_header(head).total_size)
-            header = self._check_batch(data)
-        except CorruptBatch as error:
+            return self._check.batch(data, commitlog_offset), data
+        except (CorruptBatch, CorruptRecord) as error:
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
-        if header.commitlog_offset != commitlog_offset or header.store_id != self._store_id:
-            raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
-        return header, data
 
     def mark_at(self, commitlog_offset: int) -> bytes:
         """The first bytes of the record at an offset, ``MARK_SIZE`` of them; fewer if the log
@@ -244,7 +150,7 @@ class LogReader:
             data = self._stretch(segment, start, size)
             try:
                 wanted = self._learn(data, segment, learned)
-            except (CorruptBatch, CorruptRecord) as error:
+            except CorruptRecord as error:
                 if learned.stop == start:
                     self._skip(segment, stop, str(error), learned)
                 break
@@ -272,14 +178,13 @@ class LogReader:
             offset = learned.stop
             head = self._pread(segment, offset, HEADER_SIZE)
             try:
-                header = _check_head(head)
-                self._check_ours(head)
+                header = self._check.head(head, offset, epoch=learned.epoch)
                 if has_keys(header) or header.total_size < SKIM_BYTES:
                     return
                 if offset + header.total_size > stop:
                     return
                 self._learn_header(header, offset, segment, learned)
-            except (CorruptBatch, CorruptRecord):
+            except CorruptRecord:
                 return  # a marker, or damage: to be told by a look at all of it
             learned.stop = offset + header.total_size
             learned.last_offset = offset
@@ -294,29 +199,34 @@ class LogReader:
         view = memoryview(data)
         position, end, origin = 0, len(data), learned.start
         while position < end and learned.raw_bytes < MOST_RAW_BYTES:
-            wanted = _record_size(view[position:])
+            wanted = record_size(view[position : position + HEADER_SIZE])
             if position + wanted > end:
                 return wanted
-            record = view[position : position + wanted]
-            offset = origin + position
-            if bytes(record[:4]) == MAGIC:
-                self._learn_batch(record, offset, segment, learned)
-                position += wanted
-                learned.stop = offset + wanted
-            else:
-                ended = self._learn_marker(record, offset, learned)
-                position += wanted
-                learned.stop = segment.end if ended else offset + wanted
-                if ended:
-                    break
-            learned.last_offset = offset
-            learned.last_mark = bytes(record[:MARK_SIZE])
+            record = self._check.record(
+                view[position : position + wanted],
+                origin + position,
+                epoch=learned.epoch,
+                segment_end=segment.end,
+            )
+            self._learn_record(record, segment, learned)
+            position = record.end - origin
         return 0
 
+    def _learn_record(self, record: Record, segment: Segment, learned: LogSlice) -> None:
+        if record.batch is not None:
+            self._learn_batch(record.data, record.batch, segment, learned)
+        elif record.marker is not None:
+            learned.epoch = record.epoch
+            if record.marker.kind is MarkerKind.TOPIC_DELETED:
+                topic = record.marker.data.decode("utf-8", "replace")
+                learned.deletions = [*learned.deletions, Deletion(record.start, topic)]
+        learned.stop, learned.last_offset = record.end, record.start
+        learned.last_mark = bytes(record.data[:MARK_SIZE])
+
     def _learn_batch(
-        self, record: memoryview, offset: int, segment: Segment, learned: LogSlice
+        self, record: memoryview, header: BatchHeader, segment: Segment, learned: LogSlice
     ) -> None:
-        header = self._check_batch(record)
+        offset = header.commitlog_offset
         place = self._learn_header(header, offset, segment, learned)
         if is_half(header) or not has_keys(header):
             return
@@ -335,8 +245,7 @@ class LogReader:
         self, header: BatchHeader, offset: int, segment: Segment, learned: LogSlice
     ) -> int:
         """Takes in all but the keys; returns the batch's place in its segment."""
-        self._check_place(offset, header.commitlog_offset, header.store_id)
-        self._check_epoch(header.epoch, learned)
+        learned.epoch = header.epoch
         learned.batches += 1
         learned.widths |= 1 << width_of(header.message_count)
         stored = header.store_timestamp
@@ -346,35 +255,6 @@ class LogReader:
         if not is_half(header):  # nobody finds what may never be visible
             learned.entries += id_entries(header, place)
         return place
-
-    def _learn_marker(self, record: memoryview, offset: int, learned: LogSlice) -> bool:
-        marker = decode_marker(record, store_check=self._key.marker_check)
-        self._check_place(offset, marker.commitlog_offset, marker.store_id)
-        self._check_epoch(marker.epoch, learned)
-        if marker.kind is MarkerKind.TOPIC_DELETED:
-            topic = marker.data.decode("utf-8", "replace")
-            learned.deletions = [*learned.deletions, Deletion(offset, topic)]
-        return marker.kind is MarkerKind.END
-
-    def _check_batch(self, record: Buffer) -> BatchHeader:
-        header = check_stored(record)
-        self._check_ours(record)
-        return header
-
-    def _check_ours(self, record: Buffer) -> None:
-        if not bears_check(record, self._key.batch_check):
-            raise CorruptBatch(NOT_OURS)
-
-    def _check_place(self, offset: int, commitlog_offset: int, store_id: int) -> None:
-        if commitlog_offset != offset:
-            raise CorruptRecord(f"the record belongs at {commitlog_offset}")
-        if store_id != self._store_id:
-            raise CorruptRecord(f"the record is of store {store_id:#x}, not {self._store_id:#x}")
-
-    def _check_epoch(self, epoch: int, learned: LogSlice) -> None:
-        if epoch < learned.epoch:
-            raise CorruptRecord(f"epoch {epoch} after epoch {learned.epoch}")
-        learned.epoch = epoch
 
     def _skip(self, segment: Segment, stop: int, reason: str, learned: LogSlice) -> None:
         """Passes over damage, up to the next good record."""
@@ -417,38 +297,3 @@ class LogReader:
         except OSError as error:
             raise storage_error(error, f"{segment.path} cannot be read") from error
         return data
-
-
-def _record_size(data: memoryview) -> int:
-    """Size of the record that some bytes begin with, as far as they tell.
-
-    Raises:
-        CorruptRecord: They do not begin a record.
-    """
-    if len(data) < MARKER_SIZE:
-        return MARKER_SIZE
-    magic = bytes(data[:4])
-    if magic == MAGIC:
-        if len(data) < HEADER_SIZE:
-            return HEADER_SIZE
-        size = int.from_bytes(data[_TOTAL_SIZE], "little")
-        if HEADER_SIZE <= size <= MAX_BATCH_BYTES:
-            return size
-    elif magic == MARKER_MAGIC:
-        size = int.from_bytes(data[_MARKER_SIZE_FIELD], "little")
-        if MARKER_SIZE <= size <= MARKER_SIZE + MAX_MARKER_DATA:
-            return size
-    raise CorruptRecord(f"no record: it begins with {magic.hex()}")
-
-
-def _check_head(head: bytes) -> BatchHeader:
-    """The header of a stored batch, with the checksum over the broker's part of it.
-
-    Raises:
-        CorruptBatch: It is none, or damaged.
-    """
-    header = read_header(head)
-    crc = crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
-    if crc != header.header_crc:
-        raise CorruptBatch(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
-    return header

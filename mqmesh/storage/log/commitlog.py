@@ -23,6 +23,7 @@ from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.log.maps import LogMaps
 from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.log.page_window import PageWindow
+from mqmesh.storage.log.record import RecordCheck
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
@@ -48,6 +49,7 @@ class CommitLog:
 
     Attributes:
         key: That records are checked by.
+        check: Tells its records from everything else.
         end: Commit-log offset of the next record.
         epoch: That records get.
         store_id: That records carry.
@@ -90,6 +92,7 @@ class CommitLog:
         self._files = files
         self._room = room
         self.key = key
+        self.check = RecordCheck(key, store_id)
         self._window = window
         self.maps = LogMaps()
         self.end = end

@@ -1,86 +1,44 @@
-"""Reads the log record by record and checks everything: for recovery and verification.
+"""Reads the log record by record and checks everything: for recovery, repair, verification.
 
-A record counts only if it bears the check that the store's key makes, its own
-commit-log offset is where it stands, its store id is this store's, its epoch is
-that of the record before or somewhat later, and its checksums are right. So
-neither zeros, nor what an earlier use of the disk left behind, nor a batch
-inside of a message's body, whatever its sender knew, is taken for a record.
+What makes a record one stands in ``record.py``.
 """
 
 import contextlib
 import errno
 import os
-import struct
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import (
-    HEADER_SIZE,
-    MAGIC,
-    MAX_BATCH_BYTES,
-    VERSION,
-    BatchHeader,
-    check_stored,
-)
-from mqmesh.batch.store_check import bears_check
-from mqmesh.checksum import crc32
-from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC, MAX_BATCH_BYTES
+from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.log.mapped_file import ScannedFile
-from mqmesh.storage.log.marker import (
-    MARKER_MAGIC,
-    MARKER_SIZE,
-    MAX_MARKER_DATA,
-    NOT_OURS,
-    Marker,
-    MarkerKind,
-    decode_marker,
-)
-from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.marker import MARKER_MAGIC
+from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
+from mqmesh.storage.log.segments import Segment, SegmentList
 from mqmesh.storage.log.store_key import StoreKey
-from mqmesh.units import MIB
+from mqmesh.units import MAX_OFFSET, MIB
 
 WINDOW_BYTES: Final = 1 * MIB
-ZEROS: Final = bytes(WINDOW_BYTES)
-MOST_EPOCHS_AT_ONCE: Final = 1 << 24
-"""By so much a record's epoch may exceed that of the one before; every failed write takes one."""
-_CRC_POSITION: Final = 48
-_VERSION_POSITION: Final = 56
-_OFFSET_POSITION: Final = 8
-
-_CRC_AND_SIZE = struct.Struct("<II")
+EVERYTHING: Final = MAX_OFFSET // 2
+"""Behind the end of any log."""
+_ZEROS: Final = bytes(WINDOW_BYTES)
 
 
-class LogFiles(Protocol):
-    """Where the segments of a log are: ``Segments``, or a view of who may only read."""
-
-    def find(self, commitlog_offset: int) -> Segment | None:
-        """The segment that an offset lies in, None if there is none."""
-
-    def __iter__(self) -> Iterator[Segment]:
-        """All of them, ascending."""
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """A good record of the log; exactly one of ``batch`` and ``marker`` is there.
+class Damaged(msgspec.Struct, frozen=True, gc=False):
+    """A stretch of the log that holds no good record.
 
     Attributes:
-        start: Its commit-log offset.
-        end: Of the next record, which may stand in the next segment.
-        epoch: Its epoch.
-        batch: Header of a batch.
-        marker: A marker.
-        data: All its bytes; good until the scanner reads on.
+        start: Commit-log offset of its first byte.
+        end: Where the log goes on.
+        reason: What is wrong.
     """
 
     start: int
     end: int
-    epoch: int
-    batch: BatchHeader | None
-    marker: Marker | None
-    data: memoryview
+    reason: str
 
 
 class LogScanner:
@@ -88,7 +46,7 @@ class LogScanner:
 
     def __init__(
         self,
-        segments: LogFiles,
+        segments: SegmentList,
         *,
         key: StoreKey,
         store_id: int | None,
@@ -104,13 +62,17 @@ class LogScanner:
         """
         self._on_piece = on_piece
         self._segments = segments
-        self._key = key
-        self.store_id = store_id
+        self._check = RecordCheck(key, store_id)
         self._segment: Segment | None = None
         self._fd = -1
         self._mapped: ScannedFile | None = None
         self._window = memoryview(b"")
         self._window_start = 0
+
+    @property
+    def store_id(self) -> int | None:
+        """That records must have; None until the first one was read."""
+        return self._check.store_id
 
     def close(self) -> None:
         """Closes the file it read last."""
@@ -136,68 +98,46 @@ class LogScanner:
         segment = self._segments.find(commitlog_offset)
         if segment is None:
             raise CorruptRecord("no file holds this part of the log")
-        view = self._view(segment, commitlog_offset, HEADER_SIZE)
-        magic = bytes(view[:4])
-        if magic == MAGIC:
-            record = self._read_batch(segment, commitlog_offset, view)
-        elif magic == MARKER_MAGIC:
-            record = self._read_marker(segment, commitlog_offset)
-        else:
-            raise CorruptRecord(f"no record: it begins with {magic.hex() or 'nothing'}")
-        if record.epoch < epoch or (epoch and record.epoch > epoch + MOST_EPOCHS_AT_ONCE):
-            raise CorruptRecord(f"epoch {record.epoch} after epoch {epoch}")
-        return record
+        head = self._view(segment, commitlog_offset, HEADER_SIZE)
+        size = record_size(head)
+        if bytes(head[:4]) == MAGIC:
+            self._check.ours(head)
+        view = self._view(segment, commitlog_offset, size)
+        return self._check.record(view, commitlog_offset, epoch=epoch, segment_end=segment.end)
 
-    def _read_batch(self, segment: Segment, start: int, view: memoryview) -> Record:
-        # First, since it is cheap: a body may be full of what looks like records.
-        if len(view) < HEADER_SIZE or not bears_check(view, self._key.batch_check):
-            raise CorruptRecord(NOT_OURS)
-        if len(view) == HEADER_SIZE:
-            _, size = _CRC_AND_SIZE.unpack_from(view, _CRC_POSITION)
-            view = self._view(segment, start, min(size, MAX_BATCH_BYTES))
-        try:
-            header = check_stored(view)
-        except CorruptBatch as error:
-            self._refuse_newer(segment, start, view)
-            raise CorruptRecord(str(error)) from error
-        self._check_place(start, header.commitlog_offset, header.store_id)
-        end = start + header.total_size
-        return Record(start, end, header.epoch, header, None, view)
+    def walk(
+        self,
+        start: int,
+        *,
+        epoch: int,
+        beyond: Callable[[int, int], int | None],
+        stop: int = EVERYTHING,
+    ) -> Iterator[Record | Damaged]:
+        """The records of a stretch, one behind the other, and what is damaged between them.
 
-    def _refuse_newer(self, segment: Segment, start: int, view: memoryview) -> None:
-        """A batch of a later version is good, only not for us: never cut it, never skip it."""
-        if len(view) < HEADER_SIZE or view[_VERSION_POSITION] == VERSION:
-            return
-        # The checksums and the size stand at the same place in every version.
-        version, crc, size = (
-            view[_VERSION_POSITION],
-            *_CRC_AND_SIZE.unpack_from(view, _CRC_POSITION),
-        )
-        if not HEADER_SIZE <= size <= MAX_BATCH_BYTES:
-            return
-        view = self._view(segment, start, size)
-        if len(view) == size and crc32(view[_CRC_POSITION + 4 :]) == crc:
-            raise StorageError(
-                f"the record at {start} is of version {version}; this program knows version "
-                f"{VERSION} and leaves the store alone"
-            )
+        Args:
+            start: Where the first one begins.
+            epoch: As for ``read``.
+            beyond: Where the log goes on behind a bad record, of which it gets the offset and the
+                epoch of the one before; None ends the walk.
+            stop: The walk ends at this commit-log offset, or behind.
 
-    def _read_marker(self, segment: Segment, start: int) -> Record:
-        view = self._view(segment, start, MARKER_SIZE + MAX_MARKER_DATA)
-        marker = decode_marker(view, store_check=self._key.marker_check)
-        self._check_place(start, marker.commitlog_offset, marker.store_id)
-        end = start + marker.total_size
-        if marker.kind is MarkerKind.END:
-            end = segment.end
-        return Record(start, end, marker.epoch, None, marker, view[: marker.total_size])
-
-    def _check_place(self, start: int, commitlog_offset: int, store_id: int) -> None:
-        if commitlog_offset != start:
-            raise CorruptRecord(f"the record belongs at {commitlog_offset}")
-        if self.store_id is None:
-            self.store_id = store_id
-        if store_id != self.store_id:
-            raise CorruptRecord(f"the record is of store {store_id:#x}, not {self.store_id:#x}")
+        Raises:
+            StorageError: As for ``read``.
+        """
+        position = start
+        while position < stop:
+            try:
+                record = self.read(position, epoch=epoch)
+            except CorruptRecord as error:
+                following = beyond(position, epoch)
+                if following is None:
+                    return
+                yield Damaged(position, following, str(error))
+                position = following
+                continue
+            epoch, position = record.epoch, record.end
+            yield record
 
     def resync(self, start: int, stop: int, *, epoch: int) -> int | None:
         """The first good record behind a bad one.
@@ -226,7 +166,7 @@ class LogScanner:
         for place in sorted(places):
             offset = piece_start + place
             # Before the costly checks: does it at least claim to stand here?
-            claim = piece[place + _OFFSET_POSITION : place + _OFFSET_POSITION + 8]
+            claim = piece[place + OFFSET_POSITION : place + OFFSET_POSITION + 8]
             if offset >= stop or int.from_bytes(claim, "little") != offset:
                 continue
             try:
@@ -241,7 +181,7 @@ class LogScanner:
 
         Pieces of one stretch overlap by the bytes that a record's magic and offset take.
         """
-        overlap = _OFFSET_POSITION + 8
+        overlap = OFFSET_POSITION + 8
         for segment in list(self._segments):
             low, high = max(start, segment.start), min(stop + overlap, segment.end)
             if low >= high:
@@ -265,6 +205,14 @@ class LogScanner:
                 raise storage_error(error, f"{segment.path} cannot be read") from error
             finally:
                 os.close(fd)
+
+    def last_byte(self, start: int) -> int:
+        """Where the last byte ends that is not zero; ``start`` if there is none behind it."""
+        last = start
+        for piece_start, piece in self.pieces(start, EVERYTHING):
+            if piece != _ZEROS[: len(piece)]:
+                last = max(last, piece_start + len(piece.rstrip(b"\0")))
+        return last
 
     def _view(self, segment: Segment, start: int, size: int) -> memoryview:
         """Up to ``size`` bytes from an offset, fewer where the file ends."""

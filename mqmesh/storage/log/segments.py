@@ -9,8 +9,9 @@ Blocks of the disk are taken later, see ``log_room.py``; a file is written only 
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -71,43 +72,19 @@ class Segment:
         self._block_bytes = found.st_blocks * STAT_BLOCK_BYTES
 
 
-class Segments:
-    """All segments of a log, ascending. There may be holes where a file was lost."""
+class SegmentList:
+    """Segments of a log, ascending. There may be holes where a file was lost."""
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        segment_size: int,
-        chores: Chores,
-    ) -> None:
-        """Lists the files; removes what a crash left unfinished.
+    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+        """Takes the segments.
 
         Args:
-            directory: Theirs; it exists.
-            segment_size: Of new segments.
-            chores: Thread that prepares the next one.
+            segments: Of one log, in any order.
         """
-        self._directory = directory
-        self._segment_size = segment_size
-        self._chores = chores
-        self._preparing: Future[Segment] | None = None
-        for unfinished in directory.glob("*.new"):
-            unfinished.unlink()
-        paths = sorted(p for p in directory.iterdir() if _NAME.fullmatch(p.name))
-        self._list: list[Segment] = []
-        for path in paths:
-            found = path.stat()
-            block_bytes = found.st_blocks * STAT_BLOCK_BYTES
-            self._list.append(Segment(int(path.name), found.st_size, str(path), block_bytes))
-        for segment, follower in zip(self._list, self._list[1:], strict=False):
-            # Cut from outside: the successor knows better, but a hole as large as a whole
-            # file is a lost one. As large as its neighbour: the config may have changed.
-            gap = follower.start - segment.end
-            if gap < 0 or 0 < gap < follower.size:
-                segment.size = follower.start - segment.start
-        if self._list and self._list[-1].size < segment_size:
-            self._list[-1].size = segment_size
+        self._take(segments)
+
+    def _take(self, segments: Iterable[Segment]) -> None:
+        self._list = sorted(segments, key=lambda segment: segment.start)
         self._starts = [segment.start for segment in self._list]
 
     def __len__(self) -> int:
@@ -131,6 +108,76 @@ class Segments:
         """What the blocks of all files take."""
         return sum(segment.disk_bytes for segment in self._list)
 
+    def find(self, commitlog_offset: int) -> Segment | None:
+        """The segment that an offset lies in, None if there is none."""
+        index = bisect_right(self._starts, commitlog_offset) - 1
+        if index < 0 or commitlog_offset >= self._list[index].end:
+            return None
+        return self._list[index]
+
+    def after(self, commitlog_offset: int) -> Segment | None:
+        """The first one that begins behind an offset, be it behind a hole; None if none does."""
+        index = bisect_right(self._starts, commitlog_offset)
+        return self._list[index] if index < len(self._list) else None
+
+
+class FoundSegments(SegmentList):
+    """The segments in a directory, as who may only read finds them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Lists the files; a directory that is not there yet has none.
+
+        Args:
+            directory: The log's.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        super().__init__()
+        self._directory = directory
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Lists the files again.
+
+        Raises:
+            StorageError: The directory cannot be read.
+        """
+        try:
+            self._take(list_segments(self._directory))
+        except FileNotFoundError:
+            return  # the store is just being made
+        except OSError as error:
+            raise storage_error(error, f"{self._directory} cannot be read") from error
+
+
+class Segments(SegmentList):
+    """All segments of a log, for who writes it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_size: int,
+        chores: Chores,
+    ) -> None:
+        """Lists the files; removes what a crash left unfinished.
+
+        Args:
+            directory: Theirs; it exists.
+            segment_size: Of new segments.
+            chores: Thread that prepares the next one.
+        """
+        for unfinished in directory.glob("*.new"):
+            unfinished.unlink()
+        super().__init__(list_segments(directory))
+        self._directory = directory
+        self._segment_size = segment_size
+        self._chores = chores
+        self._preparing: Future[Segment] | None = None
+        if self._list and self._list[-1].size < segment_size:
+            self._list[-1].size = segment_size
+
     @property
     def directory(self) -> Path:
         """Theirs."""
@@ -140,18 +187,6 @@ class Segments:
     def segment_size(self) -> int:
         """Of new ones, in bytes."""
         return self._segment_size
-
-    def find(self, commitlog_offset: int) -> Segment | None:
-        """The segment that an offset lies in, None if there is none."""
-        index = bisect_right(self._starts, commitlog_offset) - 1
-        if index < 0 or commitlog_offset >= self._list[index].end:
-            return None
-        return self._list[index]
-
-    def after(self, segment: Segment) -> Segment | None:
-        """The next one that exists, be it behind a hole; None behind the last."""
-        index = bisect_right(self._starts, segment.start)
-        return self._list[index] if index < len(self._list) else None
 
     def prepare(self, start: int) -> None:
         """Has a helper thread make the segment that begins at an offset; returns at once."""
@@ -245,3 +280,31 @@ class Segments:
                 error, f"{path}, a log segment of {self._segment_size} bytes, cannot be made"
             ) from error
         return Segment(start, self._segment_size, str(path))
+
+
+def list_segments(directory: Path) -> list[Segment]:
+    """The segments in a directory, ascending.
+
+    Args:
+        directory: The log's.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It cannot be read.
+    """
+    found = []
+    for name in sorted(filter(_NAME.fullmatch, os.listdir(directory))):
+        path = directory / name
+        try:
+            file = path.stat()
+        except FileNotFoundError:
+            continue  # it went while we looked
+        block_bytes = file.st_blocks * STAT_BLOCK_BYTES
+        found.append(Segment(int(name), file.st_size, str(path), block_bytes))
+    for segment, follower in pairwise(found):
+        # Cut from outside: the successor knows better, but a hole as large as a whole
+        # file is a lost one. As large as its neighbour: the config may have changed.
+        gap = follower.start - segment.end
+        if gap < 0 or 0 < gap < follower.size:
+            segment.size = follower.start - segment.start
+    return found

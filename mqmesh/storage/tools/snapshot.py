@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +32,7 @@ from mqmesh.errors import ConfigError, CorruptRecord, StorageError
 from mqmesh.message import check_group
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.lmdb.env import DATA_FILE, has_sound_pages
-from mqmesh.storage.log.segments import Segment
+from mqmesh.storage.log.segments import Segment, SegmentList
 from mqmesh.units import MAX_OFFSET, MIB
 
 FORMAT: Final = 1
@@ -125,32 +124,18 @@ class _FormatOnly(msgspec.Struct, frozen=True):
     format: int
 
 
-class SnapshotLog:
-    """The segments that a manifest lists, for reading."""
+def segments_of(directory: Path, manifest: Manifest) -> SegmentList:
+    """The segments that a manifest lists, for reading.
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        """Names the files; opens nothing.
-
-        Args:
-            directory: The snapshot's.
-            manifest: Its manifest.
-        """
-        self._list = [
-            Segment(int(Path(file.path).name), file.size, str(directory / file.path))
-            for file in manifest.files
-            if file.kind is FileKind.SEGMENT
-        ]
-        self._list.sort(key=lambda segment: segment.start)
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self._list)
-
-    def find(self, commitlog_offset: int) -> Segment | None:
-        """The segment that an offset lies in, None if there is none."""
-        for segment in reversed(self._list):
-            if segment.start <= commitlog_offset:
-                return segment if commitlog_offset < segment.end else None
-        return None
+    Args:
+        directory: The snapshot's.
+        manifest: Its manifest.
+    """
+    return SegmentList(
+        Segment(int(Path(file.path).name), file.size, str(directory / file.path))
+        for file in manifest.files
+        if file.kind is FileKind.SEGMENT
+    )
 
 
 def load_manifest(directory: Path) -> Manifest:

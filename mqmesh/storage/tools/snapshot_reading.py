@@ -20,15 +20,15 @@ from mqmesh.storage.index.part import HEAD_KEY, IndexPart, decode_head
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.lmdb.env import LmdbEnv
 from mqmesh.storage.log.marker import MARKER_SIZE, MAX_MARKER_DATA, MarkerKind, decode_marker
-from mqmesh.storage.log.scan import LogScanner
+from mqmesh.storage.log.scan import Damaged, LogScanner
 from mqmesh.storage.log.segments import Segment
 from mqmesh.storage.log.store_key import StoreKey, read_store_key
 from mqmesh.storage.tools.snapshot import (
     Manifest,
     SnapshotFile,
-    SnapshotLog,
     is_sound,
     load_manifest,
+    segments_of,
 )
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 
@@ -118,7 +118,7 @@ class Snapshot:
         """
         self.directory = directory
         self.manifest: Manifest = load_manifest(directory)
-        self.log = SnapshotLog(directory, self.manifest)
+        self.log = segments_of(directory, self.manifest)
         # A snapshot of a store without a log has nothing to be checked, and perhaps no key.
         self._key = read_store_key(directory) if list(self.log) else StoreKey.random()
         self._sound: dict[str, bool] = {}
@@ -137,20 +137,21 @@ class Snapshot:
         if wanted is not None:
             position, stop = max(position, wanted.start_offset), min(stop, wanted.end_offset)
         scanner = LogScanner(self.log, key=self._key, store_id=manifest.store_id)
-        epoch = _EVERY_EPOCH
+
+        def beyond(position: int, epoch: int) -> int:
+            return scanner.resync(position, stop, epoch=epoch) or stop
+
         try:
-            while position < stop:
-                try:
-                    record = scanner.read(position, epoch=epoch)
-                    batch = record.batch
-                    if batch is not None:
-                        yield Batch(batch, read_meta(record.data, batch), record.data)
-                except (CorruptRecord, CorruptBatch) as error:
-                    beyond = scanner.resync(position, stop, epoch=epoch) or stop
-                    yield Damage(position, beyond, str(error))
-                    position = beyond
-                    continue
-                epoch, position = record.epoch, record.end
+            for found in scanner.walk(position, epoch=_EVERY_EPOCH, beyond=beyond, stop=stop):
+                if isinstance(found, Damaged):
+                    yield Damage(found.start, found.end, found.reason)
+                elif found.batch is not None:
+                    try:
+                        meta = read_meta(found.data, found.batch)
+                    except CorruptBatch as error:
+                        yield Damage(found.start, found.end, str(error))
+                        continue
+                    yield Batch(found.batch, meta, found.data)
         finally:
             scanner.close()
 

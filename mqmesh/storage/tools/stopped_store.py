@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -22,21 +23,18 @@ from mqmesh.storage.commitlog.checkpoint import read_boot_id, read_checkpoint
 from mqmesh.storage.files.atomic_file import peek_document, storage_error
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.storage.index.dispatcher_reader import SegmentList
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb.opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load
 from mqmesh.storage.log.beginning import NAME, read_log_beginning
 from mqmesh.storage.log.marker import Marker, MarkerKind, decode_marker
-from mqmesh.storage.log.scan import ZEROS, LogScanner
+from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
+from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import StoreKey, read_store_key
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, entries_of
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable, decode_table
-from mqmesh.units import MAX_OFFSET
 
-EVERYTHING: Final = MAX_OFFSET // 2
-"""Behind the end of any log."""
 _MOST_OPEN: Final = 64
 _ANY_PRODUCERS: Final = 10_000_000
 
@@ -174,7 +172,7 @@ class StoppedCommitLog(StoppedStore):
         """
         self.log_directory = directory / "commitlog"
         self._queue_root = directory / "consumequeue"
-        self._segments = SegmentList(self.log_directory)
+        self._segments = FoundSegments(self.log_directory)
         self._files = OpenFiles(_MOST_OPEN)
         self._names: dict[tuple[str, int], list[tuple[int, str]]] = {}
         # A store without a log has nothing to be checked, and perhaps no key yet.
@@ -221,22 +219,15 @@ class StoppedCommitLog(StoppedStore):
         """See ``StoppedStore.items``."""
         position = max(self.start, start or 0)
         scanner = LogScanner(self._segments, key=self.key, store_id=self.store_id)
-        epoch = 0
         try:
-            while True:
-                try:
-                    record = scanner.read(position, epoch=epoch)
-                except CorruptRecord as error:
-                    beyond = self._beyond(scanner, position, epoch)
-                    if beyond is None:
-                        break
-                    yield Item(position, beyond, wrong=str(error))
-                    position = beyond
-                    continue
-                epoch, position = record.epoch, record.end
-                yield _item(record.start, record.end, record.batch, record.marker, record.data)
+            for found in scanner.walk(position, epoch=0, beyond=partial(self._beyond, scanner)):
+                position = found.end
+                if isinstance(found, Damaged):
+                    yield Item(found.start, found.end, wrong=found.reason)
+                else:
+                    yield _item(found.start, found.end, found.batch, found.marker, found.data)
             self.store_id = scanner.store_id
-            self.torn_bytes = _last_byte(scanner, position) - position
+            self.torn_bytes = scanner.last_byte(position) - position
         finally:
             scanner.close()
 
@@ -377,12 +368,3 @@ def _item(
     if marker is not None and marker.kind is MarkerKind.TOPIC_DELETED:
         return Item(start, end, deleted_topic=marker.data.decode("utf-8", "replace"))
     return Item(start, end)
-
-
-def _last_byte(scanner: LogScanner, end: int) -> int:
-    """Behind the last byte that is not zero, at least ``end``."""
-    last = end
-    for start, piece in scanner.pieces(end, EVERYTHING):
-        if piece != ZEROS[: len(piece)]:
-            last = start + len(piece.rstrip(b"\0"))
-    return last

@@ -14,7 +14,9 @@ from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange
 from mqmesh.message import Message
 from mqmesh.storage.index import dispatcher_reader
-from mqmesh.storage.index.dispatcher_reader import MARK_SIZE, LogReader, SegmentList
+from mqmesh.storage.index.dispatcher_reader import LogReader
+from mqmesh.storage.log.record import MARK_SIZE
+from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import read_store_key
 
 
@@ -26,7 +28,7 @@ def indexed(tmp_path: Path) -> Iterator[IndexedStore]:
 
 
 def reader_of(indexed: IndexedStore, store_id: int | None = None) -> LogReader:
-    segments = SegmentList(indexed.files.directory / "commitlog")
+    segments = FoundSegments(indexed.files.directory / "commitlog")
     return LogReader(
         segments,
         key=read_store_key(indexed.files.directory),
@@ -44,7 +46,7 @@ def read_all(indexed: IndexedStore, most_bytes: int, **options):
     end = indexed.store.stats().max_commitlog_offset
     position, epoch, slices = 0, 0, []
     while position < end:
-        segment = reader.segments.at_or_after(position)
+        segment = reader.segments.find(position) or reader.segments.after(position)
         one = reader.read_slice(
             segment, max(position, segment.start), end, epoch=epoch, most_bytes=most_bytes
         )
@@ -277,11 +279,11 @@ def test_files_that_were_forgotten_leave_no_map(indexed, monkeypatch):
 
 
 def test_only_segments_are_listed(tmp_path):
-    assert len(SegmentList(tmp_path / "not there")) == 0
+    assert len(FoundSegments(tmp_path / "not there")) == 0
     for name in ("00000000000000000000", "00000000000000065536.new", "other", "123"):
         (tmp_path / name).write_bytes(bytes(10))
-    segments = SegmentList(tmp_path)
+    segments = FoundSegments(tmp_path)
     assert [segment.start for segment in segments] == [0]
     assert segments.find(5) is not None
     assert segments.find(10) is None
-    assert segments.at_or_after(10) is None
+    assert (segments.find(10) or segments.after(10)) is None

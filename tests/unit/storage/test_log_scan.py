@@ -12,8 +12,9 @@ from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.chores import Chores
 from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
-from mqmesh.storage.log.scan import MOST_EPOCHS_AT_ONCE, WINDOW_BYTES, LogScanner
-from mqmesh.storage.log.segments import Segments
+from mqmesh.storage.log.record import MOST_EPOCHS_AT_ONCE
+from mqmesh.storage.log.scan import WINDOW_BYTES, LogScanner
+from mqmesh.storage.log.segments import FoundSegments, Segments
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.testing.store_contract import make_batch
 
@@ -86,7 +87,7 @@ def test_what_does_not_belong_there_is_no_record(
 def test_a_scanner_without_an_id_takes_that_of_the_first_record(
     tmp_path: Path, scanner: LogScanner
 ) -> None:
-    scanner.store_id = None
+    scanner = LogScanner(FoundSegments(tmp_path), key=KEY, store_id=None)
     write(tmp_path, 0, void(0, store_id=9) + void(48, store_id=8))
     assert scanner.read(0, epoch=0).end == 48
     with pytest.raises(CorruptRecord, match="store 0x8, not 0x9"):

@@ -107,10 +107,10 @@ def test_a_cut_file_keeps_its_place_and_a_lost_one_leaves_a_hole(
         (3 * SIZE, SIZE),
     ]
     assert again.find(2 * SIZE + 5) is None
-    assert again.after(again.first) is again.find(SIZE)
-    hole = again.after(list(again)[1])
+    assert again.after(again.first.start) is again.find(SIZE)
+    hole = again.after(list(again)[1].start)
     assert hole is again.last
-    assert again.after(again.last) is None
+    assert again.after(again.last.start) is None
 
 
 def test_segments_of_a_cut_tail_are_removed(tmp_path: Path, chores: Chores) -> None:

@@ -1,0 +1,177 @@
+"""What a record of the log means for all that is derived from it.
+
+One place for all ways by which a record comes: a batch that was put, a record that recovery
+reads, or one that a leader's log gave. So queues, producers' last batches and deletions are the
+same whoever made them, and whoever has the log has everything.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.batch.payload import MAX_MESSAGES
+from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, read_meta
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptBatch
+from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.log.marker import MarkerKind
+from mqmesh.storage.log.record import Record
+from mqmesh.storage.queues.consume_queue import ConsumeQueue
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.units import CommitLogOffset
+
+MOST_TAILS_AT_ONCE: Final = 256
+MOST_LOST_UNSEEN: Final = 1 << 20
+"""Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
+_REDELIVERED: Final = int(Attributes.REDELIVERED)
+
+
+class LogApplier:
+    """Brings queues and producers' last batches up to a record of the log.
+
+    Attributes:
+        is_complete: Nothing is missing in front of the records, so that a queue offset which is
+            skipped means that the queue is wrong.
+        gaps: Topics with such queues.
+        rewritten: Queues whose entries are written anew from the first batch that is met, because
+            their files may lack pages. None: trust the files.
+    """
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        states: ProducerStates,
+        damage: DamageList,
+        *,
+        clock: Clock,
+        remove: Callable[[str], None],
+        waits_for_disk: bool = False,
+    ) -> None:
+        """Takes what is derived from the log.
+
+        Args:
+            queues: Consume queues.
+            states: Producers' last batches.
+            damage: Gets records that no queue can have.
+            clock: For the labels of damage.
+            remove: Removes a directory that nobody uses any more.
+            waits_for_disk: Consumers see what is durable, and nothing else.
+        """
+        self._queues = queues
+        self._states = states
+        self._damage = damage
+        self._clock = clock
+        self._remove = remove
+        self._waits_for_disk = waits_for_disk
+        # What becomes visible when the log is durable to an offset.
+        self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
+        self.is_complete = False
+        self.gaps: set[str] = set()
+        self.rewritten: set[ConsumeQueue] | None = None
+
+    def apply(self, record: Record) -> None:
+        """Takes in a record; all before it were taken in, and it may have been, too.
+
+        Raises:
+            StorageError: Consume queues cannot be written.
+        """
+        if record.batch is not None:
+            self._apply_batch(record, record.batch)
+        elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
+            topic = record.marker.data.decode("utf-8", "replace")
+            # If it is known, what is known of the topic is of later.
+            if record.start > self._queues.deletions.get(topic, -1):
+                self.delete_topic(topic, record.start)
+
+    def append(
+        self, queue: ConsumeQueue, start: int, size: int, message_count: int, tag_hashes: bytes
+    ) -> None:
+        """Adds a batch that is in the log to its queue.
+
+        Args:
+            queue: Its queue; the batch follows what is there.
+            start: Commit-log offset of the batch.
+            size: In bytes.
+            message_count: Messages in it.
+            tag_hashes: As in its meta.
+        """
+        self._queues.append(queue, start, size, message_count, tag_hashes)
+        if self._waits_for_disk:
+            self._unseen.append((start + size, queue, queue.end))
+        else:
+            queue.visible = queue.end
+
+    def see(self, durable_offset: int) -> None:
+        """Lets consumers see what has become durable."""
+        unseen = self._unseen
+        while unseen and unseen[0][0] <= durable_offset:
+            _, queue, end = unseen.popleft()
+            queue.visible = end
+
+    def delete_topic(self, topic: str, deleted_at: int) -> None:
+        """Forgets a topic.
+
+        Args:
+            topic: Physical topic.
+            deleted_at: Commit-log offset of the marker that tells of it.
+        """
+        # What a queue table told may have been of a later topic of the same name.
+        self.gaps.discard(topic)
+        self._states.forget_topic(topic)
+        unused = self._queues.drop_topic(topic, deleted_at)
+        if unused is not None:
+            self._remove(unused)
+
+    def _apply_batch(self, record: Record, header: BatchHeader) -> None:
+        try:
+            meta = read_meta(record.data, header)
+        except CorruptBatch as error:
+            # Its checksums are right, so it was stored like that; no queue can have it.
+            self._damage.add(record.start, record.end, str(error), self._clock.wall_ms())
+            return
+        topic, queue_id = meta.topic, header.queue_id
+        if self._queues.is_deleted(topic, record.start):
+            return
+        base = header.base_queue_offset
+        queue = self._queues.find(topic, queue_id)
+        if queue is not None and base - queue.end > self._most_lost_messages():
+            reason = f"queue offset {base} after {queue.end}: so many messages cannot be lost"
+            self._damage.add(record.start, record.end, reason, self._clock.wall_ms())
+            return
+        if self.is_complete and base > (queue.end if queue else 0):
+            self.gaps.add(topic)
+        if queue is None:
+            queue = self._queues.add(topic, queue_id, first=base, end=base)
+            if self.rewritten is not None:
+                self.rewritten.add(queue)
+        elif self.rewritten is not None and queue not in self.rewritten:
+            self.rewritten.add(queue)
+            queue.rewind(base)
+        if base >= queue.end:
+            self._queues.skip_to(queue, base)
+            self.append(
+                queue, record.start, header.total_size, header.message_count, meta.tag_hashes
+            )
+            if self._queues.full:
+                self._queues.write_large()
+                self._queues.write_oldest(MOST_TAILS_AT_ONCE)
+        if not header.attributes & _REDELIVERED:
+            stored = StoredBatch(
+                header.first_sequence,
+                header.message_count,
+                header.base_queue_offset,
+                CommitLogOffset(record.start),
+                CommitLogOffset(record.end),
+                header.store_timestamp,
+                header.producer_crc,
+            )
+            self._states.note(topic, queue_id, header.producer_id, stored)
+
+    def _most_lost_messages(self) -> int:
+        """By how much a queue may go on behind its end: what the damaged bytes held at most.
+
+        Void entries take room on the disk, so nothing else may bring them about.
+        """
+        lost_bytes = sum(one.end_offset - one.start_offset for one in self._damage.ranges)
+        return MOST_LOST_UNSEEN + lost_bytes // HEADER_SIZE * MAX_MESSAGES

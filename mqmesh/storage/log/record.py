@@ -1,0 +1,220 @@
+"""What a record of the log is, and by what it proves that it is one.
+
+A record counts only if it bears the check that the store's key makes, its own
+commit-log offset is where it stands, its store id is this store's, its epoch is
+that of the record before or somewhat later, and its checksums are right. So
+neither zeros, nor what an earlier use of the disk left behind, nor a batch
+inside of a message's body, whatever its sender knew, is taken for a record.
+
+Everybody who reads the log has his bytes checked here: recovery, repair, look-ups by offset, the
+index, the tools, and a replica that is given them. Pure.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import (
+    BROKER_PART_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    VERSION,
+    BatchHeader,
+    check_stored,
+    read_header,
+)
+from mqmesh.batch.store_check import bears_check
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
+from mqmesh.storage.log.marker import (
+    MARKER_MAGIC,
+    MARKER_SIZE,
+    MAX_MARKER_DATA,
+    NOT_OURS,
+    Marker,
+    MarkerKind,
+    decode_marker,
+)
+from mqmesh.storage.log.store_key import StoreKey
+
+MOST_EPOCHS_AT_ONCE: Final = 1 << 24
+"""By so much a record's epoch may exceed that of the one before; every failed write takes one."""
+MARK_SIZE: Final = 8
+"""Magic and checksum of a record: enough to know it again."""
+OFFSET_POSITION: Final = 8
+"""Where a record's own commit-log offset stands, in batches and markers."""
+
+_CRC_POSITION: Final = 48
+_VERSION_POSITION: Final = 56
+_MARKER_SIZE_POSITION: Final = 16
+_CRC_AND_SIZE = struct.Struct("<II")
+_SIZE = struct.Struct("<I")
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A good record of the log; exactly one of ``batch`` and ``marker`` is there.
+
+    Attributes:
+        start: Its commit-log offset.
+        end: Of the next record, which may stand in the next segment.
+        epoch: Its epoch.
+        batch: Header of a batch.
+        marker: A marker.
+        data: All its bytes; good as long as those are that it was read from.
+    """
+
+    start: int
+    end: int
+    epoch: int
+    batch: BatchHeader | None
+    marker: Marker | None
+    data: memoryview
+
+
+def record_size(head: Buffer) -> int:
+    """Size of the record that some bytes begin with, as far as they tell.
+
+    Args:
+        head: Its first bytes; ``HEADER_SIZE`` of them tell everything.
+
+    Returns:
+        Bytes; of too few bytes, how many are needed to tell more.
+
+    Raises:
+        CorruptRecord: They do not begin a record.
+    """
+    magic = bytes(head[:4])
+    if magic == MAGIC:
+        if len(head) < HEADER_SIZE:
+            return HEADER_SIZE
+        _, size = _CRC_AND_SIZE.unpack_from(head, _CRC_POSITION)
+        if HEADER_SIZE <= size <= MAX_BATCH_BYTES:
+            return int(size)
+        raise CorruptRecord(f"batch of impossible size {size}")
+    if magic == MARKER_MAGIC:
+        if len(head) < MARKER_SIZE:
+            return MARKER_SIZE
+        (size,) = _SIZE.unpack_from(head, _MARKER_SIZE_POSITION)
+        if MARKER_SIZE <= size <= MARKER_SIZE + MAX_MARKER_DATA:
+            return int(size)
+        raise CorruptRecord(f"marker of impossible size {size}")
+    if 0 < len(head) < 4:
+        return MARKER_SIZE
+    raise CorruptRecord(f"no record: it begins with {magic.hex() or 'nothing'}")
+
+
+class RecordCheck:
+    """Tells records of one log from everything else.
+
+    Attributes:
+        store_id: That records must have; None until the first one has told.
+    """
+
+    def __init__(self, key: StoreKey, store_id: int | None) -> None:
+        """Takes what records are known by.
+
+        Args:
+            key: Of the store.
+            store_id: That records must have; None takes that of the first one checked.
+        """
+        self._key = key
+        self.store_id = store_id
+
+    def record(self, view: memoryview, start: int, *, epoch: int, segment_end: int) -> Record:
+        """Checks the bytes of a record.
+
+        Args:
+            view: Them, ``record_size`` of them.
+            start: Commit-log offset where they stand.
+            epoch: Of the record before, 0 if that is not known; a lower one is none, nor is one
+                that is higher by more than ``MOST_EPOCHS_AT_ONCE``.
+            segment_end: Where their segment ends.
+
+        Raises:
+            CorruptRecord: They are no good record.
+            StorageError: A good one of a version or kind that this program does not know.
+        """
+        if bytes(view[:4]) == MAGIC:
+            header = self.batch(view, start)
+            record = Record(start, start + header.total_size, header.epoch, header, None, view)
+        else:
+            marker = decode_marker(view, store_check=self._key.marker_check)
+            self._check_place(start, marker.commitlog_offset, marker.store_id)
+            is_end = marker.kind is MarkerKind.END
+            end = segment_end if is_end else start + marker.total_size
+            record = Record(start, end, marker.epoch, None, marker, view[: marker.total_size])
+        self.epoch(record.epoch, epoch)
+        return record
+
+    def batch(self, data: Buffer, start: int) -> BatchHeader:
+        """Checks a whole stored batch; arguments and errors as for ``record``."""
+        self.ours(data)
+        try:
+            header = check_stored(data)
+        except CorruptBatch as error:
+            _refuse_newer(data, start)
+            raise CorruptRecord(str(error)) from error
+        self._check_place(start, header.commitlog_offset, header.store_id)
+        return header
+
+    def head(self, head: bytes, start: int, *, epoch: int) -> BatchHeader:
+        """Checks the header of a batch, and nothing behind it; as for ``record`` otherwise."""
+        try:
+            header = read_header(head)
+        except CorruptBatch as error:
+            raise CorruptRecord(str(error)) from error
+        crc = crc32(head[MARK_SIZE : BROKER_PART_SIZE + 4])
+        if crc != header.header_crc:
+            raise CorruptRecord(f"header checksum is {crc:#010x}, not {header.header_crc:#010x}")
+        self.ours(head)
+        self._check_place(start, header.commitlog_offset, header.store_id)
+        self.epoch(header.epoch, epoch)
+        return header
+
+    def ours(self, head: Buffer) -> None:
+        """Looks whether a batch bears the store's check; it is cheap, and comes first, since a
+        body may be full of what looks like records.
+
+        Args:
+            head: Its first bytes, or all of it.
+
+        Raises:
+            CorruptRecord: It does not.
+        """
+        if len(head) < HEADER_SIZE or not bears_check(head, self._key.batch_check):
+            raise CorruptRecord(NOT_OURS)
+
+    def epoch(self, epoch: int, before: int) -> None:
+        """Compares the epochs of two neighbours; 0 of the first for one that is not known.
+
+        Raises:
+            CorruptRecord: One does not follow the other.
+        """
+        if epoch < before or (before and epoch > before + MOST_EPOCHS_AT_ONCE):
+            raise CorruptRecord(f"epoch {epoch} after epoch {before}")
+
+    def _check_place(self, start: int, commitlog_offset: int, store_id: int) -> None:
+        if commitlog_offset != start:
+            raise CorruptRecord(f"the record belongs at {commitlog_offset}")
+        if self.store_id is None:
+            self.store_id = store_id
+        if store_id != self.store_id:
+            raise CorruptRecord(f"the record is of store {store_id:#x}, not {self.store_id:#x}")
+
+
+def _refuse_newer(data: Buffer, start: int) -> None:
+    """A batch of a later version is good, only not for us: never cut it, never skip it."""
+    view = memoryview(data)
+    version = view[_VERSION_POSITION]
+    if version == VERSION:
+        return
+    # The checksums and the size stand at the same place in every version.
+    crc, size = _CRC_AND_SIZE.unpack_from(view, _CRC_POSITION)
+    if len(view) == size and crc32(view[_CRC_POSITION + 4 :]) == crc:
+        raise StorageError(
+            f"the record at {start} is of version {version}; this program knows version "
+            f"{VERSION} and leaves the store alone"
+        )
