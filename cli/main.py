@@ -22,35 +22,35 @@ from .notes import Options, tell_error
 
 INTERRUPTED: Final = 130
 
-# Command -> module beside this one, and the name of the command in it. A module is loaded when
+# Command -> module under this folder, and the name of the command in it. A module is loaded when
 # its command is called: a broker should not carry what draws tables.
 COMMANDS: Final = {
-    "up": ("cluster", "up"),
-    "status": ("cluster", "status"),
-    "down": ("cluster", "down"),
-    "cluster": ("clusters", "cluster"),
+    "up": ("processes.cluster", "up"),
+    "status": ("processes.cluster", "status"),
+    "down": ("processes.cluster", "down"),
+    "cluster": ("admin.clusters", "cluster"),
     "context": ("context", "context"),
-    "topic": ("topic", "topic"),
-    "send": ("send", "send"),
-    "consume": ("consume", "consume"),
-    "query": ("query", "query"),
-    "group": ("group", "group"),
-    "dlq": ("dlq", "dlq"),
-    "store": ("store", "store"),
-    "snapshot": ("snapshot", "snapshot"),
-    "archive": ("archive", "archive"),
-    "tx": ("tx", "tx"),
-    "namesrv": ("serve", "namesrv"),
-    "broker": ("serve", "broker"),
-    "filtersrv": ("serve", "filtersrv"),
-    "schedule": ("schedule", "schedule"),
+    "topic": ("admin.topic", "topic"),
+    "send": ("messages.send", "send"),
+    "consume": ("messages.consume", "consume"),
+    "query": ("messages.query", "query"),
+    "group": ("admin.group", "group"),
+    "dlq": ("messages.dlq", "dlq"),
+    "store": ("stores.store", "store"),
+    "snapshot": ("stores.snapshot", "snapshot"),
+    "archive": ("stores.archive", "archive"),
+    "tx": ("messages.tx", "tx"),
+    "namesrv": ("processes.serve", "namesrv"),
+    "broker": ("processes.serve", "broker"),
+    "filtersrv": ("processes.serve", "filtersrv"),
+    "schedule": ("processes.schedule", "schedule"),
     "bench": ("bench", "bench"),
     "completion": ("completion", "completion"),
 }
 
 # What processes of mqmesh call, and people need not know of.
 HIDDEN_COMMANDS: Final = {
-    "indexer": ("indexer", "indexer"),
+    "indexer": ("processes.indexer", "indexer"),
 }
 
 EXAMPLES: Final = """

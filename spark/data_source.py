@@ -11,10 +11,10 @@ from pyspark.sql.types import StructType
 
 from mqmesh.errors import ConfigError
 
-from .live_source import LiveReader, LiveStreamReader
+from .live.sink import BatchSink, StreamSink
+from .live.source import LiveReader, LiveStreamReader
 from .options import flag, words
 from .schema import COLUMNS, ddl
-from .sink import BatchSink, StreamSink
 from .snapshot_source import SUMMARY, PushdownReader, SnapshotReader, SummaryReader
 
 

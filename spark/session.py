@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from mqmesh.errors import ConfigError
 from mqmesh.units import MIB
 
-from .class_archive import class_archive_options
-from .jars import delta_package, fetched_jars, jar_files, remember_jars
-from .java import Java, cache_directory, find_java
+from .jvm.class_archive import class_archive_options
+from .jvm.jars import delta_package, fetched_jars, jar_files, remember_jars
+from .jvm.java import Java, cache_directory, find_java
 from .tables import MESSAGES, require_table, table_path
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.spark.java import find_java
+from mqmesh.spark.jvm.java import find_java
 
 HERE = Path(__file__).parent
 NEEDED = ("pyspark", "delta", "deltalake", "pyarrow", "duckdb", "matplotlib", "polars")

@@ -14,8 +14,9 @@ from harness.indexed_store import make_messages_batch
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles
 
-from mqmesh.cli import archive as commands
-from mqmesh.cli import archive_export, main
+from mqmesh.cli import main
+from mqmesh.cli.stores import archive as commands
+from mqmesh.cli.stores import archive_export
 from mqmesh.errors import CorruptRecord, InvalidArgument
 from mqmesh.message import Message
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer

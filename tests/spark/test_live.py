@@ -30,9 +30,9 @@ from mqmesh.sdk.connector.numbered_sender import NumberedSender
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark.data_source import MqmeshDataSource
-from mqmesh.spark.live_source import LiveReader, LiveStreamReader
+from mqmesh.spark.live.sink import _Sink
+from mqmesh.spark.live.source import LiveReader, LiveStreamReader
 from mqmesh.spark.schema import COLUMNS
-from mqmesh.spark.sink import _Sink
 from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [

@@ -23,7 +23,7 @@ from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.spark.java import find_java
+from mqmesh.spark.jvm.java import find_java
 from mqmesh.testing.processes import ProcessCluster
 
 pytestmark = [pytest.mark.timeout(3_600)]

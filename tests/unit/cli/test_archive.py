@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mqmesh.cli import archive as commands
-from mqmesh.cli import archive_parts, main
+from mqmesh.cli import main
+from mqmesh.cli.stores import archive as commands
+from mqmesh.cli.stores import archive_parts
 from mqmesh.errors import ConfigError
 
 

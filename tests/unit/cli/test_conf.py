@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mqmesh.cli.layout import load_cluster
+from mqmesh.cli.processes.layout import load_cluster
 from mqmesh.config import key_names, load_config, read_toml
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig

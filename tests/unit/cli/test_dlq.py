@@ -8,7 +8,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from mqmesh.cli import dlq, main
+from mqmesh.cli import main
+from mqmesh.cli.messages import dlq
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.sdk.admin.dead_letters import DeadLetter

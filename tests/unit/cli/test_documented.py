@@ -18,16 +18,16 @@ DOCUMENTS = [
 ]
 SOURCES = [
     "main",
-    "cluster",
-    "topic",
-    "send",
-    "consume",
-    "serve",
+    "processes/cluster",
+    "admin/topic",
+    "messages/send",
+    "messages/consume",
+    "processes/serve",
     "bench",
-    "dlq",
-    "group",
-    "group_offsets",
-    "tx",
+    "messages/dlq",
+    "admin/group",
+    "admin/group_offsets",
+    "messages/tx",
 ]
 
 

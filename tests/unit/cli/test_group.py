@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from mqmesh.cli import group, group_offsets, main, track
+from mqmesh.cli import main
+from mqmesh.cli.admin import group, group_offsets
+from mqmesh.cli.messages import track
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.groups import (
     ConsumerConnection,

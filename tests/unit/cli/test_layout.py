@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqmesh.cli.layout import check_ports, load_cluster, role_specs
+from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs
 from mqmesh.config import load_config
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig

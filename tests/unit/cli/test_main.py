@@ -5,8 +5,11 @@ from __future__ import annotations
 import click
 import pytest
 
-from mqmesh.cli import cluster, main, send, topic
+from mqmesh.cli import main
+from mqmesh.cli.admin import topic
 from mqmesh.cli.main import COMMANDS
+from mqmesh.cli.messages import send
+from mqmesh.cli.processes import cluster
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.version import VERSION

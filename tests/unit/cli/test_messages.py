@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from mqmesh.cli.consume import as_dict, parse_time, parts_of
-from mqmesh.cli.send import _lines, _paced, _properties
+from mqmesh.cli.messages.consume import as_dict, parse_time, parts_of
+from mqmesh.cli.messages.send import _lines, _paced, _properties
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 

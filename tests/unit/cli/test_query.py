@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from mqmesh.cli import query
-from mqmesh.cli.consume import as_dict
-from mqmesh.cli.query import body_lines, fields_of
+from mqmesh.cli.messages import query
+from mqmesh.cli.messages.consume import as_dict
+from mqmesh.cli.messages.query import body_lines, fields_of
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mqmesh.spark.class_archive import MAGIC, MOST_KEPT, PATIENCE_S, class_archive_options
-from mqmesh.spark.java import Java
+from mqmesh.spark.jvm.class_archive import MAGIC, MOST_KEPT, PATIENCE_S, class_archive_options
+from mqmesh.spark.jvm.java import Java
 
 NOW_S = 1_000_000.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.spark import jars
+from mqmesh.spark.jvm import jars
 
 PACKAGE = "io.delta:delta-spark_4.1_2.13:4.2.0"
 

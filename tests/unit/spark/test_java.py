@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.spark import java
+from mqmesh.spark.jvm import java
 
 
 def make_java(home, version):

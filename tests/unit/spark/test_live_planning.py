@@ -10,8 +10,8 @@ import pytest
 from mqmesh.errors import EndpointUnreachable, OffsetIllegal, TopicNotFound
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.queue_reader import QueueEdges, Stretch
-from mqmesh.spark.live_options import Place, from_json, read_options, to_json
-from mqmesh.spark.live_planning import (
+from mqmesh.spark.live.options import Place, from_json, read_options, to_json
+from mqmesh.spark.live.planning import (
     capped,
     latest_places,
     on_loss,

@@ -131,8 +131,8 @@ def test_damage_fails_or_is_read_around(path, tmp_path):
 
 def test_none_of_this_needs_spark(tmp_path):
     code = (
-        "import sys, mqmesh, mqmesh.cli.archive, mqmesh.cli.snapshot, mqmesh.spark.selection, "
-        "mqmesh.spark.steps, mqmesh.spark.java\n"
+        "import sys, mqmesh, mqmesh.cli.stores.archive, mqmesh.cli.stores.snapshot, "
+        "mqmesh.spark.selection, mqmesh.spark.steps, mqmesh.spark.jvm.java\n"
         "sys.exit(bool({'pyspark', 'pyarrow', 'deltalake', 'delta'} & set(sys.modules)))"
     )
     # Elsewhere than in the checkout, whose folders would hide those of an installed wheel.

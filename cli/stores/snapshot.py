@@ -16,9 +16,9 @@ from mqmesh.storage.tools.snapshot import Manifest, delete_snapshot, list_snapsh
 from mqmesh.storage.tools.snapshot_making import OnStep, copy_snapshot, restore_snapshot
 from mqmesh.storage.tools.snapshot_reading import Snapshot, verify_snapshot
 
-from .notes import tell_error, tell_note
-from .options import json_option, namesrv_option
-from .render import print_json, print_table, progress_bar, timestamp
+from ..notes import tell_error, tell_note
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table, progress_bar, timestamp
 
 DEFAULT_ROOT: Final = Path("./mqmesh-data/snapshots")
 

@@ -12,9 +12,9 @@ from mqmesh.message import StoredMessage
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.tracks import MessageTrack, Track, TrackClient, TrackState
 
-from .notes import tell_note, tell_warning
-from .options import json_option, namesrv_option
-from .render import duration, print_json, print_table, timestamp
+from ..notes import tell_note, tell_warning
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table, timestamp
 
 STYLES: Final = {
     TrackState.CONSUMED: "green",

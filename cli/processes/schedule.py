@@ -13,8 +13,8 @@ from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-from .options import json_option, namesrv_option
-from .render import duration, print_json, print_table, timestamp
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table, timestamp
 from .serve import process_options, serve_role
 
 DEFAULT_SHOWN: Final = 32
@@ -81,7 +81,7 @@ def list_waiting(topic: str, most: int, namesrv: str, as_json: bool) -> None:
     """
     from mqmesh.sdk.admin.delays import DelayClient
 
-    from .consume import as_dict as message_dict
+    from ..messages.consume import as_dict as message_dict
 
     with DelayClient(namesrv) as client:
         found = client.waiting(topic, max_count=most)

@@ -25,11 +25,11 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.send_result import SendFuture, SendResult
 
-from .main import INTERRUPTED
-from .notes import tell_error, tell_note
-from .options import json_option, namesrv_option
+from ..main import INTERRUPTED
+from ..notes import tell_error, tell_note
+from ..options import json_option, namesrv_option
+from ..render import print_json
 from .query import time_option
-from .render import print_json
 
 GROUP: Final = "mqmesh-cli"
 MAX_UNANSWERED: Final = 20_000

@@ -8,7 +8,7 @@ from mqmesh.errors import ConfigError, MQMeshError, OffsetIllegal, TopicNotFound
 from mqmesh.message import MessageQueue, is_system_topic
 from mqmesh.sdk.connector.queue_reader import QueueEdges, QueueReader, Stretch, cut_text
 
-from .live_options import END, FIRST, Bound, LiveOptions, Place, Places, queue_name
+from .options import END, FIRST, Bound, LiveOptions, Place, Places, queue_name
 
 HOW_TO_GO_ON = "option failOnDataLoss 'false' goes on without what is lost, and tells it in the log"
 

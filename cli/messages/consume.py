@@ -31,9 +31,9 @@ from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.units import MAX_TIMESTAMP_MS
 
-from .notes import tell_error, tell_note
-from .options import json_option, namesrv_option
-from .render import print_json, timestamp
+from ..notes import tell_error, tell_note
+from ..options import json_option, namesrv_option
+from ..render import print_json, timestamp
 
 POLL_MS: Final = 200
 """So quickly Ctrl-C is noticed."""

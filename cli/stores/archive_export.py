@@ -17,10 +17,10 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.storage.files.atomic_file import load_document, save_document
 
+from ..main import INTERRUPTED
+from ..options import json_option, namesrv_option
+from ..render import print_json
 from .archive_parts import archive_module, plain_row
-from .main import INTERRUPTED
-from .options import json_option, namesrv_option
-from .render import print_json
 
 ORIGIN: Final = "ARCHIVE_ORIGIN"
 """Property of a message that was sent again: broker, commit-log offset and ordinal of the old."""

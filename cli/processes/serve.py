@@ -16,7 +16,7 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-from .options import config_options, json_option, namesrv_option
+from ..options import config_options, json_option, namesrv_option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Make = Callable[[ZmqTransport], Role]
@@ -119,7 +119,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
       mqmesh broker show broker-a --namesrv 10.0.0.1:9876 --json
     """
     # A broker's own process does not carry what draws tables.
-    from .clusters import show_broker
+    from ..admin.clusters import show_broker
 
     return show_broker(name, namesrv, as_json)
 

@@ -17,11 +17,11 @@ from mqmesh.sdk.client.interrupt import Interrupt
 from mqmesh.storage.tools.stopped_store import Item, StoppedCommitLog, StoppedStore, open_stopped
 from mqmesh.storage.tools.verify import VerifyReport, verify_store
 
-from .consume import as_dict, parts_of
-from .main import INTERRUPTED
-from .notes import tell_note
-from .options import json_option
-from .render import print_json, progress_bar, timestamp
+from ..main import INTERRUPTED
+from ..messages.consume import as_dict, parts_of
+from ..notes import tell_note
+from ..options import json_option
+from ..render import print_json, progress_bar, timestamp
 
 INDEX_DIRECTORY: Final = "index"
 

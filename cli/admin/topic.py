@@ -11,9 +11,9 @@ from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
 
-from .notes import tell_warning
-from .options import json_option, namesrv_option
-from .render import print_json, print_table, timestamp
+from ..notes import tell_warning
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table, timestamp
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,

@@ -9,11 +9,11 @@ from mqmesh.errors import ConfigError
 from mqmesh.protocol.transactions import MAX_LISTED, Decision, HalfState
 from mqmesh.sdk.admin.transaction_admin import HalfMessage, TransactionAdmin
 
+from ..notes import tell_note
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table, timestamp
 from .consume import as_dict as message_dict
-from .notes import tell_note
-from .options import json_option, namesrv_option
 from .query import body_lines
-from .render import duration, print_json, print_table, timestamp
 
 DEFAULT_COUNT: Final = 100
 

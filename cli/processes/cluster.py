@@ -23,10 +23,10 @@ from mqmesh.roles.supervisor.run_file import (
 from mqmesh.roles.supervisor.supervisor import Supervisor
 from mqmesh.sdk.admin.admin import AdminClient
 
+from ..notes import tell_error, tell_note
+from ..options import config_options, json_option
+from ..render import LogStream, duration, print_json, print_table, state_text
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs
-from .notes import tell_error, tell_note
-from .options import config_options, json_option
-from .render import LogStream, duration, print_json, print_table, state_text
 
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16

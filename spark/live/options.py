@@ -12,7 +12,7 @@ from mqmesh.sdk.connector.queue_reader import GROUP, QueueReader
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS, MIB
 
-from .options import Options, check_names, flag, json_object, number, time_ms, words
+from ..options import Options, check_names, flag, json_object, number, time_ms, words
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -19,7 +19,7 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
 
-from .options import DEFAULT_DATA_DIR
+from ..options import DEFAULT_DATA_DIR
 
 MAX_ROLES: Final = 1_024
 BROKER_STAGE: Final = 0

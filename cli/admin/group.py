@@ -16,10 +16,10 @@ from mqmesh.protocol.membership import ConsumerData
 from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
+from ..notes import tell_warning
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table
 from .group_offsets import clone_offset, reset_offset, skip
-from .notes import tell_warning
-from .options import json_option, namesrv_option
-from .render import duration, print_json, print_table
 
 TOPICS_SHOWN = 3
 

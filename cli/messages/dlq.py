@@ -22,11 +22,11 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.dead_letters import DeadLetter, DeadLetterClient, DeadLetterFilter, OnProgress
 from mqmesh.units import MAX_TIMESTAMP_MS
 
+from ..notes import tell_error, tell_note
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table, timestamp
 from .consume import as_dict as message_dict
-from .notes import tell_error, tell_note
-from .options import json_option, namesrv_option
 from .query import LABEL_WIDTH, body_lines, fields_of, time_option
-from .render import print_json, print_table, timestamp
 
 DEFAULT_SHOWN: Final = 32
 REASON_WIDTH: Final = 60

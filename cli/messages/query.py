@@ -20,10 +20,10 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import MAX_TIMESTAMP_MS
 
+from ..notes import tell_note, tell_warning
+from ..options import json_option, namesrv_option
+from ..render import print_json, timestamp
 from .consume import as_dict, parse_time
-from .notes import tell_note, tell_warning
-from .options import json_option, namesrv_option
-from .render import print_json, timestamp
 from .track import track
 
 DUMP_LINE_BYTES: Final = 16

@@ -13,8 +13,10 @@ from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
 from mqmesh.units import MIB
 
-from .live_options import LiveOptions, Place, Places, from_json, read_options, to_json
-from .live_planning import (
+from ..options import Options
+from ..schema import COLUMNS, Rows, arrow_schema
+from .options import LiveOptions, Place, Places, from_json, read_options, to_json
+from .planning import (
     capped,
     latest_places,
     on_loss,
@@ -23,8 +25,6 @@ from .live_planning import (
     split,
     stretch_of,
 )
-from .options import Options
-from .schema import COLUMNS, Rows, arrow_schema
 
 MOST_ROW_BYTES: Final = 16 * MIB
 """Encoded messages with which a record batch is full, whatever their number."""

@@ -21,8 +21,8 @@ from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, MessageQueue, check_topic,
 from mqmesh.sdk.connector.numbered_sender import NumberedBatch, NumberedSender
 from mqmesh.units import MIB
 
-from .live_options import MOST_PATIENCE_MS, check_namesrv
-from .options import Options, check_names, flag, number
+from ..options import Options, check_names, flag, number
+from .options import MOST_PATIENCE_MS, check_namesrv
 from .sink_rows import Flights, check_columns, messages_of
 
 OPTIONS: Final = (

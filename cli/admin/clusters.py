@@ -12,9 +12,9 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import namesrv_addresses
 
-from .notes import tell_error
-from .options import json_option, namesrv_option
-from .render import duration, print_json, print_table, state_text
+from ..notes import tell_error
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table, state_text
 
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16

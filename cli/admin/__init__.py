@@ -1,0 +1,1 @@
+"""Clusters as their servers know them: brokers, topics and groups."""

@@ -1,0 +1,1 @@
+"""Messages: sent, shown, looked for, and those that wait or were given up."""

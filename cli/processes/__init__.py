@@ -1,0 +1,1 @@
+"""Processes of roles: one alone, or a whole cluster on this machine."""

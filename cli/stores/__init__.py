@@ -1,0 +1,1 @@
+"""Stores, their snapshots and their archives."""

@@ -1,0 +1,1 @@
+"""Java for Spark, and what it loads."""

@@ -1,0 +1,1 @@
+"""Topics of a running cluster, read and written by Spark."""
