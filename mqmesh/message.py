@@ -51,6 +51,8 @@ DEAD_LETTER_MARKS_TOPIC: Final = "RMQ_SYS_DLQ_RESENT_TOPIC"
 """Which dead letters were resent; see ``roles/broker/features/retries/dead_letter_marks.py``."""
 SENT_BACK_TOPIC: Final = "RMQ_SYS_SENT_BACK_TOPIC"
 """What consumers have sent back; see ``roles/broker/features/retries/sent_back_marks.py``."""
+STATE_TOPIC: Final = "RMQ_SYS_STATE_TOPIC"
+"""What a broker knows beside its messages; see ``roles/broker/state_records.py``."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -64,9 +66,13 @@ RESERVED_TOPICS: Final = frozenset(
         TRACE_TOPIC,
         DEAD_LETTER_MARKS_TOPIC,
         SENT_BACK_TOPIC,
+        STATE_TOPIC,
         AUTO_CREATE_TOPIC,
     }
 )
+
+HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, STATE_TOPIC})
+"""No consumer may read them, and no query finds what is in them."""
 
 LONGEST_TOPIC: Final = max(len(RETRY_PREFIX), len(DLQ_PREFIX)) + MAX_GROUP_LENGTH
 """In characters: that of a group whose name is as long as it may be."""

@@ -16,14 +16,11 @@ from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, Batc
 from mqmesh.errors import CorruptBatch, InvalidArgument
 from mqmesh.message import (
     TRANS_HALF_TOPIC,
-    TRANS_OP_HALF_TOPIC,
     Message,
     check_group,
     check_topic,
 )
 
-HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
-"""No consumer may read them, and no query finds what is in them."""
 PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 """Of a message in a transaction: how long its sender has before the broker asks back."""
 HALF_QUEUE: Final = 0

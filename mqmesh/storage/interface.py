@@ -341,7 +341,13 @@ class MessageStore(ABC):
     """
 
     @abstractmethod
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """Stores batches in the order given, all of them in one write.
 
         A batch whose producer, first sequence, message count and producer checksum equal those
@@ -353,6 +359,8 @@ class MessageStore(ABC):
         Args:
             batches: Checked batches; the caller may reuse their memory afterwards.
             store_timestamp: Now, wall clock.
+            despite_full: Uses room that is left when ``disk_space_warning_level_ratio`` has been
+                reached: for what the broker itself has to note.
 
         Returns:
             One result a batch, in the same order.
@@ -467,14 +475,15 @@ class MessageStore(ABC):
         """
         return None
 
-    def keep_from(self, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
+    def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
         """Retention leaves what stands at or behind an offset, however full the disk is.
 
         Not remembered when the store is closed. Backends that remove nothing by themselves
         need not listen.
 
         Args:
-            commitlog_offset: Replaces the one given before.
+            holder: Who needs it; the lowest offset of all holders counts.
+            commitlog_offset: Replaces the one that this holder gave before.
         """
 
     def retention_wish(self) -> CommitLogOffset:

@@ -64,7 +64,13 @@ class MemoryStore(MessageStore):
         self._duplicates = 0
         self._closed = False
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_open()
         return [self._put_one(batch, store_timestamp) for batch in batches]

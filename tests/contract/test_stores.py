@@ -78,7 +78,13 @@ class PatientStore(CommitLogStore):
 
     woken: threading.Event
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """Puts, and waits for the disk."""
         results = super().put(batches, store_timestamp)
         end = max((result.end_offset for result in results), default=0)

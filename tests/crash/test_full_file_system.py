@@ -3,28 +3,22 @@
 import errno
 import os
 import subprocess
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull
-from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables
-from mqmesh.roles.document_saver import DocumentSaver
 from mqmesh.storage.commitlog.log_cuts import LogCuts
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.disk_space import Space, system_space
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.storage.log.mapped_file import MappedFile
-from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
-from mqmesh.units import GIB, KIB, MIB, QueueOffset
+from mqmesh.units import GIB, KIB, MIB
 
 SIZE = 64 * MIB
 BODY = "x" * 100_000
@@ -317,68 +311,6 @@ def test_a_document_that_grows_is_saved_on_a_disk_that_became_full(small_disk: S
     small_disk.free()
     assert save_document(path, b"c", room_bytes=64 * KIB)
     assert load_document(path) == b"c"
-
-
-class Saving:
-    """The tables of a broker, and the thread that saves them; the loop turns when told to."""
-
-    def __init__(self, folder: Path) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._executor = ThreadPoolExecutor(1)
-        self.tables = BrokerTables(BrokerConfig(), ManualClock(), self._calls.append)
-        self.tables.load(
-            MemoryStore(StoreConfig(), clock=ManualClock()),
-            lambda name: load_document(folder / name),
-            lambda name, dump: DocumentSaver(
-                folder / name, dump, self._executor, self._calls.append
-            ),
-            is_first_life=True,
-        )
-        self.tables.take_room()
-
-    def turn(self) -> None:
-        """What the thread was asked for is done, and the loop knows."""
-        self._executor.submit(lambda: None).result()
-        while self._calls:
-            self._calls.popleft()()
-            self._executor.submit(lambda: None).result()
-
-    def close(self) -> None:
-        self.tables.close()
-        self._executor.shutdown()
-
-
-def test_who_starts_on_a_full_disk_says_so_until_there_is_room(
-    small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    small_disk.fill()
-    if not small_disk.mounted:
-        for name in ("posix_fallocate", "write"):
-            monkeypatch.setattr(os, name, refuse)
-    saving = Saving(small_disk.path)
-    for _ in range(3):
-        assert isinstance(saving.tables.offsets_failure(), DiskFull)
-        saving.tables.offsets.commit("g", "t", 0, QueueOffset(1))
-        saving.tables.tick()
-        saving.tables.look_for_room()
-        saving.turn()
-    small_disk.free()
-    monkeypatch.undo()
-    # The next look does it; no commit or save has to come first.
-    saving.tables.look_for_room()
-    saving.turn()
-    assert saving.tables.offsets_failure() is None
-    assert b'"t":{"0":1}' in (load_document(small_disk.path / OFFSETS_FILE) or b"")
-    # It has room for one more save.
-    small_disk.fill()
-    saving.tables.offsets.commit("g", "t", 0, QueueOffset(2))
-    saving.tables.tick()
-    saving.turn()
-    assert b'"t":{"0":2}' in (load_document(small_disk.path / OFFSETS_FILE) or b"")
-    saving.close()
 
 
 def test_a_cut_of_the_log_is_noted_on_a_disk_that_became_full(small_disk: SmallDisk) -> None:

@@ -402,7 +402,7 @@ def test_generations_and_locks_of_a_later_life_are_newer_also_after_a_step_back(
     assert list(tokens) == sorted(set(tokens))
 
 
-def test_a_lost_topic_table_is_made_good_from_the_store(site, short_tmp_path):
+def test_files_beside_the_log_may_be_lost(site, short_tmp_path):
     site.send(site.batch(queue_id=2, bodies=(b"kept",)))
     site.broker.stop()
     for path in (short_tmp_path / "store" / "config").iterdir():

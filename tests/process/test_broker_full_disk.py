@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import BrokerNotAvailable
+from mqmesh.errors import BrokerNotAvailable, DiskFull
 from mqmesh.protocol.admin import UpdateTopicRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles import document_saver
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.server import BrokerServer
-from mqmesh.storage.files import atomic_file
+from mqmesh.storage.commitlog.store import CommitLogStore
 
 
 @pytest.fixture
@@ -35,13 +34,16 @@ def test_a_broker_without_room_for_offsets_takes_no_commit_until_there_is_some(
         update = UpdateConsumerOffsetRequest("g", "client", [QueueOffsetEntry("t", 0, 0)])
         wire.ask(client, RequestCode.UPDATE_CONSUMER_OFFSET, update)
 
+    def refuse(*arguments, **options):
+        raise DiskFull("planned: no room")
+
     with monkeypatch.context() as patch:
-        for module in (atomic_file, document_saver):
-            patch.setattr(module, "take_room", lambda path, size: False)
+        patch.setattr(CommitLogStore, "put", refuse)
         client = wire.client(broker.start())
         topic = UpdateTopicRequest(TopicConfig("t"))
-        wire.ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
-        with pytest.raises(BrokerNotAvailable, match="no room for the next save"):
+        with pytest.raises(BrokerNotAvailable, match="no room"):
+            wire.ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
+        with pytest.raises(BrokerNotAvailable, match="no room"):
             commit()
 
     def is_taken():

@@ -12,7 +12,12 @@ from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.message import Message
-from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.admin import (
+    BrokerRuntimeInfoRequest,
+    RoleInfo,
+    RuntimeInfo,
+    UpdateTopicRequest,
+)
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
@@ -23,6 +28,7 @@ from mqmesh.protocol.pulling import (
     QueueOffsetEntry,
     UpdateConsumerOffsetRequest,
 )
+from mqmesh.protocol.route import TopicConfig
 from mqmesh.testing.processes import RoleProcess
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -78,6 +84,11 @@ class Client:
         found = self.ask(RequestCode.QUERY_CONSUMER_OFFSET, request, kind=ConsumerOffsets)
         return found.queues[0].queue_offset
 
+    def put_batches(self):
+        request = BrokerRuntimeInfoRequest()
+        info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, kind=RuntimeInfo)
+        return info.figures["store_put_batches"]
+
 
 @pytest.fixture
 def make(short_tmp_path):
@@ -118,16 +129,17 @@ def test_what_was_acknowledged_outlives_a_kill(make):
         assert client.bodies(queue_id) == [n for n in acknowledged if n % 4 == queue_id]
 
 
-def test_offsets_are_saved_while_the_broker_runs(make, short_tmp_path):
+def test_offsets_are_written_while_the_broker_runs(make):
     process, client = make(flush_consumer_offset_interval_ms="100")
-    saved = short_tmp_path / "store" / "config" / "consumer_offsets.json"
-    before = saved.read_bytes()
     client.send(0)
+    client.commit(0, 0)  # makes the group, which is written in its turn
+    config = TopicConfig("other")
+    client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, encode_header(UpdateTopicRequest(config)))
+    written = client.put_batches()
     client.commit(0, 1)
     deadline = time.monotonic() + 10
-    while saved.read_bytes() == before:
+    while client.put_batches() == written:
         assert time.monotonic() < deadline
-        client.committed(0)
     process.kill()
     _, client = make()
     assert client.committed(0) == 1
@@ -156,17 +168,3 @@ def test_a_broker_at_rest_is_small_and_quiet(make):
     used = (sum(broker.cpu_times()[:2]) - before) / (time.monotonic() - began)
     assert used < 0.05, "goal: 1 %; the clock of the system counts in hundredths"
     assert broker.memory_info().rss < 80 * 1024 * 1024
-
-
-def test_a_table_and_its_backup_that_are_damaged_stop_the_start_and_are_kept(make, short_tmp_path):
-    process, client = make()
-    client.send(0)
-    client.commit(0, 1)
-    process.stop()
-    folder = short_tmp_path / "store" / "config"
-    for path in folder.glob("subscription_groups.json*"):
-        path.write_bytes(path.read_bytes()[:-2])
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="are damaged"):
-            make()
-    assert list(folder.glob("subscription_groups.json*.damaged-*"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import BrokerNotAvailable, StorageError, StoreClosed
+from mqmesh.errors import BrokerNotAvailable, StoreClosed
 from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
@@ -33,11 +33,9 @@ from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotDesk
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.indexer_link import IndexerLink
+from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.storage.interface import MessageStore
-
-OnSaved = Callable[[StorageError | None], None]
-"""Told when what was to be saved is on disk, or why it is not."""
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -59,23 +57,6 @@ class Wire(msgspec.Struct, frozen=True):
     notify: Callable[..., None]
     note_refusal: Callable[[int, str], None] = lambda code, remark: None
     room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
-
-
-class Keeper(msgspec.Struct, frozen=True):
-    """How a handler has tables saved; all return at once, and call back later if asked to.
-
-    Attributes:
-        save_topics: The topic table changed: save it, tell the name servers, then call back.
-        save_offsets: Save the consumer offsets without waiting for their turn.
-        save_groups: The settings of the groups changed: save them.
-        offsets_failure: Why the consumer offsets could not be saved when last it was tried; None if
-            they could.
-    """
-
-    save_topics: Callable[[OnSaved | None], None]
-    save_offsets: Callable[[OnSaved | None], None]
-    save_groups: Callable[[OnSaved | None], None]
-    offsets_failure: Callable[[], StorageError | None] = lambda: None
 
 
 class Retries(msgspec.Struct, frozen=True):
@@ -110,7 +91,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         metas: Batch metas decoded before.
         stats: Counters.
         wire: Ways to peers.
-        keeper: Ways to have tables saved.
+        state: Writes changes of topics, groups and offsets into the log.
         admission: Decides which sends have waited for too long.
         creation_rates: How many topics each client's messages have made lately.
         process_figures: Figures that only the server knows: connections, memory, …
@@ -141,7 +122,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     metas: MetaCache
     stats: BrokerStats
     wire: Wire
-    keeper: Keeper
+    state: StateLog
     admission: SendAdmission
     creation_rates: CreationRates
     process_figures: Callable[[], dict[str, FigureValue]]

@@ -14,11 +14,11 @@ from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.commands import ServedBy
-from mqmesh.protocol.route import BrokerAddress
+from mqmesh.protocol.route import BrokerAddress, DataVersion
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.context import BrokerContext, Wire
 from mqmesh.roles.broker.feature import BrokerTurn, Features
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -45,10 +45,11 @@ from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.broker.saving import write_state
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
-from mqmesh.roles.broker.tables import OFFSETS_FILE, BrokerTables, MakeSaver, Read
+from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.descriptors import room_for_connections
-from mqmesh.roles.document_saver import DocumentSaver, OnSaved
+from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.shell import RoleShell
@@ -105,9 +106,9 @@ class BrokerServer:
         self._store: MessageStore | None = None
         self._broker: BrokerContext | None = None
         self._features: Features | None = None
+        self._announced: DataVersion | None = None
         self._links: NamesrvLinks | None = None
         self._index: IndexerLink | None = None
-        self._tables: BrokerTables | None = None
         self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
         self._aside = transport.executor("snapshot")
@@ -152,6 +153,7 @@ class BrokerServer:
             on_progress=self._on_progress,
         )
         broker = self._broker = self._build(self._store)
+        write_state(broker)  # shows from the beginning whether there is room
         self._recover_transactions(broker, self._store)
         address = self._address(endpoint.rpartition(":")[2])
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
@@ -206,9 +208,6 @@ class BrokerServer:
         if self._links is not None:
             self._links.close()
             self._links = None
-        if self._tables is not None:
-            self._tables.close()
-            self._tables = None
         if self._half_checkpoint is not None:
             self._half_checkpoint.close()
             self._half_checkpoint = None
@@ -230,13 +229,11 @@ class BrokerServer:
         config, server = self._config, self._shell.server
         assert server is not None
         retry_after_ms = config.busy_retry_after_ms
-        tables = BrokerTables(config, self._clock, self._loop.call_soon_threadsafe)
-        self._tables = tables
-        # A store that forgets everything must not meet offsets that remember it.
-        if config.storage.backend == "memory":
-            self._life = next_life(None, self._clock.wall_ms())
-        else:
-            self._load(tables, store)
+        # What a store in memory forgets anyway is not kept at all.
+        is_kept = config.storage.backend != "memory"
+        tables = BrokerTables(config, self._clock, store if is_kept else None)
+        tables.load()
+        self._begin_life(is_kept=is_kept)
         return BrokerContext(
             config=config,
             clock=self._clock,
@@ -261,9 +258,7 @@ class BrokerServer:
             metas=MetaCache(),
             stats=BrokerStats(),
             wire=Wire(server.reply, server.fail, server.notify, server.note_refusal, server.room),
-            keeper=Keeper(
-                self._save_topics, tables.save_offsets, tables.save_groups, tables.offsets_failure
-            ),
+            state=tables.state,
             creation_rates=CreationRates(config.auto_topics_per_minute),
             admission=SendAdmission(
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
@@ -298,7 +293,10 @@ class BrokerServer:
             busy_retry_after_ms=config.busy_retry_after_ms,
         )
 
-    def _load(self, tables: BrokerTables, store: MessageStore) -> None:
+    def _begin_life(self, *, is_kept: bool) -> None:
+        if not is_kept:
+            self._life = next_life(None, self._clock.wall_ms())
+            return
         directory = self._root / CONFIG_DIRECTORY
         make_folder(directory)
         make_private(directory)
@@ -308,19 +306,12 @@ class BrokerServer:
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
-        before = load_document(directory / LIFE_FILE)
-        tables.load(store, *self._files, is_first_life=before is None)
-        self._life = next_life(before, self._clock.wall_ms())
+        self._life = next_life(load_document(directory / LIFE_FILE), self._clock.wall_ms())
         try:
-            if before is None:
-                # From now on a broker whose offsets are missing has lost them.
-                save_document(directory / OFFSETS_FILE, tables.offsets.dump())
             save_document(directory / LIFE_FILE, dump_life(self._life))
         except StorageError as error:
             # Reading and committing go on without it, and the clock mostly tells lives apart.
             _log.error("the life of this broker could not be noted: %s", error)
-        # Whatever the life before left: what is acknowledged in this one can be saved.
-        tables.take_room()
 
     def _make_index(self) -> IndexerLink | None:
         config = self._config
@@ -409,8 +400,16 @@ class BrokerServer:
         features, server = self._features, self._shell.server
         if features is None or server is None:
             return
+        self._announce_topics()
         if features.turn_ended(BrokerTurn(server.readable_ms, server.drained_ms)):
             self._loop.call_later(0, _take_next_turn)
+
+    def _announce_topics(self) -> None:
+        if self._broker is not None and self._links is not None:
+            version = self._broker.topics.version
+            if version is not self._announced:
+                self._announced = version
+                self._links.topics_changed()
 
     def _on_tick(self) -> None:
         if self._features is None:
@@ -418,8 +417,8 @@ class BrokerServer:
         now_ms = self._clock.monotonic_ms()
         if self._shell.server is not None:
             self._shell.server.tick(now_ms)
-        if self._tables is not None:
-            self._tables.look_for_room()
+        if self._broker is not None and self._broker.state.is_due:
+            write_state(self._broker)
         self._features.tick(now_ms)
         if self._links is not None:
             self._links.tick()
@@ -468,8 +467,8 @@ class BrokerServer:
             self._features.sample()
 
     def _on_save(self) -> None:
-        if self._broker is not None and self._tables is not None:
-            self._tables.tick()
+        if self._broker is not None:
+            write_state(self._broker)
         if self._broker is not None and self._half_checkpoint is not None:
             self._half_checkpoint.save()
 
@@ -485,12 +484,6 @@ class BrokerServer:
             self._features.durable()
 
     # ---- What handlers may want --------------------------------------------------------
-
-    def _save_topics(self, on_saved: OnSaved | None) -> None:
-        if self._tables is not None:
-            self._tables.save_topics(on_saved)
-        if self._links is not None:
-            self._links.topics_changed()
 
     def _figures(self) -> dict[str, FigureValue]:
         links, index = self._links, self._index

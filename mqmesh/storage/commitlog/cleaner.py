@@ -62,7 +62,7 @@ class Cleaner:
         space: The room on the disk, None while it is not known.
         gate: Refuses writes while there is too little.
         age_clock: For the ages of files.
-        keep_from: Nothing at or behind this commit-log offset goes; None for no such wish.
+        keep_from: Nothing at or behind these commit-log offsets goes, by who said so.
         wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
         deleted_segments: Removed so far.
         deleted_bytes: Their size.
@@ -119,7 +119,7 @@ class Cleaner:
         )
         self.space: Space | None = None
         self.gate = WriteGate(config.disk_space_warning_level_ratio)
-        self.keep_from: int | None = None
+        self.keep_from: dict[str, int] = {}
         self.wish = 0
         self.deleted_segments = 0
         self.deleted_bytes = 0
@@ -210,17 +210,18 @@ class Cleaner:
         return self._without_kept(verdict, sealed)
 
     def _without_kept(self, verdict: Verdict, sealed: list[Segment]) -> Verdict:
-        keep_from, count = self.keep_from, verdict.count
-        if keep_from is not None:
+        count = verdict.count
+        if self.keep_from:
+            keep_from = min(self.keep_from.values())
             count = sum(segment.end <= keep_from for segment in sealed[:count])
         before, self.wish = self.wish, 0
         if count < verdict.count:
             self.wish = sealed[verdict.count - 1].end
             if self.wish != before:
                 log.warning(
-                    "%d log segments stay until the schedule service has rewritten what waits in "
-                    "them: %s",
+                    "%d log segments stay until %s has written anew what it needs of them: %s",
                     verdict.count - count,
+                    min(self.keep_from, key=self.keep_from.__getitem__),
                     verdict.reason,
                 )
         return Verdict(count, verdict.reason, verdict.forced) if count else Verdict(0)

@@ -151,10 +151,17 @@ class CommitLogStore(MessageStore):
         )
         return cls(parts, config)
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_writable()
-        self._cleaner.gate.check()
+        if not despite_full:
+            self._cleaner.gate.check()
         if self._queues.full:
             self._queues.write_oldest(TAILS_AT_ONCE)
         start = self._log.end
@@ -374,9 +381,9 @@ class CommitLogStore(MessageStore):
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0 if queue is None else first_at_or_behind(queue, self._files, cut))
 
-    def keep_from(self, commitlog_offset: CommitLogOffset) -> None:
+    def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:
         """See ``MessageStore.keep_from``."""
-        self._cleaner.keep_from = commitlog_offset
+        self._cleaner.keep_from[holder] = commitlog_offset
 
     def retention_wish(self) -> CommitLogOffset:
         """See ``MessageStore.retention_wish``."""

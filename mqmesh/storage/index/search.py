@@ -12,7 +12,7 @@ import msgspec
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import BatchHeader, decode_messages, read_meta
 from mqmesh.errors import CorruptBatch, OffsetOutOfRange, StorageError
-from mqmesh.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
+from mqmesh.message import HIDDEN_TOPICS, StoredMessage
 from mqmesh.storage.index.dispatcher import Dispatcher
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -20,7 +20,6 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 log = logging.getLogger(__name__)
 
 PLACES_AT_ONCE: Final = 64
-HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC})
 """What stands there is no message yet, or none for users."""
 
 _BEYOND: Final = (1 << 32) - 1

@@ -141,7 +141,13 @@ class LmdbStore(MessageStore):
 
     # ---- Writing ---------------------------------------------------------------------
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_writable()
         start = self._end

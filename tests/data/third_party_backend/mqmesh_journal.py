@@ -108,7 +108,13 @@ class JournalStore(MemoryStore):
         super().put([batch], header.store_timestamp)
         return header.total_size
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         results = super().put(batches, store_timestamp)
         new = [one.commitlog_offset for one in results if one.status is PutStatus.PUT_OK]

@@ -119,7 +119,13 @@ class LoggedStore(MemoryStore):
         self._hidden: dict[tuple[str, int], int] = {}
         self._recover()
 
-    def put(self, batches: Sequence[BatchToPut], store_timestamp: TimestampMs) -> list[PutResult]:
+    def put(
+        self,
+        batches: Sequence[BatchToPut],
+        store_timestamp: TimestampMs,
+        *,
+        despite_full: bool = False,
+    ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_writable()
         if self._disk.full:

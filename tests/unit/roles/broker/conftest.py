@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
@@ -26,10 +25,8 @@ from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import BrokerContext, Keeper, Wire
+from mqmesh.roles.broker.context import BrokerContext, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
-from mqmesh.roles.broker.features.groups.groups_table import GroupTable
 from mqmesh.roles.broker.features.groups.membership import send_notices
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
@@ -40,8 +37,8 @@ from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
 from mqmesh.roles.broker.features.sends.send import finish_sends
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.sends.staging import SendStage
-from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
@@ -54,7 +51,7 @@ class SlowDisk(MemoryStore):
     synced: int | None = None
     failure: MQMeshError | None = None
 
-    def put(self, batches, store_timestamp):
+    def put(self, batches, store_timestamp, **options):
         if self.failure is not None:
             raise self.failure
         return super().put(batches, store_timestamp)
@@ -92,16 +89,16 @@ class Stage:
         self._opaque = itertools.count(1)
         self._sequence = itertools.count(0, 1_000)
         retry_after_ms = self.config.busy_retry_after_ms
+        self.tables = BrokerTables(self.config, self.clock, None)
+        self.tables.state.write = self._write
         self.context = BrokerContext(
             config=self.config,
             clock=self.clock,
             instance_id=77,
             store=self.store,
             commit_point=commit_point_of(self.config, self.store),
-            topics=TopicTable(
-                self.config.max_topics, retry_after_ms, most_auto=self.config.max_auto_topics
-            ),
-            offsets=CommittedOffsets(self.config.max_consumer_offsets, retry_after_ms),
+            topics=self.tables.topics,
+            offsets=self.tables.offsets,
             groups=ConsumerGroups(
                 grace_ms=self.config.client_lost_grace_ms,
                 expiry_ms=self.config.client_channel_expired_timeout_ms,
@@ -123,17 +120,13 @@ class Stage:
                 lambda *notice: self.notices.append(notice),
                 room=self._room,
             ),
-            keeper=Keeper(
-                partial(self._save, "topics"),
-                partial(self._save, "offsets"),
-                partial(self._save, "groups"),
-            ),
+            state=self.tables.state,
             creation_rates=CreationRates(self.config.auto_topics_per_minute),
             admission=SendAdmission(
                 wait_limit_ms=self.config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
             ),
-            group_table=GroupTable(auto_create=self.config.auto_create_subscription_group),
+            group_table=self.tables.groups,
             process_figures=lambda: {"rss_bytes": 1},
         )
         self.handlers = served(self.context)
@@ -234,10 +227,12 @@ class Stage:
             raise SystemBusy("planned: no room")
         return self.rooms.get(peer, MAX_PULL_BYTES)
 
-    def _save(self, table, on_saved) -> None:
-        self.saved.append(table)
-        if on_saved is not None:
-            on_saved(None)
+    def _write(self):
+        tables = self.tables
+        for name in ("topics", "groups", "offsets"):
+            if getattr(tables, name).changed:
+                self.saved.append(name)
+        return type(tables.state).write(tables.state)
 
 
 @pytest.fixture

@@ -6,9 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqmesh.errors import CorruptRecord, SystemBusy
-from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
+from mqmesh.errors import SystemBusy
+from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets, SentBackStarts
 from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
+
+
+def replay(table, copy):
+    """What was written of a table comes into another one."""
+    for key in table.changed:
+        for record in table.records_of(key):
+            copy.apply(record)
+    table.changed.clear()
+
+
+def copied(offsets):
+    """A table with all that is true of another one."""
+    copy = CommittedOffsets(10_000)
+    for key in offsets.state_keys():
+        for record in offsets.records_of(key):
+            copy.apply(record)
+    return copy
 
 
 def test_groups_topics_and_queues_are_kept_apart():
@@ -26,11 +43,11 @@ def test_groups_topics_and_queues_are_kept_apart():
 def test_only_what_moves_is_a_change():
     offsets = CommittedOffsets(100)
     offsets.commit("g", "t", 0, 1)
-    before = offsets.changes
+    offsets.changed.clear()
     offsets.commit("g", "t", 0, 1)
-    assert offsets.changes == before
+    assert not offsets.changed
     offsets.commit("g", "t", 0, 0)
-    assert offsets.changes > before
+    assert list(offsets.changed) == [("g", "t")]
 
 
 def test_there_is_an_end_of_offsets():
@@ -49,12 +66,10 @@ def test_a_removed_topic_takes_its_offsets_along():
         offsets.commit(group, "t", 0, 1)
         offsets.commit(group, "t", 1, 1)
     offsets.commit("g", "u", 0, 1)
-    offsets.dump()
     assert offsets.remove_topic("t") == 4
     assert offsets.remove_topic("t") == 0
     assert (offsets.groups(), len(offsets)) == (["g"], 1)
-    copy = CommittedOffsets(100)
-    copy.load(offsets.dump())
+    copy = copied(offsets)
     assert copy.query("g", "t", 0) == copy.query("h", "t", 0) == -1
     assert copy.query("g", "u", 0) == 1
 
@@ -67,83 +82,72 @@ NAMES = st.sampled_from(["a", "b", "%RETRY%a", "x|y"])
         st.tuples(NAMES, NAMES, st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.booleans())
     )
 )
-def test_the_document_brings_everything_back_however_often_it_is_made(commits):
+def test_records_bring_everything_back_however_often_they_are_made(commits):
     offsets, copy = CommittedOffsets(1_000), CommittedOffsets(1_000)
     expected = {}
-    for group, topic, queue_id, queue_offset, dump in commits:
+    for group, topic, queue_id, queue_offset, is_written in commits:
         offsets.commit(group, topic, queue_id, queue_offset)
         expected[group, topic, queue_id] = queue_offset
-        if dump:
-            offsets.dump()
-    copy.load(offsets.dump())
+        if is_written:
+            replay(offsets, copy)
+    replay(offsets, copy)
     assert {key: copy.query(*key) for key in expected} == expected
     assert len(copy) == len(offsets) == len(expected)
-    assert copy.dump() == offsets.dump()
+    again = copied(offsets)
+    assert {key: again.query(*key) for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        b"",
-        b"{}",
-        b'{"version": 3, "groups": {}}',
-        b'{"version": 2, "epoch": 1, "groups": {}, "sent_back_from": {}}',
-        b'{"version": 1, "groups": {"g": {"t": {"x": 1}}}}',
-        b'{"version": 1, "groups": {"g": {"t": {"1": "1"}}}}',
-    ],
-)
-def test_a_document_that_is_none_is_corrupt_and_changes_nothing(document):
-    offsets = CommittedOffsets(100)
+def test_what_is_deleted_and_there_again_has_nothing_of_before():
+    offsets, copy = CommittedOffsets(100), CommittedOffsets(100)
+    offsets.commit("g", "t", 0, 7)
+    offsets.commit("g", "t", 1, 7)
+    replay(offsets, copy)
+    offsets.remove_topic("t")
     offsets.commit("g", "t", 0, 1)
-    with pytest.raises(CorruptRecord):
-        offsets.load(document)
-    assert offsets.query("g", "t", 0) == 1
-
-
-def test_from_where_on_marks_count_is_saved_with_the_offsets_and_bounded_by_the_log():
-    offsets = CommittedOffsets(100)
-    offsets.epoch = 5
-    assert offsets.sent_back_from("g") == 0
-    before = offsets.changes
-    offsets.forget_sent_back("g", 20)
-    offsets.forget_sent_back("h", 7)
-    assert offsets.changes > before
+    replay(offsets, copy)
+    assert (copy.query("g", "t", 0), copy.query("g", "t", 1), len(copy)) == (1, -1, 1)
     offsets.remove_group("g")
-    copy = CommittedOffsets(100)
-    copy.load(offsets.dump())
-    before = copy.changes
-    copy.bound(lambda topic, queue_id: {("RMQ_SYS_SENT_BACK_TOPIC", 0): 10}[topic, queue_id], 5)
-    assert copy.changes > before
-    assert [copy.sent_back_from(group) for group in "ghi"] == [10, 7, 0]
+    replay(offsets, copy)
+    assert (copy.groups(), len(copy)) == ([], 0)
+
+
+def test_offsets_of_many_queues_are_divided_among_records():
+    offsets = CommittedOffsets(10_000)
+    for queue_id in range(4_500):
+        offsets.commit("g", "t", queue_id, queue_id)
+    records = list(offsets.records_of(("g", "t")))
+    assert [(len(one.offsets), one.adds) for one in records] == [
+        (2_000, False),
+        (2_000, True),
+        (500, True),
+    ]
+    copy = copied(offsets)
+    assert (len(copy), copy.query("g", "t", 4_499)) == (4_500, 4_499)
+
+
+def test_from_where_on_marks_count_comes_back():
+    starts = SentBackStarts()
+    assert starts.counts_from("g") == 0
+    starts.forget("g", 20)
+    starts.forget("h", 7)
+    assert list(starts.changed) == ["g", "h"]
+    copy = SentBackStarts()
+    replay(starts, copy)
+    assert [copy.counts_from(group) for group in "ghi"] == [20, 7, 0]
     # What is behind all marks that are read is forgotten.
-    copy.forget_sent_back("i", 10 + MAX_MARKS)
-    assert [copy.sent_back_from(group) for group in "ghi"] == [0, 0, 10 + MAX_MARKS]
+    starts.forget("i", 20 + MAX_MARKS)
+    replay(starts, copy)
+    assert [copy.counts_from(group) for group in "ghi"] == [0, 0, 20 + MAX_MARKS]
 
 
 def test_offsets_behind_the_end_of_the_log_are_moved_back():
     offsets = CommittedOffsets(100)
-    offsets.epoch = 4
     for group, at in (("g", 20), ("h", 7), ("i", 10)):
         offsets.commit(group, "t", 0, at)
     offsets.commit("g", "t", 1, 3)
-    asked = []
-
-    def end_of(topic, queue_id):
-        asked.append((topic, queue_id))
-        return 10 - queue_id
-
-    again = CommittedOffsets(100)
-    again.load(offsets.dump())
-    assert again.epoch == 4
-    before = again.changes
-    assert again.bound(end_of, 5) == 1
+    again = copied(offsets)
+    assert again.bound(lambda topic, queue_id: 10 - queue_id) == 1
     assert [again.query(group, "t", 0) for group in "ghi"] == [10, 7, 10]
     assert again.query("g", "t", 1) == 3
-    assert asked == [("t", 0), ("t", 1)]
-    assert again.changes > before
-    last = CommittedOffsets(100)
-    last.load(again.dump())
-    assert (last.epoch, last.query("g", "t", 0)) == (5, 10)
-    before = last.changes
-    assert last.bound(end_of, 5) == 0
-    assert last.changes == before
+    assert list(again.changed) == [("g", "t")]
+    assert again.bound(lambda topic, queue_id: 10 - queue_id) == 0

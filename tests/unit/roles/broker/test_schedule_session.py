@@ -410,7 +410,11 @@ def test_what_retention_wants_is_rolled_forward(rig, monkeypatch):
     wish = [end]
     monkeypatch.setattr(rig.stage.store, "retention_wish", lambda: wish[0], raising=False)
     kept = []
-    monkeypatch.setattr(rig.stage.store, "keep_from", kept.append, raising=False)
+
+    def keep(holder, at):
+        kept.append(at)
+
+    monkeypatch.setattr(rig.stage.store, "keep_from", keep, raising=False)
     assert rig.cancel(sequences[3]) == 0
     rig.advance(3_000, 10)
     assert rig.stage.context.schedule.rolled == 100

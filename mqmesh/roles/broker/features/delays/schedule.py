@@ -4,6 +4,8 @@ The service alone decides what is due; the broker checks that it is, by its own 
 reads the bodies and writes them, with a record of it, in one step.
 """
 
+from typing import Final
+
 from mqmesh.batch.delayed_batch import SCHEDULE_QUEUES
 from mqmesh.batch.schedule_record import ScheduleAction, decode_runs
 from mqmesh.errors import BrokerError, BrokerNotAvailable, CancelRefused
@@ -36,6 +38,8 @@ from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
 from mqmesh.roles.broker.features.sends.inner_send import inner_send
 from mqmesh.units import CommitLogOffset
 
+HOLDER: Final = "the schedule service"
+"""The name under which the log's end is kept from retention."""
 _OK = int(ResponseCode.SUCCESS)
 _NEWS = encode_header(ScheduleNews())
 _WHY = {
@@ -61,7 +65,7 @@ def pull_schedule(context: BrokerContext, request: Request, asked: PullScheduleR
     if asked.caught_up:
         lowest = asked.lowest_offset
         desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
-        context.store.keep_from(CommitLogOffset(desk.keep_from))
+        context.store.keep_from(HOLDER, CommitLogOffset(desk.keep_from))
     found = read_schedule(context.store, asked.cursors)
     stats = context.store.stats()
     if not found.more:
@@ -165,7 +169,7 @@ def hold_log(context: BrokerContext) -> None:
             for queue_id in range(SCHEDULE_QUEUES)
         )
     ):
-        context.store.keep_from(CommitLogOffset(0))
+        context.store.keep_from(HOLDER, CommitLogOffset(0))
 
 
 def fail_cancels(context: BrokerContext, requests: list[Request]) -> None:

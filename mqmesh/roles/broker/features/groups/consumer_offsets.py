@@ -1,39 +1,22 @@
 """How far each consumer group has come in each message queue.
 
-Kept as a JSON document, group by topic by queue. Only groups that changed are
-encoded anew when it is saved, so many groups that rest cost nothing. Of groups whose
-offsets were moved it tells, too, from where on marks of what they sent back count
-(``sent_back_marks``): both are true at once, or neither is.
+Kept in the log, see ``state_log``, behind the messages that they count. Of groups whose offsets
+were moved the log tells, too, from where on marks of what they sent back count
+(``sent_back_marks``): in one write, so that both are true at once, or neither is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
-import msgspec
-
-from mqmesh.errors import CorruptRecord, SystemBusy
-from mqmesh.message import SENT_BACK_TOPIC
-from mqmesh.roles.broker.features.retries.sent_back_marks import MARKS_QUEUE, MAX_MARKS
+from mqmesh.errors import SystemBusy
+from mqmesh.roles.broker.features.retries.sent_back_marks import MAX_MARKS
+from mqmesh.roles.broker.state_records import OffsetsRecord, SentBackRecord, in_parts
 from mqmesh.units import QueueOffset
 
-DOCUMENT_VERSION: Final = 3
+MOST_QUEUES_PER_RECORD: Final = 2_000
 
 _Queues = dict[int, QueueOffset]
 _Topics = dict[str, _Queues]
-
-
-class _OffsetsDocument(msgspec.Struct, frozen=True):
-    version: int
-    epoch: int
-    groups: dict[str, dict[str, dict[str, int]]]
-    sent_back_from: dict[str, int]
-
-
-class _DocumentToSave(msgspec.Struct, frozen=True):
-    version: int
-    epoch: int
-    groups: dict[str, msgspec.Raw]
-    sent_back_from: dict[str, int]
 
 
 class CommittedOffsets:
@@ -44,19 +27,17 @@ class CommittedOffsets:
         busy_retry_after_ms: What clients are told to wait when there are too many.
 
     Attributes:
-        changes: Counts changes.
-        epoch: Of the log in which all offsets are right; saved beside them.
+        changed: Groups and topics whose offsets are to be written into the log.
+        sent_back: From where on marks of what groups sent back count.
     """
 
     def __init__(self, most: int, busy_retry_after_ms: int = 100) -> None:
         self._most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, _Topics] = {}
-        self._encoded: dict[str, msgspec.Raw] = {}
-        self._sent_back_from: dict[str, int] = {}
         self._count = 0
-        self.changes = 0
-        self.epoch = 0
+        self.changed: dict[tuple[str, str], None] = {}
+        self.sent_back = SentBackStarts()
 
     def __len__(self) -> int:
         return self._count
@@ -106,15 +87,15 @@ class CommittedOffsets:
             queues = topics.setdefault(topic, {})
         assert queues is not None
         queues[queue_id] = queue_offset
-        self._note_change(group)
+        self.changed[group, topic] = None
 
     def remove_group(self, group: str) -> int:
         """Forgets all offsets of a group; returns how many."""
         topics = self._groups.pop(group, {})
+        for topic in topics:
+            self.changed[group, topic] = None
         removed = sum(map(len, topics.values()))
-        if removed:
-            self._count -= removed
-            self._note_change(group)
+        self._count -= removed
         return removed
 
     def remove_topic(self, topic: str) -> int:
@@ -124,93 +105,94 @@ class CommittedOffsets:
             removed += len(self._groups[group].pop(topic))
             if not self._groups[group]:
                 del self._groups[group]
-            self._note_change(group)
+            self.changed[group, topic] = None
         self._count -= removed
         return removed
 
-    def sent_back_from(self, group: str) -> int:
-        """Queue offset among the marks of what was sent back from which on a group's count."""
-        return self._sent_back_from.get(group, 0)
-
-    def forget_sent_back(self, group: str, queue_offset: int) -> None:
-        """A group's marks before a queue offset, the end of their queue, do not count any more."""
-        moved = self._sent_back_from
-        moved[group] = queue_offset
-        # Nobody reads marks that are as old as that.
-        for old in [name for name, at in moved.items() if at <= queue_offset - MAX_MARKS]:
-            del moved[old]
-        self.changes += 1
-
-    def dump(self) -> bytes:
-        """All offsets as a JSON document."""
-        for group, topics in self._groups.items():
-            if group not in self._encoded:
-                self._encoded[group] = msgspec.Raw(msgspec.json.encode(topics))
-        return msgspec.json.encode(
-            _DocumentToSave(DOCUMENT_VERSION, self.epoch, self._encoded, self._sent_back_from)
-        )
-
-    def load(self, document: bytes) -> None:
-        """Takes over what ``dump`` wrote.
-
-        Raises:
-            CorruptRecord: It is not that.
-        """
-        try:
-            saved = msgspec.json.decode(document, type=_OffsetsDocument)
-            groups = {
-                group: {
-                    topic: {int(queue_id): QueueOffset(at) for queue_id, at in queues.items()}
-                    for topic, queues in topics.items()
-                }
-                for group, topics in saved.groups.items()
-            }
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise CorruptRecord(f"the consumer offsets cannot be read: {error}") from error
-        if saved.version != DOCUMENT_VERSION:
-            raise CorruptRecord(
-                f"the consumer offsets have version {saved.version}; this broker reads version "
-                f"{DOCUMENT_VERSION}"
-            )
-        self._groups = groups
-        self._sent_back_from = saved.sent_back_from
-        self.epoch = saved.epoch
-        self._encoded.clear()
-        self._count = sum(len(q) for topics in groups.values() for q in topics.values())
-
-    def bound(self, end_of: Callable[[str, int], int], epoch: int) -> int:
-        """Moves offsets back that stand behind what is there: the log lost its end.
+    def bound(self, end_of: Callable[[str, int], int]) -> int:
+        """Moves offsets back that stand behind what is there.
 
         Args:
             end_of: Of a topic and queue, the largest offset that may be committed.
-            epoch: Of the log now; all offsets are right in it afterwards.
 
         Returns:
             How many were moved.
         """
         moved = 0
-        ends: dict[tuple[str, int], int] = {}
         for group, topics in self._groups.items():
             for topic, queues in topics.items():
                 for queue_id, at in queues.items():
-                    end = ends.get((topic, queue_id))
-                    if end is None:
-                        end = ends[topic, queue_id] = end_of(topic, queue_id)
+                    end = end_of(topic, queue_id)
                     if at > end:
                         queues[queue_id] = QueueOffset(end)
-                        self._note_change(group)
+                        self.changed[group, topic] = None
                         moved += 1
-        if self._sent_back_from:
-            end = end_of(SENT_BACK_TOPIC, MARKS_QUEUE)
-            for group, marks_from in self._sent_back_from.items():
-                if marks_from > end:
-                    self._sent_back_from[group] = end
-                    self.changes += 1
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.changes += 1
         return moved
 
-    def _note_change(self, group: str) -> None:
-        self._encoded.pop(group, None)
-        self.changes += 1
+    def state_keys(self) -> list[tuple[str, str]]:
+        """Groups, each with its topics."""
+        return [(group, topic) for group, topics in self._groups.items() for topic in topics]
+
+    def records_of(self, key: tuple[str, str]) -> Iterator[OffsetsRecord]:
+        """What is true of a group and a topic."""
+        group, topic = key
+        queues = self._groups.get(group, {}).get(topic)
+        # A copy: the queues go on while others are written.
+        yield from in_parts(
+            OffsetsRecord(group, topic, None if queues is None else dict(queues)),
+            MOST_QUEUES_PER_RECORD,
+        )
+
+    def apply(self, record: OffsetsRecord) -> None:
+        """Takes over what a record says."""
+        topics = self._groups.setdefault(record.group, {})
+        if not record.adds:
+            self._count -= len(topics.pop(record.topic, {}))
+        if record.offsets:
+            queues = topics.setdefault(record.topic, {})
+            self._count -= len(queues)
+            queues.update((queue_id, QueueOffset(at)) for queue_id, at in record.offsets.items())
+            self._count += len(queues)
+        if not topics:
+            del self._groups[record.group]
+
+
+class SentBackStarts:
+    """From which queue offset on the marks of what a group sent back count; 0 unless it says.
+
+    Attributes:
+        changed: Groups of which that is to be written into the log.
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[str, None] = {}
+        self._starts: dict[str, int] = {}
+
+    def counts_from(self, group: str) -> int:
+        """Of a group."""
+        return self._starts.get(group, 0)
+
+    def forget(self, group: str, queue_offset: int) -> None:
+        """A group's marks before a queue offset, the end of their queue, do not count any more."""
+        starts = self._starts
+        starts[group] = queue_offset
+        self.changed[group] = None
+        # Nobody reads marks that are as old as that.
+        for old in [name for name, at in starts.items() if at <= queue_offset - MAX_MARKS]:
+            del starts[old]
+            self.changed[old] = None
+
+    def state_keys(self) -> list[str]:
+        """Groups of which it says something."""
+        return list(self._starts)
+
+    def records_of(self, group: str) -> tuple[SentBackRecord]:
+        """What is true of a group."""
+        return (SentBackRecord(group, self._starts.get(group)),)
+
+    def apply(self, record: SentBackRecord) -> None:
+        """Takes over what a record says."""
+        if record.counts_from is None:
+            self._starts.pop(record.group, None)
+        else:
+            self._starts[record.group] = record.counts_from

@@ -30,9 +30,9 @@ from mqmesh.protocol.groups import (
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient, check_client_group
-from mqmesh.roles.broker.features.groups.saving import reply_when_saved
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
 from mqmesh.roles.broker.features.topics.admin import forget_topic
+from mqmesh.roles.broker.saving import reply_when_saved
 from mqmesh.storage.interface import GetStatus
 
 QUEUES_PER_LIST = 4_096
@@ -45,14 +45,13 @@ def update_and_create_group(
     """Makes or changes the settings of a group; answered once that is on disk."""
     changed = context.group_table.update(
         wanted.config,
-        context.clock.wall_ms(),
         must_exist=wanted.must_exist,
         must_be_new=wanted.must_be_new,
     )
     reply = reply_with(wanted.config)
     if not changed:
         return reply
-    reply_when_saved(context, request, reply, context.keeper.save_groups)
+    reply_when_saved(context, request, reply)
     return None
 
 
@@ -89,22 +88,17 @@ def delete_group(
             f"consumer group {name!r} has {len(group.members)} members, for example "
             f"{min(group.members)}; stop them first"
         )
-    keeper = context.keeper
-    saves = [keeper.save_groups]
-    if forget_sent_back(context, name):
-        saves.append(keeper.save_offsets)
-    context.group_table.delete(name, context.clock.wall_ms())
+    forget_sent_back(context, name)
+    context.group_table.delete(name)
     context.groups.claims.forget_group(name)
-    if context.offsets.remove_group(name):
-        saves.append(keeper.save_offsets)
+    context.offsets.remove_group(name)
     context.pulls.forget(name)
     context.resets.forget(name)
     topics = [retry_topic(name), dlq_topic(name)] if wanted.remove_topics else []
     for topic in topics:
         if context.topics.get(topic) is not None:
             forget_topic(context, topic)
-            saves.append(keeper.save_topics)
-    reply_when_saved(context, request, EMPTY_REPLY, *dict.fromkeys(saves))
+    reply_when_saved(context, request, EMPTY_REPLY)
     return None
 
 

@@ -1,7 +1,7 @@
-"""Settings of the consumer groups of this broker. Pure; the server loads and saves it.
+"""Settings of the consumer groups of this broker; kept in the log, see ``state_log``.
 
 A group gets default settings by itself when it is first used, unless the broker is told
-otherwise (``auto_create_subscription_group``). Kept as a JSON document like the topics.
+otherwise (``auto_create_subscription_group``).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import (
-    CorruptRecord,
     GroupNotFound,
     InvalidArgument,
     NoPermission,
@@ -18,35 +17,23 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.groups import BY_CONSUMER, LOOK_GROUP_PREFIX, GroupConfig
 from mqmesh.protocol.membership import MessageModel
-from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
-from mqmesh.units import TimestampMs
+from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
 
-DOCUMENT_VERSION: Final = 1
 TOOL_GROUPS: Final = frozenset({"mqmesh-query"})
 """Under these, tools of mqmesh pull and commit nothing; they are no groups of anybody."""
 
 
-class _SavedGroup(msgspec.Struct, frozen=True):
-    consume_enable: bool = True
-    consume_broadcast_enable: bool = True
-    retry_max_times: int = BY_CONSUMER
-    notify_consumer_ids_changed_enable: bool = True
-
-
-class _GroupsDocument(msgspec.Struct, frozen=True):
-    version: int
-    data_version: DataVersion
-    groups: dict[str, _SavedGroup]
-
-
 class GroupTable:
-    """Settings of all groups. Every change gives the table a new version.
+    """Settings of all groups.
 
     Args:
         most: Groups allowed.
         auto_create: A group that is used gets settings by itself.
         busy_retry_after_ms: What clients are told to wait when there are too many.
+
+    Attributes:
+        changed: Groups whose settings are to be written into the log; see ``state_log``.
     """
 
     def __init__(
@@ -57,7 +44,7 @@ class GroupTable:
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, GroupConfig] = {}
         self._restricted: dict[str, GroupConfig] = {}
-        self.version = DataVersion()
+        self.changed: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -101,31 +88,25 @@ class GroupTable:
             return wanted
         return config.retry_max_times
 
-    def note_used(self, group: str, now_ms: TimestampMs) -> bool:
+    def note_used(self, group: str) -> None:
         """A group is used: gives it settings if it has none.
 
         Args:
             group: Checked by ``check_client_group``.
-            now_ms: Wall clock.
-
-        Returns:
-            True when they are new.
 
         Raises:
             GroupNotFound: Groups get no settings by themselves.
             SystemBusy: There are too many groups.
         """
         if group in self._groups or _is_tool(group):
-            return False
+            return
         if not self._auto_create:
             raise _not_found(group)
-        self._set(GroupConfig(group), now_ms)
-        return True
+        self._set(GroupConfig(group))
 
     def update(
         self,
         config: GroupConfig,
-        now_ms: TimestampMs,
         *,
         must_exist: bool = False,
         must_be_new: bool = False,
@@ -134,7 +115,6 @@ class GroupTable:
 
         Args:
             config: Wanted.
-            now_ms: Wall clock.
             must_exist: Refuse to create.
             must_be_new: Refuse to change.
 
@@ -154,48 +134,36 @@ class GroupTable:
             raise InvalidArgument(f"consumer group {config.group!r} exists already")
         if old == config:
             return False
-        self._set(config, now_ms)
+        self._set(config)
         return True
 
-    def delete(self, group: str, now_ms: TimestampMs) -> bool:
+    def delete(self, group: str) -> bool:
         """Forgets settings; returns False if there were none."""
         if self._groups.pop(group, None) is None:
             return False
         self._restricted.pop(group, None)
-        self._changed(now_ms)
+        self.changed[group] = None
         return True
 
-    def dump(self) -> bytes:
-        """The table as a JSON document."""
-        groups = {
-            name: _SavedGroup(*msgspec.structs.astuple(self._groups[name])[1:])
-            for name in self.names()
-        }
-        document = _GroupsDocument(DOCUMENT_VERSION, self.version, groups)
-        return msgspec.json.format(msgspec.json.encode(document), indent=1)
+    def state_keys(self) -> list[str]:
+        """Names of all groups."""
+        return list(self._groups)
 
-    def load(self, document: bytes) -> None:
-        """Takes over what ``dump`` wrote.
+    def records_of(self, group: str) -> tuple[GroupRecord]:
+        """What is true of a group."""
+        config = self._groups.get(group)
+        if config is None:
+            return (GroupRecord(group),)
+        return (GroupRecord(group, GroupSettings(*msgspec.structs.astuple(config)[1:])),)
 
-        Raises:
-            CorruptRecord: It is not that.
-        """
-        try:
-            saved = msgspec.json.decode(document, type=_GroupsDocument)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise CorruptRecord(f"the consumer groups cannot be read: {error}") from error
-        if saved.version != DOCUMENT_VERSION:
-            raise CorruptRecord(
-                f"the consumer groups have version {saved.version}; this broker reads version "
-                f"{DOCUMENT_VERSION}"
-            )
-        self._groups.clear()
-        self._restricted.clear()
-        for name, one in saved.groups.items():
-            self._put(GroupConfig(name, *msgspec.structs.astuple(one)))
-        self.version = saved.data_version
+    def apply(self, record: GroupRecord) -> None:
+        """Takes over what a record says."""
+        self._groups.pop(record.group, None)
+        self._restricted.pop(record.group, None)
+        if record.settings is not None:
+            self._put(GroupConfig(record.group, *msgspec.structs.astuple(record.settings)))
 
-    def _set(self, config: GroupConfig, now_ms: TimestampMs) -> None:
+    def _set(self, config: GroupConfig) -> None:
         if config.group not in self._groups and len(self._groups) >= self._most:
             raise SystemBusy(
                 f"this broker keeps {self._most} consumer groups, no more "
@@ -203,16 +171,13 @@ class GroupTable:
                 retry_after_ms=self._busy_retry_after_ms,
             )
         self._put(config)
-        self._changed(now_ms)
+        self.changed[config.group] = None
 
     def _put(self, config: GroupConfig) -> None:
         self._groups[config.group] = config
         self._restricted.pop(config.group, None)
         if not (config.consume_enable and config.consume_broadcast_enable):
             self._restricted[config.group] = config
-
-    def _changed(self, now_ms: TimestampMs) -> None:
-        self.version = DataVersion(now_ms, self.version.counter + 1)
 
 
 def _is_tool(group: str) -> bool:

@@ -23,12 +23,8 @@ from mqmesh.roles.broker.features.groups.consumer_groups import check_client_gro
 def heart_beat(context: BrokerContext, request: Request, heartbeat: HeartbeatRequest) -> Reply:
     """A client says that it is there, and what it belongs to."""
     check_heartbeat(heartbeat)
-    made = [
-        context.group_table.note_used(data.group, context.clock.wall_ms())
-        for data in heartbeat.consumers
-    ]
-    if any(made):
-        context.keeper.save_groups(None)
+    for data in heartbeat.consumers:
+        context.group_table.note_used(data.group)
     context.groups.on_heartbeat(request.peer, heartbeat, context.clock.monotonic_ms())
     groups, client_id = context.groups, heartbeat.client_id
     return reply_with(

@@ -74,8 +74,7 @@ def update_consumer_offset(
         MQMeshError: The first refusal, if any.
     """
     check_client_group(update.group)
-    if context.group_table.note_used(update.group, context.clock.wall_ms()):
-        context.keeper.save_groups(None)
+    context.group_table.note_used(update.group)
     is_member = update.generation != NO_GENERATION
     if is_member:
         context.groups.require_member(update.group, update.client_id, update.generation)
@@ -95,7 +94,7 @@ def update_consumer_offset(
         else:
             context.stats.total.offset_commits += 1
     # Said now, and not when a crash has put the group back.
-    refusal = refusal or context.keeper.offsets_failure()
+    refusal = refusal or context.state.failure
     if refusal is not None:
         raise refusal
     return EMPTY_REPLY

@@ -19,9 +19,9 @@ from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
-from mqmesh.roles.broker.features.groups.saving import reply_when_saved
 from mqmesh.roles.broker.features.pulls.pull import wake_pulls
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
+from mqmesh.roles.broker.saving import reply_when_saved
 from mqmesh.units import QueueOffset, TimestampMs
 
 _NOWHERE: Final = -1
@@ -123,15 +123,13 @@ def _carry_out(
     broadcasting = live is not None and any(
         data.message_model == MessageModel.BROADCASTING for data in live.members.values()
     )
-    saves = [context.keeper.save_offsets]
     if not broadcasting:
         # The members of a broadcasting group keep their offsets by themselves.
-        if context.group_table.note_used(group, context.clock.wall_ms()):
-            saves.append(context.keeper.save_groups)
+        context.group_table.note_used(group)
         forget_sent_back(context, group)
         _store(context, group, changes, followed=live is not None)
     _tell(context, group, peers, changes)
-    reply_when_saved(context, request, reply, *saves)
+    reply_when_saved(context, request, reply)
     return None
 
 

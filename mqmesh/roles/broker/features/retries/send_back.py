@@ -127,7 +127,7 @@ class _Gathering:
 def send_back(context: BrokerContext, request: Request, back: SendBackRequest) -> Reply | None:
     """Plans the next try of messages that failed, or makes them dead letters."""
     check_group(back.group)
-    context.retries.sent_back.load(context.store, context.offsets.sent_back_from)
+    context.retries.sent_back.load(context.store, context.offsets.sent_back.counts_from)
     gathering = _Gathering(context, request, back)
     batches = StoredBatches(context.store)
     for index, entry in enumerate(back.entries):
@@ -139,22 +139,17 @@ def send_back(context: BrokerContext, request: Request, back: SendBackRequest) -
     return None
 
 
-def forget_sent_back(context: BrokerContext, group: str) -> bool:
+def forget_sent_back(context: BrokerContext, group: str) -> None:
     """A group's offsets are moved: what it gets once more may be sent back once more.
-
-    Returns:
-        True if the consumer offsets, which tell of it, have to be saved.
 
     Raises:
         CorruptRecord: The marks cannot be read just now; nothing was changed.
     """
     known = context.retries.sent_back
-    known.load(context.store, context.offsets.sent_back_from)
-    if not known.forget_group(group):
-        return False
-    _, end = context.store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
-    context.offsets.forget_sent_back(group, end)
-    return True
+    known.load(context.store, context.offsets.sent_back.counts_from)
+    if known.forget_group(group):
+        _, end = context.store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
+        context.offsets.sent_back.forget(group, end)
 
 
 def _send_back_entry(

@@ -11,7 +11,7 @@ from mqmesh.roles.broker.features.sends import send
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
     if context.stage.sends:
         context.admission.frames_taken(turn.readable_ms)
-        send.finish_sends(context)
+    send.finish_sends(context)
 
 
 def _note_turn(context: BrokerContext, turn: BrokerTurn) -> None:

@@ -32,7 +32,6 @@ def ensure_topic(context: BrokerContext, name: str, queues: int = 1) -> Topic:
     topic = context.topics.get(name)
     if topic is None:
         topic = context.topics.set(TopicConfig(name, queues, queues), context.clock.wall_ms())
-        context.keeper.save_topics(None)
     return topic
 
 

@@ -57,6 +57,7 @@ from mqmesh.roles.broker.features.sends.staging import (
 )
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.features.transactions.half_admission import admit_half, note_half
+from mqmesh.roles.broker.saving import write_state
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 from mqmesh.units import KIB
 
@@ -107,6 +108,8 @@ def send_message(
 
 def finish_sends(context: BrokerContext) -> None:
     """Writes what is staged, and answers or lets wait; the end of each tick."""
+    if context.state.is_urgent:
+        write_state(context)  # what is sent may need it, so that it has to stand in front
     if not context.stage.sends:
         return
     batches, sends = context.stage.take()
@@ -302,7 +305,6 @@ def _create(context: BrokerContext, peer: bytes, name: str, queue_id: int) -> To
         )
     topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
     context.creation_rates.note(peer, now_ms)
-    context.keeper.save_topics(None)
     return topic
 
 

@@ -20,10 +20,10 @@ from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.saving import reply_when_saved
 from mqmesh.roles.broker.features.pulls.pull import fail_pulls_of
 from mqmesh.roles.broker.features.sends.send import finish_sends
 from mqmesh.roles.broker.features.topics.topics import Topic
+from mqmesh.roles.broker.saving import reply_when_saved
 from mqmesh.storage.interface import GetStatus
 from mqmesh.units import CommitLogOffset, TimestampMs
 
@@ -42,7 +42,7 @@ def update_and_create_topic(
     reply = reply_with(topic.config)
     if context.topics.version == before:
         return reply
-    reply_when_saved(context, request, reply, context.keeper.save_topics)
+    reply_when_saved(context, request, reply)
     return None
 
 
@@ -62,20 +62,19 @@ def delete_topic(
     name = asked.topic
     context.topics.check_deletable(name)
     forget_topic(context, name)
-    reply_when_saved(context, request, EMPTY_REPLY, context.keeper.save_topics)
+    reply_when_saved(context, request, EMPTY_REPLY)
     return None
 
 
 def forget_topic(context: BrokerContext, name: str) -> None:
-    """Forgets a topic that is there, its messages and all offsets in it, but does not save it."""
+    """Forgets a topic that is there, its messages and all offsets in it."""
     # What was sent before goes first, or it would be stored into a topic that is not there.
     finish_sends(context)
     context.store.delete_topic(name)
     context.topics.delete(name, context.clock.wall_ms())
     context.locks.remove_topic(name)
     context.groups.claims.remove_topic(name)
-    if context.offsets.remove_topic(name):
-        context.keeper.save_offsets(None)
+    context.offsets.remove_topic(name)
     context.pulls.forget_topic(name)
     context.resets.forget_topic(name)
     fail_pulls_of(context, name)

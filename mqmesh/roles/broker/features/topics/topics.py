@@ -1,7 +1,6 @@
 """Which topics this broker carries, with how many queues, and who may use them.
 
-The table is kept as a JSON document, so that an administrator can read it.
-Loading and saving is the server's part.
+The table is kept in the log, see ``state_log``.
 """
 
 from collections.abc import Iterable
@@ -9,20 +8,17 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.batch.half_batch import HIDDEN_TOPICS
 from mqmesh.errors import (
-    CorruptRecord,
     InvalidArgument,
     MessageIllegal,
     NoPermission,
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.message import DLQ_PREFIX, check_topic, is_system_topic
+from mqmesh.message import DLQ_PREFIX, HIDDEN_TOPICS, check_topic, is_system_topic
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
+from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.units import TimestampMs
-
-DOCUMENT_VERSION: Final = 1
 
 _READ: Final = Perm.READ.value
 _WRITE: Final = Perm.WRITE.value
@@ -59,20 +55,6 @@ class Topic(msgspec.Struct):
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
 
-class _SavedTopic(msgspec.Struct, frozen=True, omit_defaults=True):
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
-    order: bool = False
-    auto: bool = False
-
-
-class _TopicsDocument(msgspec.Struct, frozen=True):
-    version: int
-    data_version: DataVersion
-    topics: dict[str, _SavedTopic]
-
-
 class TopicTable:
     """The topics of one broker. Every change gives the table a new version.
 
@@ -80,6 +62,10 @@ class TopicTable:
         most: Topics allowed.
         most_auto: Of them, topics that messages made.
         busy_retry_after_ms: What clients are told to wait when there are too many.
+
+    Attributes:
+        changed: Topics that are to be written into the log; see ``state_log``.
+        version: Another one after each change.
     """
 
     def __init__(
@@ -90,6 +76,7 @@ class TopicTable:
         self._auto_count = 0
         self._busy_retry_after_ms = busy_retry_after_ms
         self._topics: dict[str, Topic] = {}
+        self.changed: dict[str, None] = {}
         self.version = DataVersion()
 
     def __len__(self) -> int:
@@ -273,7 +260,7 @@ class TopicTable:
     def delete(self, name: str, now_ms: TimestampMs) -> None:
         """Forgets a topic, which is there."""
         self._auto_count -= self._topics.pop(name).is_auto
-        self._changed(now_ms)
+        self._note_change(name, now_ms)
 
     def adopt(self, queues: Iterable[tuple[str, int]], queue_nums: int, now_ms: TimestampMs) -> int:
         """Takes in topics that the store has messages of, and the table lost in a crash.
@@ -295,45 +282,50 @@ class TopicTable:
                 adopted += 1
         return adopted
 
-    def dump(self) -> bytes:
-        """The table as a JSON document."""
-        topics = {
-            config.topic: _SavedTopic(
-                config.read_queue_nums,
-                config.write_queue_nums,
-                config.perm,
-                config.order,
-                self._topics[config.topic].is_auto,
-            )
-            for config in self.configs()
-        }
-        document = _TopicsDocument(DOCUMENT_VERSION, self.version, topics)
-        return msgspec.json.format(msgspec.json.encode(document), indent=1)
+    def begin_life(self, now_ms: TimestampMs, counter: int) -> None:
+        """Gives the table a version that no earlier life of the broker had.
 
-    def load(self, document: bytes) -> None:
-        """Takes over what ``dump`` wrote.
-
-        Raises:
-            CorruptRecord: It is not that.
+        Args:
+            now_ms: Wall clock.
+            counter: At least as large as in earlier lives.
         """
-        try:
-            saved = msgspec.json.decode(document, type=_TopicsDocument)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise CorruptRecord(f"the topic table cannot be read: {error}") from error
-        if saved.version != DOCUMENT_VERSION:
-            raise CorruptRecord(
-                f"the topic table has version {saved.version}; this broker reads version "
-                f"{DOCUMENT_VERSION}"
-            )
-        self._topics.clear()
-        for name, one in saved.topics.items():
+        self.version = DataVersion(now_ms, counter)
+
+    def state_keys(self) -> list[str]:
+        """Names of all topics."""
+        return list(self._topics)
+
+    def records_of(self, name: str) -> tuple[TopicRecord]:
+        """What is true of a topic."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return (TopicRecord(name),)
+        config = topic.config
+        return (
+            TopicRecord(
+                name,
+                TopicSettings(
+                    config.read_queue_nums,
+                    config.write_queue_nums,
+                    config.perm,
+                    config.order,
+                    topic.is_auto,
+                ),
+            ),
+        )
+
+    def apply(self, record: TopicRecord) -> None:
+        """Takes over what a record says."""
+        name, one = record.topic, record.settings
+        old = self._topics.pop(name, None)
+        self._auto_count -= old is not None and old.is_auto
+        if one is not None:
             config = TopicConfig(
                 name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order
             )
-            topic = self._topics[name] = Topic(config, one.auto)
+            topic = self._topics[name] = Topic(config, one.is_auto)
+            self._auto_count += one.is_auto
             _prepare(topic, config)
-        self._auto_count = sum(topic.is_auto for topic in self._topics.values())
-        self.version = saved.data_version
 
     def _check_room(self, name: str, most: int) -> None:
         if name not in self._topics and len(self._topics) >= most:
@@ -350,10 +342,11 @@ class TopicTable:
         self._auto_count += is_auto - topic.is_auto
         topic.is_auto = is_auto
         _prepare(topic, config)
-        self._changed(now_ms)
+        self._note_change(config.topic, now_ms)
         return topic
 
-    def _changed(self, now_ms: TimestampMs) -> None:
+    def _note_change(self, name: str, now_ms: TimestampMs) -> None:
+        self.changed[name] = None
         self.version = DataVersion(now_ms, self.version.counter + 1)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from mqmesh.errors import StorageError
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.tables import MakeSaver, Read
+from mqmesh.roles.document_saver import MakeSaver, Read
 
 TRANSACTIONS_FILE: Final = "transactions.json"
 

@@ -131,10 +131,10 @@ def test_without_auto_creation_unknown_groups_are_refused(make_stage):
 
 
 def test_a_group_that_may_not_consume_gets_nothing(filled):
-    filled.context.group_table.update(GroupConfig("g", consume_enable=False), 1)
+    filled.context.group_table.update(GroupConfig("g", consume_enable=False))
     with pytest.raises(NoPermission):
         filled.pull()
-    filled.context.group_table.update(GroupConfig("g", consume_broadcast_enable=False), 1)
+    filled.context.group_table.update(GroupConfig("g", consume_broadcast_enable=False))
     filled.pull()
     beat(filled, "c", model="BROADCASTING")
     with pytest.raises(NoPermission):
@@ -143,7 +143,7 @@ def test_a_group_that_may_not_consume_gets_nothing(filled):
 
 def test_a_pull_that_waits_gets_nothing_once_its_group_may_not_consume(filled):
     waiting = filled.begin_pull(queue_offset=10, suspend_timeout_ms=9_000)
-    filled.context.group_table.update(GroupConfig("g", consume_enable=False), 1)
+    filled.context.group_table.update(GroupConfig("g", consume_enable=False))
     filled.send(filled.batch())
     with pytest.raises(NoPermission):
         filled.pulled(waiting)
@@ -153,7 +153,7 @@ def test_members_are_told_of_each_other_unless_the_group_says_no(stage):
     beat(stage, "a")
     assert stage.notices
     stage.notices.clear()
-    stage.context.group_table.update(GroupConfig("g", notify_consumer_ids_changed_enable=False), 1)
+    stage.context.group_table.update(GroupConfig("g", notify_consumer_ids_changed_enable=False))
     beat(stage, "b")
     assert stage.notices == []
 
@@ -177,7 +177,7 @@ def test_a_group_in_a_line(filled):
 
 def test_lists_come_in_pages(stage):
     for number in range(300):
-        stage.context.group_table.note_used(f"g{number:03d}", 1)
+        stage.context.group_table.note_used(f"g{number:03d}")
     first = groups(stage)
     assert (len(first.groups), first.more) == (256, True)
     rest = groups(stage, after=first.groups[-1].config.group)
@@ -277,6 +277,7 @@ def test_progress_comes_in_pages(filled):
 )
 def test_a_group_goes_where_it_is_sent(filled, where, fields, wanted):
     commit(filled, 4)
+    filled.saved.clear()
     preview = reset(filled, where, dry_run=True, **fields)
     assert filled.context.offsets.query("g", "t", 0) == 4
     assert "offsets" not in filled.saved

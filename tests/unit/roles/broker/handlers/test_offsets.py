@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
-from harness.served import served
 
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
 from mqmesh.protocol.codes import RequestCode
@@ -114,17 +112,14 @@ def test_the_offset_of_a_time(filled):
 
 
 def test_a_commit_that_cannot_be_saved_is_no_success(filled):
-    failure = DiskFull("there is no room")
-    keeper = msgspec.structs.replace(filled.context.keeper, offsets_failure=lambda: failure)
-    filled.context = msgspec.structs.replace(filled.context, keeper=keeper)
-    filled.handlers = served(filled.context)
+    filled.context.state.failure = DiskFull("there is no room")
     with pytest.raises(DiskFull, match="no room"):
         commit(filled, ("t", 0, 3))
     # The group goes on while the broker lives.
     assert query(filled, ("t", 0)) == [3]
     with pytest.raises(OffsetIllegal):
         commit(filled, ("t", 0, 99))
-    failure = None
+    filled.context.state.failure = None
     commit(filled, ("t", 0, 4))
 
 

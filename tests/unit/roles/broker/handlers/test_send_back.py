@@ -150,7 +150,7 @@ def test_after_so_many_times_it_is_a_dead_letter(stage, times, most, is_dead):
 
 @pytest.mark.parametrize(("limit", "is_dead"), [(0, 1), (5, 0), (-1, 0)])
 def test_the_settings_of_the_group_stand_above_the_wish_of_the_consumer(stage, limit, is_dead):
-    stage.context.group_table.update(GroupConfig("g", retry_max_times=limit), 1)
+    stage.context.group_table.update(GroupConfig("g", retry_max_times=limit))
     stage.send(stage.batch())
     (result,) = send_back(stage, entry(), max_reconsume_times=3)
     assert result.dead_letters == is_dead
@@ -218,7 +218,7 @@ def test_a_group_that_is_known_has_its_topics_beyond_max_topics(make_stage, know
     stage = make_stage(max_topics=1)
     stage.send(stage.batch(bodies=(b"a", b"b")))
     if known:
-        stage.context.group_table.note_used("g", 1)
+        stage.context.group_table.note_used("g")
     again, dead = entry(), entry(queue_offset=1, delay_level=-1)
     codes = [result.code for result in send_back(stage, again, dead)]
     topics = {config.topic for config in stage.context.topics.configs()}

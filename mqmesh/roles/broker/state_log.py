@@ -1,0 +1,378 @@
+"""Keeps what a broker knows beside its messages in its log, and reads it again at the start.
+
+The log is the truth, so that who has the log has everything, in one order: a topic's record stands
+in front of its first message, an offset behind the messages that it counts. Nothing of it is in a
+file of its own.
+
+Tables say what has changed; ``write`` puts a record of each change. For each segment of the log
+everything is put once more, a bit at a time and beside the changes: a snapshot. Each record says
+where the newest whole snapshot begins, so a start reads the last record, goes to that place, and
+reads on from there. What is before that place retention may remove.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from mqmesh.batch.record_batch import read_header
+from mqmesh.clock import Clock
+from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.message import STATE_TOPIC
+from mqmesh.roles.broker.state_records import (
+    STATE_QUEUE,
+    StateBody,
+    StateRecord,
+    decode_state,
+    encode_state,
+    in_bodies,
+)
+from mqmesh.storage.interface import BatchToPut, GetStatus, MessageStore, StoreConfig
+from mqmesh.units import KIB, MIB, CommitLogOffset
+
+HOLDER: Final = "the broker's state"
+"""The name under which the log's end is kept from retention."""
+MOST_BODY_BYTES: Final = 256 * KIB
+SNAPSHOT_SLICE: Final = 2_000
+"""Things that a snapshot tells of in one write."""
+READ_BYTES: Final = 1 * MIB
+LEAST_REPLAY_BYTES: Final = 16 * MIB
+"""A start reads so much, or four times a snapshot, before a new snapshot is made."""
+RETRY_MS: Final = 1_000
+"""A write that failed is tried again after so long."""
+
+OnSaved = Callable[[StorageError | None], None]
+"""Told when what was to be saved is in the log, and safe there, or why it is not."""
+
+_log = logging.getLogger(__name__)
+
+
+class StateTable(Protocol):
+    """A table that is kept in the log.
+
+    Attributes:
+        changed: Keys of what is not in the log yet, in the order of the changes.
+    """
+
+    changed: dict[Any, None]
+
+    def state_keys(self) -> Iterable[Any]:
+        """Keys of all that it holds."""
+
+    def records_of(self, key: Any) -> Iterable[StateRecord]:
+        """What is true of a key, which may not be there any more."""
+
+    def apply(self, record: Any) -> None:
+        """Takes over what a record says."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What became of a write.
+
+    Attributes:
+        waiters: Who is to be told, once the log is safe to ``end_offset`` or at once if there was
+            an error.
+        end_offset: Where the records end in the log.
+        error: Why they could not be written; then they will be tried again.
+    """
+
+    waiters: list[OnSaved] = []
+    end_offset: int = 0
+    error: StorageError | None = None
+
+
+class StateLog:
+    """The state records of one broker.
+
+    Args:
+        store: Its log; None when nothing is to be kept.
+        tables: Which table holds what a kind of record tells of.
+        urgent: Those of them whose changes are written in the turn in which they came.
+        clock: Source of time.
+        config: Of the store; a snapshot is made for each segment of the log.
+
+    Attributes:
+        failure: Why the last write failed; None if it did not.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore | None,
+        tables: Mapping[type[StateRecord], StateTable],
+        urgent: Iterable[StateTable],
+        clock: Clock,
+        *,
+        config: StoreConfig,
+    ) -> None:
+        self.failure: StorageError | None = None
+        self._store = store
+        self._tables = dict(tables)
+        self._urgent = tuple(table.changed for table in urgent)
+        self._clock = clock
+        self._segment_bytes = config.mapped_file_size_commit_log
+        self._most_body_bytes = min(MOST_BODY_BYTES, config.max_batch_bytes // 2)
+        self._waiters: list[OnSaved] = []
+        self._retry_ms = 0
+        self._next_offset = 0
+        # The newest whole snapshot: where it begins, in the queue and in the log, and what was
+        # written since then.
+        self._snapshot_at = 0
+        self._snapshot_position = 0
+        self._snapshot_bytes = 0
+        self._bytes_since = 0
+        # The one that is being made: where it begins, and what it has not told of yet.
+        self._making_at: int | None = None
+        self._making_position = 0
+        self._making_bytes = 0
+        self._left: deque[tuple[StateTable, Any]] = deque()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Something is to be written in this turn: asked for by each of them."""
+        return bool(self._waiters) or any(self._urgent)
+
+    @property
+    def is_due(self) -> bool:
+        """Something is to be written that can wait no longer than a tenth of a second."""
+        if self.failure is not None:
+            return self._clock.monotonic_ms() >= self._retry_ms
+        return self.is_urgent or self._making_at is not None or self._wants_snapshot()
+
+    def save(self, on_saved: OnSaved | None = None) -> None:
+        """Has all changes written at the end of this turn.
+
+        Args:
+            on_saved: Told what became of it, later.
+        """
+        self._waiters.append(on_saved or _nobody)
+
+    def write(self) -> Written:
+        """Puts records of all changes, and a slice of a snapshot if one is being made.
+
+        What cannot be put counts as changed still. Room on the disk that messages do not get
+        any more is used.
+        """
+        waiters, self._waiters = self._waiters, []
+        store, changed = self._store, [table.changed for table in self._tables.values()]
+        if store is None:
+            for keys in changed:
+                keys.clear()
+            return Written(waiters)
+        if self._making_at is None and self._wants_snapshot():
+            self._begin_snapshot()
+        if not (waiters or self.failure or self._making_at is not None or any(changed)):
+            return Written()
+        slice_size = min(SNAPSHOT_SLICE, len(self._left))
+        is_whole = self._making_at is not None and slice_size == len(self._left)
+        batches = self._batches(slice_size, is_whole=is_whole)
+        try:
+            results = store.put(batches, self._clock.wall_ms(), despite_full=True)
+        except StorageError as error:
+            if self.failure is None:
+                _log.error("topics, groups and offsets cannot be written: %s", error)
+            self.failure = error
+            self._retry_ms = self._clock.monotonic_ms() + RETRY_MS
+            return Written(waiters, error=error)
+        self.failure = None
+        for keys in changed:
+            keys.clear()
+        for _ in range(slice_size):
+            self._left.popleft()
+        written = sum(len(batch.data) for batch in batches)
+        self._bytes_since += written
+        if self._making_at is not None:
+            if self._making_bytes == 0:
+                self._making_position = results[0].commitlog_offset
+            self._making_bytes += written
+            if is_whole:
+                self._end_snapshot(self._making_at)
+        self._next_offset = int(results[-1].base_queue_offset) + 1
+        return Written(waiters, end_offset=results[-1].end_offset)
+
+    def _batches(self, slice_size: int, *, is_whole: bool) -> list[BatchToPut]:
+        wall_ms = self._clock.wall_ms()
+        bodies = in_bodies(self._records(slice_size), self._most_body_bytes)
+        batches = []
+        for number, body in enumerate(bodies, 1):
+            at = self._snapshot_at
+            if is_whole and number == len(bodies) and self._making_at is not None:
+                at = self._making_at
+            data = encode_state(body, at, wall_ms)
+            batches.append(BatchToPut(STATE_TOPIC, STATE_QUEUE, read_header(data), data))
+        return batches
+
+    def _records(self, slice_size: int) -> Iterator[StateRecord]:
+        for table in self._tables.values():
+            for key in table.changed:
+                yield from table.records_of(key)
+        for place in range(slice_size):
+            table, key = self._left[place]
+            if key not in table.changed:
+                yield from table.records_of(key)
+
+    # ---- Snapshots ---------------------------------------------------------------------
+
+    def _wants_snapshot(self) -> bool:
+        store = self._store
+        if store is None:
+            return False
+        if self._bytes_since > max(LEAST_REPLAY_BYTES, 4 * self._snapshot_bytes):
+            return True
+        end = store.stats().max_commitlog_offset
+        return end // self._segment_bytes != self._snapshot_position // self._segment_bytes
+
+    def _begin_snapshot(self) -> None:
+        self._making_at = self._next_offset
+        self._making_bytes = 0
+        self._left.extend(
+            (table, key) for table in self._tables.values() for key in table.state_keys()
+        )
+
+    def _end_snapshot(self, begun_at: int) -> None:
+        self._snapshot_at, self._making_at = begun_at, None
+        self._snapshot_position = self._making_position
+        self._snapshot_bytes = self._bytes_since = self._making_bytes
+        self._keep()
+
+    def _keep(self) -> None:
+        assert self._store is not None
+        self._store.keep_from(HOLDER, CommitLogOffset(self._snapshot_position))
+
+    # ---- The start ---------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Fills the tables, which are empty, from the log.
+
+        Raises:
+            CorruptRecord: The records are damaged, and no older snapshot is left. The tables are
+                never begun anew in silence.
+        """
+        store = self._store
+        if store is None:
+            return
+        low, end = (int(bound) for bound in store.queue_bounds(STATE_TOPIC, STATE_QUEUE))
+        self._next_offset = end
+        if not end:
+            return
+        at = self._pointer_before(end, low)
+        while at is not None:
+            found = _Replay(store, at, end)
+            if found.is_whole:
+                self._take(found, at)
+                return
+            _log.error("the snapshot of topics, groups and offsets at %d is damaged", at)
+            at = self._pointer_before(at, low)
+        raise CorruptRecord(
+            f"{STATE_TOPIC}, which tells of topics, groups and consumer offsets, is damaged from "
+            f"{low} to {end}, and every consumer group would begin anew; put back a copy of the "
+            "store"
+        )
+
+    def _pointer_before(self, behind: int, low: int) -> int | None:
+        """Where the snapshot begins that the last readable record before a place tells of."""
+        assert self._store is not None
+        for place in range(behind - 1, low - 1, -1):
+            body = _read_one(self._store, place)
+            if body is not None and low <= body.snapshot_at < behind:
+                return body.snapshot_at
+        return None
+
+    def _take(self, found: "_Replay", at: int) -> None:
+        for record in found.records:
+            self._tables[type(record)].apply(record)
+        for table in self._tables.values():
+            table.changed.clear()
+        if found.damaged:
+            _log.error(
+                "%d records of topics, groups and offsets are damaged: groups may get again what "
+                "they had",
+                len(found.damaged),
+            )
+        self._snapshot_at = at
+        self._snapshot_position = found.position
+        self._snapshot_bytes, self._bytes_since = found.snapshot_bytes, found.total_bytes
+        self._keep()
+
+
+class _Replay:
+    """The state records from a place on.
+
+    Attributes:
+        records: In order.
+        damaged: Queue offsets of batches that cannot be read.
+        is_whole: The snapshot that begins there can be read to its end.
+        position: Of the first batch in the log.
+        snapshot_bytes: Of the snapshot.
+        total_bytes: Of all.
+    """
+
+    def __init__(self, store: MessageStore, at: int, end: int) -> None:
+        self.records: list[StateRecord] = []
+        self.damaged: list[int] = []
+        self.is_whole = False
+        self.position = 0
+        self.snapshot_bytes = 0
+        self.total_bytes = 0
+        is_sound = True
+        for place, position, size, body in _read_from(store, at, end):
+            if body is None:
+                self.damaged.append(place)
+                is_sound = is_sound and self.is_whole
+                continue
+            if place == at:
+                self.position = position
+            self.records += body.records
+            self.total_bytes += size
+            if is_sound and not self.is_whole and body.snapshot_at >= at:
+                self.is_whole = True
+                self.snapshot_bytes = self.total_bytes
+
+
+def _read_from(
+    store: MessageStore, at: int, end: int, *, most_bytes: int = READ_BYTES
+) -> Iterator[tuple[int, int, int, StateBody | None]]:
+    """Queue offset, commit-log offset, size and body of each batch; None if it is damaged."""
+    place = at
+    while place < end:
+        try:
+            found = store.get(STATE_TOPIC, STATE_QUEUE, place, max_bytes=most_bytes)
+        except CorruptRecord as error:
+            _log.error("%s", error)
+            yield place, 0, 0, None
+            place += 1
+            continue
+        if found.status is not GetStatus.FOUND:
+            return
+        for data in found.data:
+            view, position = memoryview(data), 0
+            while position < len(view):
+                header = read_header(view, position)
+                batch = view[position : position + header.total_size]
+                yield (
+                    int(header.base_queue_offset),
+                    int(header.commitlog_offset),
+                    header.total_size,
+                    _decoded(batch),
+                )
+                position += header.total_size
+        place = int(found.next_queue_offset)
+
+
+def _read_one(store: MessageStore, place: int) -> StateBody | None:
+    for _, _, _, body in _read_from(store, place, place + 1, most_bytes=1):
+        return body
+    return None
+
+
+def _decoded(batch: memoryview) -> StateBody | None:
+    try:
+        return decode_state(batch)
+    except CorruptRecord as error:
+        _log.error("%s", error)
+        return None
+
+
+def _nobody(error: StorageError | None) -> None:
+    return None

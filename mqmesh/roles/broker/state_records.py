@@ -1,0 +1,204 @@
+"""What a broker knows beside its messages, as records of its log: topics, groups, offsets.
+
+A state record says what is true of one thing from now on. Records stand in the message bodies of
+``RMQ_SYS_STATE_TOPIC``, queue 0, one body a batch:
+
+======== ============ ==================================================================
+position msgpack      meaning
+======== ============ ==================================================================
+0        int          version, 1
+1        int          snapshot_at: from this queue offset on the topic tells everything
+2        array        state records, each an array that begins with its kind
+======== ============ ==================================================================
+
+==== ======================== =========================================================
+kind state record             fields
+==== ======================== =========================================================
+1    ``TopicRecord``          topic, settings or nil when it was deleted
+2    ``GroupRecord``          group, settings or nil
+3    ``OffsetsRecord``        group, topic, offsets by queue id or nil, whether it adds
+4    ``SentBackRecord``       group, queue offset from which its marks count, or nil
+==== ======================== =========================================================
+
+On disk: kinds are never renumbered, fields are added at the end only. The same tables stand in
+``docs/storage-format.md``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import Attributes, decode_messages, encode_batch, read_header
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.message import STATE_TOPIC, Message
+from mqmesh.protocol.groups import BY_CONSUMER
+from mqmesh.units import TimestampMs
+
+STATE_VERSION: Final = 1
+STATE_QUEUE: Final = 0
+_PRODUCER_ID: Final = 1
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
+    """Of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a message
+    made it."""
+
+    read_queue_nums: _Count
+    write_queue_nums: _Count
+    perm: _Count
+    order: bool = False
+    is_auto: bool = False
+
+
+class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
+    """Of a consumer group, see ``GroupConfig``."""
+
+    consume_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_max_times: int = BY_CONSUMER
+    notify_consumer_ids_changed_enable: bool = True
+
+
+class TopicRecord(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """A topic has these settings; with None it was deleted."""
+
+    topic: str
+    settings: TopicSettings | None = None
+
+
+class GroupRecord(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """A consumer group has these settings; with None it has none."""
+
+    group: str
+    settings: GroupSettings | None = None
+
+
+class OffsetsRecord(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Where a group goes on in the queues of a topic; with None it was nowhere yet.
+
+    Attributes:
+        group: Consumer group.
+        topic: Physical topic.
+        offsets: Queue offset by queue id.
+        adds: To what the record before says of the same; else instead of it.
+    """
+
+    group: str
+    topic: str
+    offsets: dict[_Count, _Offset] | None = None
+    adds: bool = False
+
+
+class SentBackRecord(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """Marks of what a group sent back count from this queue offset on; with None all do."""
+
+    group: str
+    counts_from: _Offset | None = None
+
+
+StateRecord = TopicRecord | GroupRecord | OffsetsRecord | SentBackRecord
+
+
+class StateBody(msgspec.Struct, array_like=True, frozen=True):
+    """One message body; see the head of the module."""
+
+    version: int
+    snapshot_at: _Offset
+    records: list[StateRecord]
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+
+
+class _RawBody(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    snapshot_at: int
+    records: Sequence[msgspec.Raw]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StateBody)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def in_bodies(records: Iterable[StateRecord], most_bytes: int) -> list[list[msgspec.Raw]]:
+    """Encodes state records and divides them, in order, into bodies.
+
+    Args:
+        records: Any number.
+        most_bytes: A body has at most so many, or a single record that is larger.
+
+    Returns:
+        What ``encode_state`` takes; at least one list.
+    """
+    bodies: list[list[msgspec.Raw]] = [[]]
+    size = 0
+    for record in records:
+        data = msgspec.Raw(_encoder.encode(record))
+        if bodies[-1] and size + len(data) > most_bytes:
+            bodies.append([])
+            size = 0
+        bodies[-1].append(data)
+        size += len(data)
+    return bodies
+
+
+def encode_state(
+    records: Sequence[msgspec.Raw], snapshot_at: int, born_timestamp: TimestampMs
+) -> bytes:
+    """The batch that puts one body into the log.
+
+    Args:
+        records: Encoded ones.
+        snapshot_at: Queue offset from which on the topic tells everything.
+        born_timestamp: Wall clock, ms.
+
+    Returns:
+        Layout: record batch, its broker part blank.
+    """
+    body = _encoder.encode(_RawBody(STATE_VERSION, snapshot_at, records))
+    return encode_batch(
+        [Message(STATE_TOPIC, body)],
+        topic=STATE_TOPIC,
+        queue_id=STATE_QUEUE,
+        producer_id=_PRODUCER_ID,
+        first_sequence=0,
+        born_timestamp=born_timestamp,
+        attributes=Attributes.REDELIVERED,
+    )
+
+
+def decode_state(data: Buffer) -> StateBody:
+    """Reads the body of a stored batch.
+
+    Raises:
+        CorruptRecord: It is not what ``encode_state`` wrote, or a later program did.
+    """
+    try:
+        (message,) = decode_messages(data, read_header(data))
+        version = _head_decoder.decode(message.body).version
+        if version != STATE_VERSION:
+            raise CorruptRecord(
+                f"a state record has version {version}; this broker reads {STATE_VERSION}"
+            )
+        return _decoder.decode(message.body)
+    except (CorruptBatch, ValueError, RecursionError) as error:
+        raise CorruptRecord(f"a state record cannot be read: {error}") from error
+
+
+def in_parts(record: OffsetsRecord, most_queues: int) -> Iterator[OffsetsRecord]:
+    """Divides offsets of many queues, so that no record is too large for a batch."""
+    offsets = record.offsets
+    if offsets is None or len(offsets) <= most_queues:
+        yield record
+        return
+    items = list(offsets.items())
+    for start in range(0, len(items), most_queues):
+        part = dict(items[start : start + most_queues])
+        yield OffsetsRecord(record.group, record.topic, part, adds=start > 0)

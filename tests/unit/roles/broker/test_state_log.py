@@ -1,0 +1,320 @@
+"""State records: what is written when, snapshots, and starts from damaged ones."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqmesh.batch.record_batch import check_stored, encode_batch, read_header
+from mqmesh.errors import CorruptRecord
+from mqmesh.message import STATE_TOPIC, Message
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker import state_log
+from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.state_records import (
+    GroupRecord,
+    GroupSettings,
+    OffsetsRecord,
+    SentBackRecord,
+    TopicRecord,
+    TopicSettings,
+    decode_state,
+    encode_state,
+    in_bodies,
+)
+from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.storage.interface import BatchToPut, GetStatus
+from mqmesh.storage.memory import MemoryStore
+from mqmesh.testing.clock import ManualClock
+from mqmesh.units import KIB
+
+SEGMENT = 64 * KIB
+CONFIG = BrokerConfig(storage=BrokerStoreConfig(mapped_file_size_commit_log=SEGMENT))
+EVERYTHING = [
+    TopicRecord("t", TopicSettings(8, 4, 6, True, True)),
+    TopicRecord("gone"),
+    GroupRecord("g", GroupSettings(False, False, 3, False)),
+    GroupRecord("gone"),
+    OffsetsRecord("g", "t", {0: 7, 2**32 - 1: 2**63 - 1}, adds=True),
+    OffsetsRecord("g", "gone"),
+    SentBackRecord("g", 9),
+    SentBackRecord("gone"),
+]
+
+
+class HoldingStore(MemoryStore):
+    """A memory store that knows from where on its log is wanted, and has bad places."""
+
+    def __init__(self):
+        super().__init__(CONFIG.storage, clock=ManualClock())
+        self.kept = {}
+        self.bad = set()
+
+    def keep_from(self, holder, commitlog_offset):
+        self.kept[holder] = commitlog_offset
+
+    def get(self, topic, queue_id, queue_offset, **options):
+        if topic == STATE_TOPIC and queue_offset in self.bad:
+            raise CorruptRecord(f"planned: {queue_offset}")
+        if topic == STATE_TOPIC:
+            options["max_bytes"] = 1  # so that each bad place is met by itself
+        return super().get(topic, queue_id, queue_offset, **options)
+
+    def fill(self, size=SEGMENT):
+        """Messages move the log on."""
+        data = encode_batch(
+            [Message("t", bytes(size // 2))],
+            topic="t",
+            queue_id=0,
+            producer_id=1,
+            first_sequence=0,
+            born_timestamp=0,
+            attributes=32,
+        )
+        self.put([BatchToPut("t", 0, read_header(data), data)] * 2, 1)
+
+    def bodies(self):
+        """All state bodies, in order."""
+        found, place = [], 0
+        while True:
+            got = MemoryStore.get(self, STATE_TOPIC, 0, place, max_bytes=1)
+            if got.status is not GetStatus.FOUND:
+                return found
+            found.append(decode_state(got.data[0]))
+            place = got.next_queue_offset
+
+
+@pytest.fixture
+def store():
+    return HoldingStore()
+
+
+def begin(store):
+    tables = BrokerTables(CONFIG, ManualClock(), store)
+    tables.load()
+    tables.state.write()
+    return tables
+
+
+def settle(tables, most=100):
+    """All that is due is written."""
+    writes = 0
+    while tables.state.is_due:
+        tables.state.write()
+        writes += 1
+        assert writes < most
+    return writes
+
+
+def facts(tables):
+    offsets = {
+        (group, topic, queue_id): at
+        for group in tables.offsets.groups()
+        for topic, queues in tables.offsets.topics(group).items()
+        for queue_id, at in queues.items()
+    }
+    return tables.topics.configs(), tables.groups.names(), offsets
+
+
+def test_records_come_back_as_they_were():
+    (body,) = in_bodies(EVERYTHING, 10_000)
+    data = encode_state(body, 5, 1_000)
+    found = decode_state(data)
+    assert (found.version, found.snapshot_at, found.records) == (1, 5, EVERYTHING)
+
+
+def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
+    records = [OffsetsRecord("g", f"t{number}", {0: 1}) for number in range(10)]
+    bodies = in_bodies(records, 30)
+    assert len(bodies) == 5
+    assert sum(map(len, bodies)) == 10
+    assert in_bodies(records, 1) == [[one] for body in bodies for one in body]
+    assert in_bodies([], 100) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "cannot be read"),
+        (b"\xc1", "cannot be read"),
+        (msgspec.msgpack.encode([2, 0, []]), "has version 2; this broker reads 1"),
+        (msgspec.msgpack.encode([1, -1, []]), "cannot be read"),
+        (msgspec.msgpack.encode([1, 0, [[9, "t"]]]), "cannot be read"),
+        (msgspec.msgpack.encode([1, 0, [[3, "g", "t", {0: -1}]]]), "cannot be read"),
+        (b"\x91" * 5_000, "cannot be read"),
+    ],
+)
+def test_other_bytes_are_no_records(body, why):
+    data = encode_batch(
+        [Message(STATE_TOPIC, body)],
+        topic=STATE_TOPIC,
+        queue_id=0,
+        producer_id=1,
+        first_sequence=0,
+        born_timestamp=0,
+    )
+    with pytest.raises(CorruptRecord, match=why):
+        decode_state(data)
+
+
+def test_nothing_is_written_where_nothing_changed(store):
+    tables = begin(store)
+    assert len(store.bodies()) == 1, "the first of a life"
+    tables.state.write()
+    assert len(store.bodies()) == 1
+    assert not tables.state.is_due
+
+
+def test_many_changes_share_a_batch_and_one_thing_is_told_of_once(store):
+    tables = begin(store)
+    for at in range(5):
+        store.fill(1_000)
+        tables.offsets.commit("g", "t", 0, at)
+        tables.offsets.commit("h", "t", 0, at)
+    tables.state.write()
+    assert store.bodies()[-1].records == [
+        OffsetsRecord("g", "t", {0: 4}),
+        OffsetsRecord("h", "t", {0: 4}),
+    ]
+
+
+def test_each_segment_gets_a_snapshot_from_which_alone_a_start_is_complete(store):
+    tables = begin(store)
+    tables.topics.set(TopicConfig("t", 2, 2), 1)
+    tables.groups.note_used("g")
+    tables.state.write()
+    for round_ in range(3):
+        store.fill()
+        tables.offsets.commit("g", "t", 0, 2 * round_ + 1)
+        assert tables.state.is_due
+        settle(tables)
+        expected = facts(tables)
+        at = store.bodies()[-1].snapshot_at
+        log_end = store.stats().max_commitlog_offset
+        assert store.kept["the broker's state"] // SEGMENT == log_end // SEGMENT
+        # Everything before it may be gone.
+        store.bad = set(range(at))
+        assert facts(begin(store)) == expected
+        store.bad.clear()
+    assert at > 0
+
+
+def test_a_snapshot_of_much_is_made_bit_by_bit_beside_changes(store, monkeypatch):
+    monkeypatch.setattr(state_log, "SNAPSHOT_SLICE", 10)
+    tables = begin(store)
+    tables.topics.set(TopicConfig("t", 1, 1), 1)
+    for number in range(54):
+        tables.topics.set(TopicConfig(f"t{number:02}", 1, 1), 1)
+    tables.state.write()
+    store.fill()
+    begun = len(store.bodies())
+    for number in range(4):
+        assert tables.state.is_due
+        tables.topics.delete(f"t{number:02}", 1)
+        tables.topics.delete(f"t{53 - number}", 1)
+        tables.topics.set(TopicConfig(f"new{number}", 1, 1), 1)
+        tables.state.write()
+        assert store.bodies()[-1].snapshot_at == 0, "not whole yet"
+        assert facts(begin_quietly(store)) == facts(tables)
+    settle(tables)
+    assert store.bodies()[-1].snapshot_at == begun
+    store.bad = set(range(begun))
+    assert facts(begin_quietly(store)) == facts(tables)
+
+
+def begin_quietly(store):
+    """A start that writes nothing."""
+    tables = BrokerTables(CONFIG, ManualClock(), store)
+    tables.load()
+    return tables
+
+
+def test_a_crash_in_the_middle_of_a_snapshot_starts_from_the_one_before(store, monkeypatch):
+    monkeypatch.setattr(state_log, "SNAPSHOT_SLICE", 10)
+    tables = begin(store)
+    tables.topics.set(TopicConfig("t", 1, 1), 1)
+    for number in range(25):
+        tables.topics.set(TopicConfig(f"t{number:02}", 1, 1), 1)
+    tables.state.write()
+    store.fill()
+    tables.state.write()
+    again = begin(store)
+    assert facts(again) == facts(tables)
+    settle(again)
+    assert store.bodies()[-1].snapshot_at > 0
+
+
+def test_many_records_without_messages_are_a_reason_for_a_snapshot_too(store, monkeypatch):
+    monkeypatch.setattr(state_log, "LEAST_REPLAY_BYTES", 1_000)
+    tables = begin(store)
+    tables.topics.set(TopicConfig("t", 1, 1), 1)
+    for number in range(200):
+        store.fill(100)
+        tables.offsets.commit("g", "t", 0, number)
+        tables.state.write()
+    settle(tables)
+    assert 100 < store.bodies()[-1].snapshot_at < 200
+
+
+@pytest.mark.parametrize("bad", range(8))
+def test_a_damaged_place_costs_what_stands_there_and_no_more(store, bad, caplog):
+    tables = begin(store)  # 0
+    tables.topics.set(TopicConfig("t", 2, 2), 1)
+    tables.groups.note_used("g")
+    tables.state.write()  # 1
+    store.fill()
+    tables.offsets.commit("g", "t", 0, 1)
+    settle(tables)  # 2, a snapshot
+    tables.offsets.commit("g", "t", 1, 0)
+    tables.state.write()  # 3
+    store.fill()
+    settle(tables)  # 4, a snapshot
+    tables.groups.note_used("h")
+    tables.state.write()  # 5
+    store.fill(100)
+    tables.offsets.commit("g", "t", 0, 2)
+    tables.state.write()  # 6
+    tables.offsets.commit("h", "t", 0, 2)
+    tables.state.write()  # 7
+    assert [body.snapshot_at for body in store.bodies()] == [0, 0, 2, 2, 4, 4, 4, 4]
+    store.bad = {bad}
+    configs, names, offsets = facts(begin_quietly(store))
+    assert configs == tables.topics.configs()
+    assert names == (["g"] if bad == 5 else ["g", "h"])
+    # Never ahead of what was committed: a group may get again what it had, and skips nothing.
+    expected = {("g", "t", 0): 1 if bad == 6 else 2, ("g", "t", 1): 0, ("h", "t", 0): 2}
+    if bad == 7:
+        del expected["h", "t", 0]
+    assert offsets == expected
+    assert ("damaged" in caplog.text) is (bad >= 4)
+
+
+def test_with_no_snapshot_left_the_start_ends(store):
+    tables = begin(store)
+    tables.topics.set(TopicConfig("t", 2, 2), 1)
+    tables.state.write()
+    store.fill()
+    settle(tables)
+    store.bad = {0, 2}
+    with pytest.raises(CorruptRecord, match="put back a copy of the store"):
+        begin(store)
+
+
+def test_a_retry_of_what_could_not_be_written_waits_a_second(store, monkeypatch):
+    clock = ManualClock()
+    tables = BrokerTables(CONFIG, clock, store)
+    put = store.put
+
+    def refuse(*arguments, **options):
+        raise CorruptRecord("planned")
+
+    monkeypatch.setattr(store, "put", refuse)
+    tables.state.save()
+    tables.state.write()
+    assert not tables.state.is_due
+    clock.advance(1_000)
+    assert tables.state.is_due
+    monkeypatch.setattr(store, "put", put)
+    tables.state.write()
+    assert tables.state.failure is None
+    assert check_stored(store.get(STATE_TOPIC, 0, 0, max_bytes=1).data[0])
