@@ -1,4 +1,4 @@
-"""Writes the golden files of the record batch, version 1.
+"""Writes the golden files of the record batch and of state records, both version 1.
 
 A golden file is what some release has once written to a disk, so this script never overwrites
 one: it adds what is missing. A new format version gets new cases and new files beside these.
@@ -20,6 +20,29 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.message import Message
+from mqmesh.roles.broker.state_records import (
+    GroupRecord,
+    GroupSettings,
+    OffsetsRecord,
+    SentBackRecord,
+    TopicRecord,
+    TopicSettings,
+    encode_state,
+    in_bodies,
+)
+
+STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
+STATE = [
+    TopicRecord("t", TopicSettings(8, 4, 6, True, True)),
+    TopicRecord("gone"),
+    GroupRecord("g", GroupSettings(False, False, 3, False)),
+    GroupRecord("gone"),
+    OffsetsRecord("g", "t", {0: 7, 2**32 - 1: 2**63 - 1}, adds=True),
+    OffsetsRecord("g", "gone"),
+    SentBackRecord("g", 9),
+    SentBackRecord("gone"),
+]
+"""All kinds of state records."""
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -135,8 +158,17 @@ def encode_case(case: str) -> bytes:
     return encode_batch(**CASES[case])
 
 
+def encode_records() -> bytes:
+    """The batch of ``STATE`` as the code of today writes it."""
+    (body,) = in_bodies(STATE, 10_000)
+    return encode_state(body, 5, 1_700_000_000_000)  # type: ignore[arg-type]
+
+
 def main() -> None:
     """Writes the files that are missing."""
+    if not STATE_FILE.exists():
+        STATE_FILE.write_bytes(encode_records())
+        print(f"wrote {STATE_FILE}")
     for case in (*CASES, "stored", "sparse"):
         if not path_of(case).exists():
             path_of(case).write_bytes(encode_case(case))
