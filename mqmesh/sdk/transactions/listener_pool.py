@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from mqmesh.transport.interface import Loop
+
 GROW_MS: Final = 20
 """When nothing was begun for so long although something waits, another thread is started."""
 
@@ -21,17 +23,20 @@ class ListenerPool:
     Args:
         name: Of the threads.
         most: Most threads.
+        loop: Looks after them while something waits; one that idles is not woken.
     """
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, loop: Loop) -> None:
         self._name = name
         self._most = most
+        self._loop = loop
         self._tasks: deque[Callable[[], None]] = deque()
         self._ready = threading.Condition()
         self._threads = 0
         self._idle = 0
         self._begun = 0
         self._begun_before = -1
+        self._watched = False
         self._closed = False
         self._told_ms = 0
 
@@ -50,13 +55,23 @@ class ListenerPool:
                 self._ready.notify()
             elif not self._threads:
                 self._start()
+            if not self._watched:
+                self._loop.call_soon_threadsafe(self._watch)
+                self._watched = True
 
-    def tick(self) -> None:
-        """Starts another thread if the others do not come to what waits; each ``GROW_MS``."""
+    def _watch(self) -> None:
+        self._loop.call_later(GROW_MS, self._look)
+
+    def _look(self) -> None:
+        # Starts another thread if the others do not come to what waits.
         with self._ready:
-            stuck = bool(self._tasks) and not self._idle and self._begun == self._begun_before
+            self._watched = bool(self._tasks)
+            if not self._watched:
+                return
+            self._watch()
+            stuck = not self._idle and self._begun == self._begun_before
             self._begun_before = self._begun
-            if not stuck or self._closed:
+            if not stuck:
                 return
             if self._threads < self._most:
                 self._start()

@@ -36,7 +36,7 @@ from mqmesh.sdk.producer.producer_options import (
 from mqmesh.sdk.producer.queue_selector import QueueSelector
 from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult
 from mqmesh.sdk.transactions.half_sender import HalfSender
-from mqmesh.sdk.transactions.listener_pool import GROW_MS, ListenerPool
+from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
 from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
 from mqmesh.sdk.transactions.transactions import (
@@ -118,7 +118,7 @@ class TransactionProducer(Producer):
         self._room = threading.BoundedSemaphore(one.max_transactions_in_flight)
 
     def _make_pool(self, name: str, most: int) -> ListenerPool:
-        return ListenerPool(name, most)
+        return ListenerPool(name, most, self._engine.loop)
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -134,8 +134,6 @@ class TransactionProducer(Producer):
             self._engine.post(self._begin)
 
     def _begin(self) -> None:
-        self._engine.loop.call_every(GROW_MS, self._executors.tick)
-        self._engine.loop.call_every(GROW_MS, self._checkers.tick)
         self._engine.find_route(TRANS_HALF_TOPIC, self._meet)
 
     def close(self) -> None:

@@ -260,7 +260,7 @@ class _Deciding(TransactionProducer):
         )
 
     def _make_pool(self, name: str, most: int) -> ListenerPool:
-        return SimulatedPool(self._simulated.transport.node, name, most)
+        return SimulatedPool(self._simulated.transport, name, most)
 
 
 class _Listener(TransactionListener):

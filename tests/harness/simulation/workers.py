@@ -8,6 +8,7 @@ from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Turn, 
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.transport.simulated.node import SimulatedNode
+from mqmesh.transport.simulated.transport import SimulatedTransport
 
 CALL_MS: Final = 20
 """A call takes up to so long, mostly."""
@@ -88,9 +89,9 @@ class SimulatedWorkers(Workers):
 class SimulatedPool(ListenerPool):
     """The threads of a transaction producer."""
 
-    def __init__(self, node: SimulatedNode, name: str, most: int) -> None:
-        super().__init__(name, most)
-        self._node = node
+    def __init__(self, transport: SimulatedTransport, name: str, most: int) -> None:
+        super().__init__(name, most, transport.loop)
+        self._node = transport.node
 
     def submit(self, task: Callable[[], None]) -> None:
         """Runs it a little later."""
