@@ -10,9 +10,11 @@ from typing import Final
 from mqmesh.clock import Clock
 from mqmesh.transport.interface import Timer
 from mqmesh.transport.simulated.node import SimulatedNode
+from mqmesh.transport.simulated.simulation import Event
 
 MOST_TURNS_A_MS: Final = 64
 """A loop that turns more often lets time pass, as each turn of a real one does."""
+NEVER_MS: Final = 1 << 62
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,9 @@ class SimulatedLoop:
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
         self._tick_end: list[Callable[[], None]] = []
-        self._planned_ms: int | None = None
+        self._planned_ms = NEVER_MS
+        self._planned: Event | None = None
+        self._turn_count = 0
         self._turning = False
         self._stopping = False
         self._on_stop: list[Callable[[], None]] = []
@@ -47,7 +51,7 @@ class SimulatedLoop:
     def deliver(self, callback: Callable[[], None]) -> None:
         """Something came from the network: the next turn begins with it."""
         self._inbox.append(callback)
-        self._plan(0)
+        self._plan(self.node.simulation.now_ms)
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Calls back at the end of each turn."""
@@ -68,11 +72,11 @@ class SimulatedLoop:
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         """Calls soon, in a turn of the loop."""
         self._calls.append(callback)
-        self._plan(0)
+        self._plan(self.node.simulation.now_ms)
 
     def wake(self) -> None:
         """Has the loop turn."""
-        self._plan(0)
+        self._plan(self.node.simulation.now_ms)
 
     def has_news(self) -> bool:
         """True when a turn would find something."""
@@ -125,28 +129,29 @@ class SimulatedLoop:
 
     # ---- Turns -------------------------------------------------------------------------
 
-    _turn_count = 0
-
-    def _plan(self, delay_ms: int) -> None:
-        due_ms = self.clock.monotonic_ms() + delay_ms
-        if self._planned_ms is not None and self._planned_ms <= due_ms:
+    def _plan(self, due_ms: int) -> None:
+        if self._planned_ms <= due_ms:
             return
+        if self._planned is not None:
+            self._planned.cancel()
         self._planned_ms = due_ms
-        self.node.after(delay_ms, lambda: self._turn_if_due(due_ms))
+        self._planned = self.node.simulation.at(due_ms, self._due)
 
-    def _turn_if_due(self, planned_ms: int) -> None:
-        if self._planned_ms != planned_ms:
-            return  # an earlier turn took its place
-        self._planned_ms = None
+    def _due(self) -> None:
+        self.node.call(self._turn_now)
+
+    def _turn_now(self) -> None:
+        self._planned_ms, self._planned = NEVER_MS, None
         if self._stopping:
             return
+        now_ms = self.node.simulation.now_ms
         if self._turning:
-            self._plan(1)  # a callback of this loop waits for the simulation
+            self._plan(now_ms + 1)  # a callback of this loop waits for the simulation
             return
-        self._turn()
+        self._turn(now_ms)
         self._plan_next()
 
-    def _turn(self) -> None:
+    def _turn(self, now_ms: int) -> None:
         self._turn_count += 1
         self._turning = True
         try:
@@ -154,27 +159,30 @@ class SimulatedLoop:
                 for _ in range(len(queue)):
                     if queue:
                         self._guard(queue.popleft())
-            self._run_timers()
+            if self._timers and self._timers[0][0] <= now_ms:
+                self._run_timers()
             for callback in self._tick_end:
                 self._guard(callback)
         finally:
             self._turning = False
 
     def _plan_next(self) -> None:
-        now_ms = self.clock.monotonic_ms()
+        now_ms = self.node.simulation.now_ms
         before_ms, turns = self._turns_ms
-        self._turns_ms = (now_ms, turns + 1 if before_ms == now_ms else 1)
-        least_ms = 0 if self._turns_ms[1] < MOST_TURNS_A_MS else 1
+        turns = turns + 1 if before_ms == now_ms else 1
+        self._turns_ms = now_ms, turns
+        least_ms = now_ms if turns < MOST_TURNS_A_MS else now_ms + 1
         if self._inbox or self._calls:
             self._plan(least_ms)
             return
-        while self._timers and self._timers[0][2].cancelled:
-            heapq.heappop(self._timers)
-        if self._timers:
-            self._plan(max(self._timers[0][0] - now_ms, least_ms))
+        timers = self._timers
+        while timers and timers[0][2].cancelled:
+            heapq.heappop(timers)
+        if timers:
+            self._plan(max(timers[0][0], least_ms))
 
     def _run_timers(self) -> None:
-        now_ms = self.clock.monotonic_ms()
+        now_ms = self.node.simulation.now_ms
         # Those that callbacks plan now have their turn next time.
         last = next(self._order)
         while self._timers and self._timers[0][:2] <= (now_ms, last):
@@ -186,10 +194,10 @@ class SimulatedLoop:
             self._guard(timer.callback)
 
     def _push(self, timer: Timer, delay_ms: int) -> None:
-        due_ms = self.clock.monotonic_ms() + max(delay_ms, 0)
+        due_ms = self.node.simulation.now_ms + max(delay_ms, 0)
         heapq.heappush(self._timers, (due_ms, next(self._order), timer))
         if not self._turning:
-            self._plan(max(delay_ms, 0))
+            self._plan(due_ms)
 
     def _guard(self, callback: Callable[[], None]) -> None:
         if not self.node.alive:

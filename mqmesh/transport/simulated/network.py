@@ -8,6 +8,7 @@ present that has long come back by another connection.
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from mqmesh.transport.simulated.node import SimulatedNode
@@ -94,14 +95,15 @@ class Network:
 
     def latency_ms(self) -> int:
         """Of the next frame."""
-        weather, chance = self.weather, self.simulation.random
-        if weather.gust_every and chance.randrange(weather.gust_every) == 0:
-            return chance.randint(weather.most_ms, weather.gust_ms)
-        return chance.randint(weather.least_ms, weather.most_ms)
+        weather, below = self.weather, self.simulation.below
+        least_ms, most_ms = weather.least_ms, weather.most_ms
+        if weather.gust_every and below(weather.gust_every) == 0:
+            least_ms, most_ms = weather.most_ms, weather.gust_ms
+        return least_ms + below(most_ms - least_ms + 1)
 
     def is_open(self, source: SimulatedNode, target: SimulatedNode) -> bool:
         """Whether frames pass in this direction."""
-        return (source.name, target.name) not in self._cut
+        return not self._cut or (source.name, target.name) not in self._cut
 
     def next_peer(self) -> bytes:
         """A routing id as ZeroMQ gives them."""
@@ -156,7 +158,8 @@ class _Pipe:
         network = self._network
         self._last_ms = max(self._last_ms, network.simulation.now_ms + network.latency_ms())
         self._frames.append((self._last_ms, arrive))
-        self.flow()
+        if not self._planned:
+            self.flow()
 
     def flow(self) -> None:
         if self._planned or not self._frames or self.closed:
@@ -173,7 +176,8 @@ class _Pipe:
         now_ms = self._network.simulation.now_ms
         while self._frames and self._frames[0][0] <= now_ms and not self.closed:
             self._frames.popleft()[1]()
-        self.flow()
+        if self._frames:
+            self.flow()
 
     def close(self) -> None:
         self.closed = True
@@ -221,11 +225,11 @@ class SimulatedConnection:
 
     def ask(self, frame: bytes) -> None:
         """Sends a frame to the server."""
-        self._there.send(lambda: self.take_request(frame))
+        self._there.send(partial(self.take_request, frame))
 
     def answer(self, frame: bytes) -> None:
         """Sends a frame to the client."""
-        self._back.send(lambda: self.take_answer(frame))
+        self._back.send(partial(self.take_answer, frame))
 
     def flow(self) -> None:
         """What was held goes on."""
@@ -356,12 +360,14 @@ class SimulatedLine:
             self._stand(listener, SimulatedConnection(network, node, server, self._lost))
 
     def _stand(self, listener: Listener, connection: SimulatedConnection) -> None:
-        connection.take_answer = lambda frame: self._told(
-            lambda: connection is self._connection and self._on_frame(frame)
-        )
+        connection.take_answer = lambda frame: self._deliver(partial(self._take, connection, frame))
         listener.accept(connection)
         self._connection = connection
         self._told(lambda: connection is self._connection and self._on_up())
+
+    def _take(self, connection: SimulatedConnection, frame: bytes) -> None:
+        if connection is self._connection and not self._closed:
+            self._on_frame(frame)
 
     def _failed(self, *, tell: bool) -> None:
         if tell:

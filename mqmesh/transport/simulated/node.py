@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from mqmesh.transport.simulated.simulation import START_WALL_MS, Event, Simulation
@@ -74,7 +75,7 @@ class SimulatedNode:
 
     def after(self, delay_ms: int, callback: Callable[[], None]) -> Event:
         """Calls later, unless the node is dead by then; once it goes on, if it is paused."""
-        return self.simulation.after(delay_ms, lambda: self._call(callback))
+        return self.simulation.after(delay_ms, partial(self.call, callback))
 
     def wait_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
         """Waits as a thread of the process would: the simulation goes on meanwhile.
@@ -109,7 +110,8 @@ class SimulatedNode:
         for callback in late:
             self.after(0, callback)
 
-    def _call(self, callback: Callable[[], None]) -> None:
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls now, unless the node is dead; once it goes on, if it is paused."""
         if not self.alive:
             return
         if self.paused:

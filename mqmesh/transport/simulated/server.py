@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
 from mqmesh.protocol.codes import ResponseCode, code_of
@@ -90,7 +91,7 @@ class SimulatedServer:
         """A connection was made."""
         self._silent_peers[connection] = None
         connection.take_request = lambda frame: self._loop.deliver(
-            lambda: self._take(connection, frame)
+            partial(self._take, connection, frame)
         )
         connection.on_server_lost = lambda: self._loop.deliver(lambda: self._lost(connection))
 

@@ -61,17 +61,22 @@ class Simulation:
         assert len(self._events) < MAX_EVENTS_WAITING, "more events wait than a simulation may have"
         event = Event(callback)
         self._order += 1
-        entry = (max(due_ms, self.now_ms), self.random.random(), self._order, event)
-        heapq.heappush(self._events, entry)
+        if due_ms < self.now_ms:
+            due_ms = self.now_ms
+        heapq.heappush(self._events, (due_ms, self.random.random(), self._order, event))
         return event
 
     def after(self, delay_ms: int, callback: Callable[[], None]) -> Event:
         """Calls once, ``delay_ms`` from now."""
         return self.at(self.now_ms + delay_ms, callback)
 
+    def below(self, count: int) -> int:
+        """A number from 0 to below ``count``, in less time than ``random.randrange`` takes."""
+        return int(self.random.random() * count)
+
     def run(self, duration_ms: int) -> None:
         """Lets time pass."""
-        self.run_until(lambda: False, duration_ms)
+        self.run_until(_never, duration_ms)
 
     def run_until(self, is_done: Callable[[], bool], limit_ms: int) -> bool:
         """Lets time pass until something is so.
@@ -92,8 +97,12 @@ class Simulation:
             due_ms, _, _, event = heapq.heappop(events)
             if event.cancelled:
                 continue
-            # A call that waits inside of an event may have let more time pass.
-            self.now_ms = max(self.now_ms, due_ms)
+            if due_ms > self.now_ms:  # a call that waits in an event may have let time pass
+                self.now_ms = due_ms
             self.event_count += 1
             event.callback()
         return True
+
+
+def _never() -> bool:
+    return False
