@@ -40,7 +40,8 @@ from mqmesh.transport.simulated.node import NodeKilled
 from mqmesh.transport.simulated.simulation import START_WALL_MS
 from mqmesh.transport.simulated.transport import SimulatedTransport
 
-SEND_EVERY_MS: Final = 1_000
+SEND_EVERY_MS: Final = 1_500
+POLL_EVERY_MS: Final = 500
 FAIL_EVERY: Final = 25
 """One of so many calls of a listener fails."""
 REPLACE_MS: Final = 1_000
@@ -234,7 +235,7 @@ class SimulatedPull(Client):
 
     def begin(self) -> None:
         """Polls."""
-        self.later(200, self._poll)
+        self.later(POLL_EVERY_MS, self._poll)
 
     def _poll(self) -> None:
         try:
@@ -244,7 +245,7 @@ class SimulatedPull(Client):
         for message in messages:
             now_ms = float(self.transport.clock.monotonic_ms())
             self.books.delivered(PULL, message, now_ms, self.life)
-        self.later(200, self._poll)
+        self.later(POLL_EVERY_MS, self._poll)
 
 
 class _Deciding(TransactionProducer):
