@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 24
-SEEDS_A_PROCESS = 8
+SEEDS = 400
+"""They take some 80 s of two processors."""
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -32,8 +32,8 @@ def test_a_seed_is_one_course_of_events():
     assert first.splitlines()[0] == second.splitlines()[0]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_PROCESS))
-def test_a_cluster_keeps_its_promises_whatever_the_seed(first):
-    done = simulate("--seed", str(first), "--count", str(SEEDS_A_PROCESS))
+@pytest.mark.timeout(900)
+def test_a_cluster_keeps_its_promises_whatever_the_seed():
+    done = simulate("--seed", "0", "--count", str(SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{SEEDS} seeds, 0 failed" in done.stdout

@@ -6,10 +6,13 @@ import logging
 import os
 import random
 import resource
+import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Final
 
 from harness.chaos import say, show
@@ -20,6 +23,9 @@ BAR: Final = 30
 """Characters of the progress bar."""
 MOST_VIOLATIONS: Final = 12
 """So many are printed of a seed."""
+
+SEEDS_WAITING: Final = 4
+"""So many for each process, that none waits for one whose seed takes long."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,30 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     level = QUIET if options.log is None else options.log.upper()
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-    # A seed's world is garbage as a whole, and only when the seed is over.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     failed: list[int] = []
     counts: Counter[str] = Counter()
     begun = time.monotonic()
     runs = 0
     try:
-        for seed in _seeds(options):
-            show(_progress(options, time.monotonic() - begun, runs, len(failed)) + f", seed {seed}")
-            outcome = run_seed(seed)
-            gc.collect()
+        for outcome in _outcomes(options):
             runs += 1
+            spent_s = time.monotonic() - begun
+            show(_progress(options, spent_s, runs, len(failed)) + f", seed {outcome.seed}")
             counts.update(outcome.counts)
             counts["events"] += outcome.events
             if outcome.violations:
-                failed.append(seed)
+                failed.append(outcome.seed)
                 tell(outcome)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    spent_s = usage.ru_utime + usage.ru_stime
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     say(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     say(
         f"{runs} seeds, {len(failed)} failed, {spent_s / max(runs, 1):.2f} s of processor time each"
@@ -84,6 +85,34 @@ def _progress(options: argparse.Namespace, spent_s: float, runs: int, failed: in
     return f"[{'#' * full}{'-' * (BAR - full)}] {spent_s:.0f} s, {runs} done, {failed} failed"
 
 
+def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
+    # A seed's world is garbage as a whole, and only when the seed is over.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    if options.jobs == 1:
+        yield from map(_run, _seeds(options))
+        return
+    waiting: deque[Future[Outcome]] = deque()
+    with ProcessPoolExecutor(options.jobs, get_context("fork"), _ignore_interrupts) as pool:
+        for seed in _seeds(options):
+            waiting.append(pool.submit(_run, seed))
+            if len(waiting) > SEEDS_WAITING * options.jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _run(seed: int) -> Outcome:
+    outcome = run_seed(seed)
+    gc.collect()
+    return outcome
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the outcomes ends the others
+
+
 def _seeds(options: argparse.Namespace) -> Iterator[int]:
     if options.minutes is None:
         yield from range(options.seed, options.seed + options.count)
@@ -100,10 +129,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the first seed; a new one by default")
     parser.add_argument("--count", type=int, default=1, help="so many seeds (default: 1)")
     parser.add_argument("--minutes", type=float, help="as many seeds as go into so many minutes")
+    parser.add_argument(
+        "--jobs", type=int, help="processes that share the seeds (default: one for each processor)"
+    )
     parser.add_argument("--log", help="the roles' log, from this level on")
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 31)
+    if options.jobs is None:
+        several = options.minutes is not None or options.count > 1
+        options.jobs = (os.cpu_count() or 1) if several else 1
     return options
 
 
