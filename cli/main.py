@@ -44,7 +44,6 @@ COMMANDS: Final = {
     "broker": ("processes.serve", "broker"),
     "filtersrv": ("processes.serve", "filtersrv"),
     "schedule": ("processes.schedule", "schedule"),
-    "bench": ("bench", "bench"),
     "completion": ("completion", "completion"),
 }
 

@@ -23,9 +23,9 @@ for _signal, _handler in (
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# For the programs of tests/harness, which run in processes of their own.
+# For the programs of tests/harness and benchmarks/rows, which run in processes of their own.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")])
+    filter(None, [str(ROOT / "tests"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")])
 )
 
 # The same examples in every run: a test that fails by luck helps nobody. Whoever hunts for new

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import psutil
 from figures import Used
 
-from mqmesh.bench.processes import BenchError, read_usage
+from rows.processes import BenchError, read_usage
 
 MQMESH: Final = str(Path(sys.executable).with_name("mqmesh"))
 HERE: Final = Path(__file__).parent

@@ -13,10 +13,10 @@ from typing import Final
 from figures import BATCH
 from orders import FILLER, Orders, filler
 
-from mqmesh.bench.producers import stored
 from mqmesh.message import Message
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
+from rows.producers import stored
 
 WINDOW: Final = 8
 

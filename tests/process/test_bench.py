@@ -16,7 +16,7 @@ ROWS = (
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mqmesh.cli", "bench", "--dir", str(folder), *arguments]
+    return [sys.executable, "-P", "-m", "rows.main", "--dir", str(folder), *arguments]
 
 
 def processes_of(folder: Path) -> list[str]:

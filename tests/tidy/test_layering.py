@@ -87,8 +87,7 @@ FOLDER_FILES_MAX = 20
 
 # A library and the places (a module, or a package and all in it) that may import it.
 CONFINED = {
-    # The benchmark's limit is what bare ZeroMQ reaches, without our transport.
-    "zmq": "mqmesh.transport.zmq mqmesh.bench.limit",
+    "zmq": "mqmesh.transport.zmq",
     # Everybody else is given a transport. These take the real one: where processes of roles begin,
     # and what clients have by default.
     "mqmesh.transport.zmq": (
@@ -336,7 +335,6 @@ PROJECT = {
     "mqmesh.storage.commitlog.store": "import mqmesh.units",
     "mqmesh.storage.log.mapped_file": "import mmap",
     "mqmesh.transport.zmq.client": "import zmq\nfrom mqmesh import units",
-    "mqmesh.bench.limit": "import zmq\nfrom mqmesh.sdk.producer.producer import Producer",
     "mqmesh.roles.process": "import time",
     "mqmesh.roles.broker.server": "import time\nfrom mqmesh.transport.interface import Transport",
     "mqmesh.roles.broker.features.sends.send": "import mqmesh.roles.broker.features.topics.topics",
@@ -395,7 +393,7 @@ FAULTS = [
     (upward_folders, "mqmesh.transport.simulated.loop", "from mqmesh.transport.zmq.loop import x"),
     (escaped_libraries, "mqmesh.roles.broker.server", "import zmq.utils"),
     (escaped_libraries, "mqmesh.storage.commitlog.store", "from mmap import mmap"),
-    (escaped_libraries, "mqmesh.bench.rows", "import zmq"),
+    (escaped_libraries, "mqmesh.sdk.client.run", "import zmq"),
     (escaped_libraries, "mqmesh.storage.commitlog.store", "import lmdb"),
     (escaped_libraries, "mqmesh.sdk.producer.producer", "import click"),
     (escaped_libraries, "mqmesh.storage.commitlog.store", "import pyspark"),

@@ -23,7 +23,6 @@ SOURCES = [
     "messages/send",
     "messages/consume",
     "processes/serve",
-    "bench",
     "messages/dlq",
     "admin/group",
     "admin/group_offsets",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from mqmesh.bench.report import encode_line, format_table, summarize
-from mqmesh.bench.rows import Row
-from mqmesh.bench.sides import Conditions, Sample
+from rows.report import encode_line, format_table, summarize
+from rows.rows import Row
+from rows.sides import Conditions, Sample
 
 
 def never(conditions: Conditions) -> Sample:

@@ -1,6 +1,6 @@
 """The programs of a benchmark that send through mqmesh, as a user would write them.
 
-Run as ``python -m mqmesh.bench.producers TASK``.
+Run as ``python -m rows.producers TASK``.
 """
 
 import threading
@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from mqmesh.bench.workload import (
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import (
+    LocalTransactionState,
+    TransactionFuture,
+    TransactionListener,
+)
+from rows.workload import (
     TOPIC,
     WARM_UP_SENDS,
     Report,
@@ -23,17 +34,6 @@ from mqmesh.bench.workload import (
     say_ready,
     stamp_body,
     wait_go,
-)
-from mqmesh.message import Message, StoredMessage
-from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.producer.producer import Producer
-from mqmesh.sdk.producer.send_result import SendFuture
-from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
-from mqmesh.sdk.transactions.transactions import (
-    LocalTransactionState,
-    TransactionFuture,
-    TransactionListener,
 )
 
 FUTURES_A_CHUNK: Final = 10_000

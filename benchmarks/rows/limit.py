@@ -5,7 +5,7 @@ the same write into a preallocated file and the same transport. There are no top
 offsets, routes, retries, threads or timers, so no broker in pyzmq can be faster. What was
 tried and found no faster stands in ``docs/benchmarks.md``.
 
-Run as ``python -m mqmesh.bench.limit TASK``. Frames to the broker are told apart by their
+Run as ``python -m rows.limit TASK``. Frames to the broker are told apart by their
 first byte: a record batch begins with its magic, ``P`` asks for the next MiB, ``E`` is
 sent back as it came.
 """
@@ -27,7 +27,9 @@ from mqmesh.batch.record_batch import (
     decode_messages,
     stamp,
 )
-from mqmesh.bench.workload import (
+from mqmesh.message import Message
+from mqmesh.message_checks import Extras
+from rows.workload import (
     TOPIC,
     WARM_UP_SENDS,
     Report,
@@ -42,8 +44,6 @@ from mqmesh.bench.workload import (
     stamp_body,
     wait_go,
 )
-from mqmesh.message import Message
-from mqmesh.message_checks import Extras
 
 PULL_BYTES: Final = 1024 * 1024
 PULLS_IN_FLIGHT: Final = 2

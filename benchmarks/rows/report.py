@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from mqmesh.bench.rows import Row
-from mqmesh.bench.sides import Sample
+from rows.rows import Row
+from rows.sides import Sample
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=False):

@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from mqmesh.bench.processes import BenchError, Child, Crew
-from mqmesh.bench.sides import RUN_TIMEOUT_S, Cluster, Conditions, Load, Sample, new_crew
-from mqmesh.bench.workload import TOPIC, percentile
 from mqmesh.message import Message
 from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.membership import ConsumeFromWhere
@@ -17,6 +14,9 @@ from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.units import MIB
+from rows.processes import BenchError, Child, Crew
+from rows.sides import RUN_TIMEOUT_S, Cluster, Conditions, Load, Sample, new_crew
+from rows.workload import TOPIC, percentile
 
 RATE: Final = 1_000
 """Messages that are due in a second."""

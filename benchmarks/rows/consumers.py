@@ -1,6 +1,6 @@
 """The programs of a benchmark that consume through mqmesh, as a user would write them.
 
-Run as ``python -m mqmesh.bench.consumers TASK``.
+Run as ``python -m rows.consumers TASK``.
 """
 
 import sys
@@ -8,7 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from mqmesh.bench.workload import (
+from mqmesh.message import StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from rows.workload import (
     GROUP,
     TOPIC,
     Report,
@@ -20,11 +25,6 @@ from mqmesh.bench.workload import (
     read_task,
     wait_go,
 )
-from mqmesh.message import StoredMessage
-from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.push_consumer import PushConsumer
 
 LISTENER_MESSAGES: Final = 1_024
 """Most messages that a listener gets in one call."""

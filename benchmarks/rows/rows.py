@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.bench.delay_sides import product_delay_accuracy, product_delay_drain
-from mqmesh.bench.labelled import SQL, TAGS
-from mqmesh.bench.sides import (
+from rows.delay_sides import product_delay_accuracy, product_delay_drain
+from rows.labelled import SQL, TAGS
+from rows.sides import (
     Conditions,
     Load,
     Sample,
@@ -23,7 +23,7 @@ from mqmesh.bench.sides import (
     product_idle,
     product_produce,
 )
-from mqmesh.bench.store_sides import (
+from rows.store_sides import (
     product_backlog,
     product_indexed,
     product_lookup,

@@ -1,6 +1,6 @@
 """Ordinary messages: bodies of differing sizes, a tag, a key and two properties each.
 
-Run as ``python -m mqmesh.bench.orders TASK``. What the messages are made of is made before, as
+Run as ``python -m rows.orders TASK``. What the messages are made of is made before, as
 bodies are in the other rows: what is measured is mqmesh, not the making of strings.
 """
 
@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh import aio
-from mqmesh.bench.consumers import consume
-from mqmesh.bench.producers import (
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.send_result import SendFuture
+from rows.consumers import consume
+from rows.producers import (
     CHUNKS_UNCHECKED,
     FUTURES_A_CHUNK,
     bench_producer,
@@ -20,11 +24,7 @@ from mqmesh.bench.producers import (
     stored,
     stored_of,
 )
-from mqmesh.bench.workload import TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
-from mqmesh.message import Message, StoredMessage
-from mqmesh.protocol.messaging import SendStatus
-from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.producer.send_result import SendFuture
+from rows.workload import TOPIC, Report, Stopwatch, Task, hand_in, read_task, wait_go
 
 LEAST_BODY_BYTES: Final = 32
 MOST_BODY_BYTES: Final = 224

@@ -15,8 +15,8 @@ from typing import Final, Self
 
 import msgspec
 
-from mqmesh.bench.workload import GO, READY, Report, Task
 from mqmesh.roles.process import parse_ready
+from rows.workload import GO, READY, Report, Task
 
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -183,7 +183,7 @@ class Crew:
 
     def limit(self, task: Task) -> Child:
         """Starts a bare program."""
-        return self._start(f"limit-{task.kind}", "mqmesh.bench.limit", task)
+        return self._start(f"limit-{task.kind}", "rows.limit", task)
 
     def client(self, task: Task) -> Child:
         """Starts a program that uses mqmesh."""
@@ -192,7 +192,7 @@ class Crew:
             module = "labelled"
         if task.kind.endswith("_orders"):
             module = "orders"
-        return self._start(task.kind, f"mqmesh.bench.{module}", task)
+        return self._start(task.kind, f"rows.{module}", task)
 
     def role(self, role: str, settings: Sequence[str]) -> tuple[Child, str]:
         """Starts a role of mqmesh as users start it.

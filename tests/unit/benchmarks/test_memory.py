@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqmesh.bench import memory
-from mqmesh.bench.memory import WRITE_BYTES, level_memory
+from rows import memory
+from rows.memory import WRITE_BYTES, level_memory
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mqmesh.bench.rows import ROWS, Row
-from mqmesh.bench.runner import count_steps, run_row, select_rows
-from mqmesh.bench.sides import Conditions, Sample
 from mqmesh.errors import InvalidArgument
+from rows.rows import ROWS, Row
+from rows.runner import count_steps, run_row, select_rows
+from rows.sides import Conditions, Sample
 
 WANTED = {
     "produce_128",

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mqmesh.bench.processes import BenchError, parse_usage, read_usage
+from rows.processes import BenchError, parse_usage, read_usage
 
 STAT = "42 (a (strange) name) S 1 42 42 0 -1 4194304 5 6 0 0 150 50 0 0 20 0 1 0 9 10 11"
 STATUS = (

@@ -4,8 +4,12 @@ import random
 import time
 from typing import Final
 
-from mqmesh.bench.processes import BenchError
-from mqmesh.bench.sides import (
+from mqmesh.protocol.admin import FigureValue
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.queries import QueryClient
+from mqmesh.units import MIB
+from rows.processes import BenchError
+from rows.sides import (
     Cluster,
     Conditions,
     Load,
@@ -15,11 +19,7 @@ from mqmesh.bench.sides import (
     new_crew,
     product_produce,
 )
-from mqmesh.bench.workload import TOPIC, make_keys, percentile
-from mqmesh.protocol.admin import FigureValue
-from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.admin.queries import QueryClient
-from mqmesh.units import MIB
+from rows.workload import TOPIC, make_keys, percentile
 
 LOOKUPS: Final = 500
 INDEX_TIMEOUT_S: Final = 300.0

@@ -2,7 +2,9 @@
 
 import pytest
 
-from mqmesh.bench.workload import (
+from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
+from rows.workload import (
     Report,
     SequenceCheck,
     age_us,
@@ -10,8 +12,6 @@ from mqmesh.bench.workload import (
     percentile,
     stamp_body,
 )
-from mqmesh.message import BatchInfo, StoredMessage
-from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 
 def batch_of(first_sequence: int, count: int, base_queue_offset: int = 0) -> list[StoredMessage]:

@@ -9,13 +9,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mqmesh.bench.memory import level_memory
-from mqmesh.bench.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
-from mqmesh.bench.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
 from mqmesh.errors import NoRoute, TopicNotFound
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.units import MIB
+from rows.memory import level_memory
+from rows.processes import READY_TIMEOUT_S, BenchError, Child, Crew, Usage
+from rows.workload import TOPIC, WARM_UP_SENDS, Report, Task, percentile
 
 _Answer = TypeVar("_Answer")
 

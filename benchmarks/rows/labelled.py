@@ -1,6 +1,6 @@
 """Messages with a tag and properties, and consumers that want some of them or all.
 
-Run as ``python -m mqmesh.bench.labelled TASK``. The labels are those of flights: a carrier
+Run as ``python -m rows.labelled TASK``. The labels are those of flights: a carrier
 as tag, and airports, delay and distance as properties.
 """
 
@@ -10,7 +10,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from mqmesh.bench.workload import (
+from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture
+from rows.workload import (
     GROUP,
     TOPIC,
     Report,
@@ -21,14 +29,6 @@ from mqmesh.bench.workload import (
     read_task,
     wait_go,
 )
-from mqmesh.message import Message, StoredMessage
-from mqmesh.protocol.membership import ConsumeFromWhere
-from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
-from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
-from mqmesh.sdk.consumer.push_consumer import PushConsumer
-from mqmesh.sdk.producer.producer import Producer
-from mqmesh.sdk.producer.send_result import SendFuture
 
 TAGS: Final = "UA || DL"
 SQL: Final = "dep_delay > 60 AND origin IN ('JFK', 'EWR')"

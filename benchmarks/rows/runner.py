@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from mqmesh.bench.report import Line, summarize
-from mqmesh.bench.rows import ROWS, Row
-from mqmesh.bench.sides import Conditions, Sample
 from mqmesh.errors import InvalidArgument
+from rows.report import Line, summarize
+from rows.rows import ROWS, Row
+from rows.sides import Conditions, Sample
 
 OnStep = Callable[[str], None]
 """Told what begins: row, side and number of the run."""
