@@ -5,6 +5,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.membership import ConsumerData
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
@@ -16,6 +18,7 @@ MAX_QUEUES_PER_STATS: Final = 128
 
 LOOK_GROUP_PREFIX: Final = "mqmesh-consume-"
 """How groups begin that only look on (`mqmesh consume`): brokers keep nothing of them."""
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 BY_CONSUMER: Final = -1
 
 
@@ -351,3 +354,15 @@ class ConsumerOffsetReset(msgspec.Struct, array_like=True, frozen=True, gc=False
 
     group: Name
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
+
+
+def check_client_group(name: str) -> str:
+    """Returns the name of a group that a client wants to belong to, if it may.
+
+    Raises:
+        InvalidArgument: Not legal, or reserved.
+    """
+    check_group(name)
+    if is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
+        raise InvalidArgument(f"group {name!r} is reserved for the system")
+    return name

@@ -19,20 +19,20 @@ from mqmesh.roles.broker.features.groups.offset_resets import OffsetResets
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
 from mqmesh.roles.broker.features.pulls.group_pulls import GroupPulls
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
 from mqmesh.roles.broker.features.replies.reply_table import ReplyTable
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
-from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
-from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
-from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
-from mqmesh.roles.broker.features.sends.staging import OpenSend, SendStage
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotDesk
+from mqmesh.roles.broker.features.storing.staging import OpenSend, SendStage
+from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.indexer_link import IndexerLink
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.storage.interface import MessageStore

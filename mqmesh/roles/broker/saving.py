@@ -5,7 +5,7 @@ from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.sends.staging import OpenSend
+from mqmesh.roles.broker.features.storing.staging import OpenSend
 
 
 def write_state(context: BrokerContext) -> None:

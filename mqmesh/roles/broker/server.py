@@ -23,18 +23,17 @@ from mqmesh.roles.broker.feature import BrokerTurn, Features
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
-from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
-from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
-from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
-from mqmesh.roles.broker.features.sends.staging import SendStage
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     OnDone,
     SnapshotDesk,
     as_mqmesh_error,
 )
+from mqmesh.roles.broker.features.storing.staging import SendStage
+from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
@@ -45,6 +44,7 @@ from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.saving import write_state
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables

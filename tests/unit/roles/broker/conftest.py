@@ -29,14 +29,14 @@ from mqmesh.roles.broker.context import BrokerContext, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.membership import send_notices
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
-from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
-from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
-from mqmesh.roles.broker.features.sends.producer_keys import ProducerKeys
-from mqmesh.roles.broker.features.sends.send import finish_sends
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
-from mqmesh.roles.broker.features.sends.staging import SendStage
+from mqmesh.roles.broker.features.storing.staging import SendStage
+from mqmesh.roles.broker.features.storing.storing import finish_sends
+from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
+from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus

@@ -3,8 +3,8 @@
 import pytest
 
 from mqmesh.errors import SystemBusy
-from mqmesh.roles.broker.features.sends import creation_rates
-from mqmesh.roles.broker.features.sends.creation_rates import CreationRates
+from mqmesh.roles.broker.features.topics import creation_rates
+from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 
 
 def make(rates, peer, now_ms):

@@ -14,7 +14,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.sdk.admin.dead_letters import (
     LETTERS_PER_REQUEST,
     DeadLetter,

@@ -17,7 +17,7 @@ from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, 
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.roles.broker.features.delays.delays import delayed_copy
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 
 
 def delayed(first_sequence=0, queue_id=2, **wish):

@@ -7,8 +7,8 @@ from mqmesh.errors import DiskFull
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.features.sends.send import answer_confirmed, answer_expired
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 

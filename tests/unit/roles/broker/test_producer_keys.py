@@ -5,7 +5,7 @@ import pytest
 from mqmesh.errors import SystemBusy
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.transactions import End
-from mqmesh.roles.broker.features.sends.producer_keys import EndProofs, ProducerKeys
+from mqmesh.roles.broker.producer_keys import EndProofs, ProducerKeys
 
 
 def key(number: int) -> bytes:

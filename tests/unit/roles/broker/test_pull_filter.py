@@ -21,8 +21,8 @@ from mqmesh.batch.record_batch import (
 from mqmesh.errors import CorruptBatch, InvalidArgument, UnsupportedCommand
 from mqmesh.filtering.predicate import Predicate
 from mqmesh.message import Message, tag_hash
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_filter import get_filtered, pull_filter
-from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
 from mqmesh.storage.interface import BatchToPut, GetStatus, StoreConfig
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock

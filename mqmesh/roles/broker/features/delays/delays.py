@@ -23,7 +23,7 @@ from mqmesh.batch.record_batch import BatchHeader, read_header, read_meta
 from mqmesh.batch.redelivery import Change, redeliver
 from mqmesh.message import SCHEDULE_TOPIC
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic
 from mqmesh.storage.interface import BatchToPut
 
 NO_LEVEL: Final = 0

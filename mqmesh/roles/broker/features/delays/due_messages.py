@@ -23,7 +23,7 @@ from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatch, OpenedBatches
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic
 from mqmesh.units import MIB
 
 SLICE_NS: Final = 5_000_000

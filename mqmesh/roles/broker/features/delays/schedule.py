@@ -35,7 +35,7 @@ from mqmesh.protocol.schedule import (
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.delays.due_messages import Prepared, prepare
 from mqmesh.roles.broker.features.delays.schedule_reading import read_schedule
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.units import CommitLogOffset
 
 HOLDER: Final = "the schedule service"

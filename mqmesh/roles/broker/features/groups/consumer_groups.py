@@ -12,7 +12,8 @@ import msgspec
 
 from mqmesh.errors import GroupNotFound, InvalidArgument, StaleGeneration, SystemBusy
 from mqmesh.filtering.python_filter import check_filter_id
-from mqmesh.message import check_group, check_topic, is_system_topic
+from mqmesh.message import check_topic
+from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumeFromWhere,
     ConsumerData,
@@ -25,7 +26,6 @@ from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION, Queu
 from mqmesh.roles.broker.features.groups.subscription_check import SubscriptionCheck
 from mqmesh.roles.broker.features.pulls.pull_filter import pull_filter
 
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 """RocketMQ's prefix for groups of the system's own services."""
 MAX_CLIENT_ID_LENGTH: Final = 255
 
@@ -390,18 +390,6 @@ def check_heartbeat(heartbeat: HeartbeatRequest) -> None:
                 pull_filter(subscription.expression, subscription.expression_type)
     if len({data.group for data in heartbeat.consumers}) != len(heartbeat.consumers):
         raise InvalidArgument("a heartbeat names a consumer group twice")
-
-
-def check_client_group(name: str) -> str:
-    """Returns the name of a group that a client wants to belong to, if it may.
-
-    Raises:
-        InvalidArgument: Not legal, or reserved.
-    """
-    check_group(name)
-    if is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
-        raise InvalidArgument(f"group {name!r} is reserved for the system")
-    return name
 
 
 def _difference_text(name: str, client_id: str, difference: str) -> str:

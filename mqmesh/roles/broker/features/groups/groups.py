@@ -27,11 +27,12 @@ from mqmesh.protocol.groups import (
     QueueProgress,
     TopicConsumersRequest,
     UpdateGroupRequest,
+    check_client_group,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient, check_client_group
+from mqmesh.roles.broker.features.admin.admin import forget_topic
+from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
-from mqmesh.roles.broker.features.topics.admin import forget_topic
 from mqmesh.roles.broker.saving import reply_when_saved
 from mqmesh.storage.interface import GetStatus
 

@@ -15,9 +15,8 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
-from mqmesh.protocol.groups import BY_CONSUMER, LOOK_GROUP_PREFIX, GroupConfig
+from mqmesh.protocol.groups import BY_CONSUMER, LOOK_GROUP_PREFIX, GroupConfig, check_client_group
 from mqmesh.protocol.membership import MessageModel
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
 
 TOOL_GROUPS: Final = frozenset({"mqmesh-query"})

@@ -2,6 +2,7 @@
 
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.locking import (
     LOCK_HELD_BY_OTHER,
     LockBatchRequest,
@@ -10,7 +11,6 @@ from mqmesh.protocol.locking import (
     UnlockBatchRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 
 
 def lock_batch_mq(context: BrokerContext, request: Request, wanted: LockBatchRequest) -> Reply:

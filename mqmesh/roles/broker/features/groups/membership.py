@@ -8,6 +8,7 @@ from mqmesh.protocol.command import (
     encode_header,
     reply_with,
 )
+from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
     ConsumerIdsChanged,
     ConsumerList,
@@ -17,7 +18,7 @@ from mqmesh.protocol.membership import (
     UnregisterClientRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group, check_heartbeat
+from mqmesh.roles.broker.features.groups.consumer_groups import check_heartbeat
 
 
 def heart_beat(context: BrokerContext, request: Request, heartbeat: HeartbeatRequest) -> Reply:

@@ -5,6 +5,7 @@ from typing import Final
 
 from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
     OffsetResponse,
@@ -16,7 +17,6 @@ from mqmesh.protocol.pulling import (
     UpdateConsumerOffsetRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
 from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION
 from mqmesh.units import QueueOffset, TimestampMs

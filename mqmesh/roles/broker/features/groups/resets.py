@@ -14,11 +14,11 @@ from mqmesh.protocol.groups import (
     OffsetChanges,
     ResetOffsetRequest,
     ResetWhere,
+    check_client_group,
 )
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 from mqmesh.roles.broker.features.pulls.pull import wake_pulls
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
 from mqmesh.roles.broker.saving import reply_when_saved

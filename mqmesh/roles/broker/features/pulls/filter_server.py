@@ -4,8 +4,8 @@ import logging
 
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest
+from mqmesh.protocol.groups import check_client_group
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.groups.consumer_groups import check_client_group
 
 _log = logging.getLogger(__name__)
 

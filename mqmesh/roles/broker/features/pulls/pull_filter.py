@@ -19,7 +19,7 @@ from mqmesh.filtering.predicate import Predicate
 from mqmesh.filtering.tags import expression_hashes
 from mqmesh.message import tag_hash
 from mqmesh.protocol.pulling import ExpressionType
-from mqmesh.roles.broker.features.sends.meta_cache import MetaCache
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.storage.interface import GetResult, GetStatus, MessageStore
 from mqmesh.units import KIB, MIB, QueueOffset
 

@@ -35,7 +35,7 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import ResentMark
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
 from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
 from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
 from mqmesh.sdk.producer.queue_selector import queue_index
 
 _OK: Final = int(ResponseCode.SUCCESS)

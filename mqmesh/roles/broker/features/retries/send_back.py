@@ -33,7 +33,7 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import (
     encode_marks,
 )
 from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
 
 RETRY_QUEUE: Final = 0
 """Retry and dead-letter topics have one queue on each broker."""

@@ -6,12 +6,13 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
 from mqmesh.roles.broker.features.sends import send
+from mqmesh.roles.broker.features.storing import storing
 
 
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
     if context.stage.sends:
         context.admission.frames_taken(turn.readable_ms)
-    send.finish_sends(context)
+    storing.finish_sends(context)
 
 
 def _note_turn(context: BrokerContext, turn: BrokerTurn) -> None:
@@ -26,7 +27,7 @@ def _forget_producer(context: BrokerContext, peer: bytes, now_ms: int) -> None:
 def _answer_all(context: BrokerContext) -> None:
     # None waits for longer.
     wait_ms = context.config.sync_flush_timeout_ms
-    send.answer_expired(context, context.clock.monotonic_ms() + wait_ms)
+    storing.answer_expired(context, context.clock.monotonic_ms() + wait_ms)
 
 
 SENDS: Final = Feature(
@@ -35,9 +36,9 @@ SENDS: Final = Feature(
     },
     turn_ended=_finish,
     turn_over=_note_turn,
-    durable=send.answer_confirmed,
-    tick=send.answer_expired,
+    durable=storing.answer_confirmed,
+    tick=storing.answer_expired,
     client_gone=_forget_producer,
-    stopping=send.finish_sends,
+    stopping=storing.finish_sends,
     stopped=_answer_all,
 )

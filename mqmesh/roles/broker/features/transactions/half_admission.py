@@ -9,9 +9,7 @@ from mqmesh.message import TRANS_HALF_TOPIC
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic
-from mqmesh.roles.broker.features.transactions.transaction_recovery import half_batch_of
-from mqmesh.storage.interface import BatchToPut, PutResult
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic
 
 _OK: Final = int(ResponseCode.SUCCESS)
 
@@ -44,13 +42,3 @@ def admit_half(context: BrokerContext, header: BatchHeader) -> BatchOutcome | No
         raise BrokerNotAvailable("the same half messages are on their way to the disk")
     context.stats.total.put_duplicates += 1
     return BatchOutcome(_OK, 0, 0, twin.base, twin.commitlog_offset, twin.store_timestamp)
-
-
-def note_half(context: BrokerContext, batch: BatchToPut, result: PutResult) -> None:
-    """A half batch was stored: from now on it waits for its decision."""
-    half, immunities_ms = half_batch_of(batch.header, memoryview(batch.data))
-    half.base = result.base_queue_offset
-    half.commitlog_offset = result.commitlog_offset
-    half.end_offset = result.end_offset
-    half.store_timestamp = result.store_timestamp
-    context.transactions.table.on_half(half, 0, context.clock.monotonic_ms(), immunities_ms)

@@ -10,7 +10,6 @@ from mqmesh.errors import CorruptRecord, MQMeshError
 from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import EndOutcome
-from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
 from mqmesh.roles.broker.features.transactions.half_checkpoint import (
@@ -18,9 +17,13 @@ from mqmesh.roles.broker.features.transactions.half_checkpoint import (
     load_checkpoint,
 )
 from mqmesh.roles.broker.features.transactions.op_records import Op
-from mqmesh.roles.broker.features.transactions.transaction_recovery import HalfRecovery
+from mqmesh.roles.broker.features.transactions.transaction_recovery import (
+    HalfRecovery,
+    half_batch_of,
+)
 from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun, Transactions
-from mqmesh.storage.interface import MessageStore
+from mqmesh.roles.broker.producer_keys import EndProofs
+from mqmesh.storage.interface import BatchToPut, MessageStore, PutResult
 
 MAX_STAGED_BYTES: Final = 32 * 1024 * 1024
 """Decisions are written at once when their commits are about so large together."""
@@ -110,6 +113,21 @@ class TransactionDesk:
         self.ended = 0
         self.lost = 0
         self.refused = 0
+
+    def note_half(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:
+        """A half batch was stored: from now on it waits for its decision.
+
+        Args:
+            batch: It.
+            result: Where it stands.
+            now_ms: Monotonic clock.
+        """
+        half, immunities_ms = half_batch_of(batch.header, memoryview(batch.data))
+        half.base = result.base_queue_offset
+        half.commitlog_offset = result.commitlog_offset
+        half.end_offset = result.end_offset
+        half.store_timestamp = result.store_timestamp
+        self.table.on_half(half, 0, now_ms, immunities_ms)
 
     def recover(
         self,

@@ -51,8 +51,8 @@ from mqmesh.protocol.transactions import (
     encode_end_outcomes,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.sends.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.features.sends.send import finish_sends
+from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.check_timetable import Check, Park, Watch
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, PENDING, HalfBatch

@@ -32,7 +32,7 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import (
     ResentMark,
 )
 from mqmesh.roles.broker.features.retries.dead_letters import forget_marks
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 DLQ, RETRY = "%DLQ%g", "%RETRY%g"

@@ -48,7 +48,7 @@ from mqmesh.protocol.pulling import (
 )
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.features.pulls.group_pulls import ACTIVE_MS
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 
 
 def beat(stage, client_id, *expressions, group="g", model="CLUSTERING", peer=None, **fields):

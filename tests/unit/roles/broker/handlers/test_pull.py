@@ -19,7 +19,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
 from mqmesh.protocol.route import Perm, TopicConfig
 from mqmesh.roles.broker.features.pulls.pull import answer_expired_pulls
-from mqmesh.roles.broker.features.sends.send import answer_confirmed
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 from mqmesh.testing.store_contract import batches_in
 

@@ -14,7 +14,7 @@ from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.sends.send import answer_confirmed, answer_expired
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed, answer_expired
 from mqmesh.storage.interface import FlushDiskType
 
 SYNC = FlushDiskType.SYNC_FLUSH

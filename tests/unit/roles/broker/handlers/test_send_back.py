@@ -33,7 +33,7 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
 )
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
-from mqmesh.roles.broker.features.sends.inner_send import inner_send
+from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 RETRY = "%RETRY%g"

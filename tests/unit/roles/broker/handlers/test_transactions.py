@@ -36,7 +36,7 @@ from mqmesh.protocol.transactions import (
     ViewHalfMessageRequest,
     encode_ends,
 )
-from mqmesh.roles.broker.features.sends.producer_keys import EndProofs
+from mqmesh.roles.broker.producer_keys import EndProofs
 from mqmesh.storage.interface import FlushDiskType
 
 PRODUCER = PRODUCER_ID

@@ -16,7 +16,7 @@ from mqmesh.protocol.transactions import (
     Decision,
     EndOutcome,
 )
-from mqmesh.roles.broker.features.sends.send import answer_confirmed, finish_sends
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed, finish_sends
 from mqmesh.roles.broker.features.transactions.transaction_table import (
     Transactions as TransactionTable,
 )

@@ -21,7 +21,7 @@ from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.pulls.pull import fail_pulls_of
-from mqmesh.roles.broker.features.sends.send import finish_sends
+from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.saving import reply_when_saved
 from mqmesh.storage.interface import GetStatus

@@ -10,7 +10,7 @@ from mqmesh.batch.record_batch import read_header, read_meta
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.sends.staging import OpenSend, Outcomes
+from mqmesh.roles.broker.features.storing.staging import OpenSend, Outcomes
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.storage.interface import BatchToPut
 

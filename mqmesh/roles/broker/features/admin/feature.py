@@ -4,9 +4,9 @@ from typing import Final
 
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.features.topics import admin
+from mqmesh.roles.broker.features.admin import admin
 
-TOPICS: Final = Feature(
+ADMIN: Final = Feature(
     commands={
         RequestCode.UPDATE_AND_CREATE_TOPIC: admin.update_and_create_topic,
         RequestCode.GET_TOPIC_CONFIG: admin.get_topic_config,

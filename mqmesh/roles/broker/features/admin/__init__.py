@@ -1,0 +1,1 @@
+"""For administrators: topics, figures, single messages."""

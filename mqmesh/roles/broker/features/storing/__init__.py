@@ -1,0 +1,1 @@
+"""Putting into the store, once a turn, for all features that write."""
