@@ -14,13 +14,13 @@ happens on another thread is the call of ``wake``, which says that
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import BatchHeader
-from mqmesh.units import GIB, KIB, MIB, CommitLogOffset, QueueOffset, TimestampMs
+from mqmesh.units import GIB, KIB, MAX_OFFSET, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
 Wake = Callable[[], None]
 """Called from a helper thread; must only make the event loop look again."""
@@ -170,6 +170,39 @@ class QueueMove(msgspec.Struct, frozen=True, gc=False):
     queue_id: int
     first_before: QueueOffset
     first: QueueOffset
+
+
+class LogChunk(msgspec.Struct, frozen=True, gc=False):
+    """A stretch of the log as it is: whole records of one segment and one epoch.
+
+    Attributes:
+        start: Commit-log offset of the first record.
+        end: Of the record behind the last one; it may stand in the next segment.
+        segment_end: Where their segment ends, commit-log offset.
+        epoch: Of all of them; 0 if there is none.
+        data: Their bytes. Layout: commit log.
+    """
+
+    start: CommitLogOffset
+    end: CommitLogOffset
+    segment_end: int
+    epoch: int
+    data: Buffer
+
+
+MAX_EPOCH: Final = 2**32 - 1
+
+
+class EpochStart(msgspec.Struct, array_like=True, frozen=True):
+    """Where an epoch begins. Array positions are on disk and never change.
+
+    Attributes:
+        epoch: From 1; records before its start are of lower ones.
+        start_offset: Commit-log offset of its first record.
+    """
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+    start_offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,6 +363,86 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def max_batch_bytes(self) -> int:
         """The largest batch that fits a segment beside the markers around it."""
         return self.mapped_file_size_commit_log - 128
+
+
+class ReplicableLog(Protocol):
+    """The log of a store, as those see it who keep a copy of it, or are one.
+
+    A copy is byte for byte what it is a copy of; all that is derived from a log is the same then,
+    too. The stores share id and key.
+    """
+
+    def read_raw(
+        self,
+        start: CommitLogOffset,
+        *,
+        max_bytes: int,
+        stop: CommitLogOffset | None = None,
+    ) -> LogChunk:
+        """Reads records as they are.
+
+        Args:
+            start: Where the first one begins.
+            max_bytes: Stop before the record that would exceed this; one is read whatever its size.
+            stop: Read nothing that ends behind this: the durable offset, say. None for all that
+                is written.
+
+        Returns:
+            A chunk; without records when the log, or what may be read of it, ends at ``start``. Its
+            bytes may be a view of the log, so hand it on before the log is cut.
+
+        Raises:
+            OffsetOutOfRange: The log is gone there, or does not reach as far.
+            CorruptRecord: No record begins there, or it is damaged.
+        """
+
+    def append_raw(self, chunk: LogChunk) -> None:
+        """Adds records as they are, and brings up to them all that is derived from the log.
+
+        The next ``put`` begins an epoch of its own.
+
+        Args:
+            chunk: From ``read_raw`` of a log that is the same up to there.
+
+        Raises:
+            OffsetOutOfRange: The log does not end where the chunk begins.
+            CorruptRecord: A record of it is not good; nothing was added.
+            DiskFull: No room; nothing was added, and a later call may succeed.
+            StorageError: The write failed, or the segments have other bounds than here; nothing
+                was added.
+            StoreClosed: Closed, or stopped by a failed sync.
+        """
+
+    def truncate(self, end_offset: CommitLogOffset) -> None:
+        """Cuts the end of the log off, durably, with all that was derived from it.
+
+        What is cut is kept aside. Work grows with that, and with the number of queues. Whoever
+        dies meanwhile finds the cut done when the store is opened next.
+
+        Args:
+            end_offset: Where a record begins.
+
+        Raises:
+            OffsetOutOfRange: The log is gone there, or does not reach as far.
+            CorruptRecord: No good record begins there; nothing was cut.
+            DiskFull: No room for what is to be kept; nothing was cut.
+            StorageError: The disk refuses; the store is closed, and has to be opened again.
+        """
+
+    def begin_epoch(self, epoch: int, note: bytes = b"") -> None:
+        """Begins an epoch: notes it durably, then in the log.
+
+        Args:
+            epoch: Higher than all before.
+            note: What its leader notes in the log, up to 4,096 bytes.
+
+        Raises:
+            DiskFull: No room; may be tried again.
+            StorageError: The epoch is not higher, or the write failed.
+        """
+
+    def epochs(self) -> Sequence[EpochStart]:
+        """All epochs of the log, ascending; see ``mqmesh.storage.log.epochs.common_end``."""
 
 
 class MessageStore(ABC):

@@ -249,7 +249,7 @@ def test_a_record_of_a_later_version_is_left_alone(files: StoreFiles) -> None:
 
 def test_a_marker_of_a_later_program_is_left_alone(files: StoreFiles) -> None:
     crashed, offsets = synced_but_not_dispatched(files)
-    kind = MarkerKind.VOID
+    kind = MarkerKind.EPOCH
     marker = bytearray(
         encode_marker(
             kind,

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull
-from mqmesh.storage.commitlog.log_cuts import LogCuts
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.disk_space import Space, system_space
 from mqmesh.storage.interface import StoreConfig
+from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.mapped_file import MappedFile
 from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch, read_queue
@@ -313,13 +313,13 @@ def test_a_document_that_grows_is_saved_on_a_disk_that_became_full(small_disk: S
     assert load_document(path) == b"c"
 
 
-def test_a_cut_of_the_log_is_noted_on_a_disk_that_became_full(small_disk: SmallDisk) -> None:
-    path = small_disk.path / "log-cuts"
-    LogCuts(path).add(2, 500)
+def test_an_epoch_is_noted_on_a_disk_that_became_full(small_disk: SmallDisk) -> None:
+    path = small_disk.path / "epochs"
+    EpochTable(path).begin(2, 500)
     small_disk.fill()
-    LogCuts(path).add(3, 700)
-    found = LogCuts(path)
-    assert (found.since(1), found.since(2), found.since(3)) == (500, 700, None)
+    EpochTable(path).begin(3, 700)
+    found = EpochTable(path)
+    assert [found.lost_since(epoch) for epoch in (1, 2, 3)] == [500, 700, None]
     # From here on there may be no room any more; that keeps no store from opening.
-    found.add(4, 900)
-    assert found.since(3) == 900
+    found.begin(4, 900)
+    assert found.lost_since(3) == 900

@@ -182,6 +182,6 @@ def test_the_first_record_behind_a_power_cut_tells_of_the_new_epoch(files: Store
     assert recovered.stats().max_commitlog_offset == place
     put_bodies(recovered, ["new"])
     marker = decode_marker(after.read(place, 48))
-    assert (marker.kind, marker.epoch) == (MarkerKind.VOID, store.epoch() + 1)
+    assert (marker.kind, marker.epoch) == (MarkerKind.EPOCH, store.epoch() + 1)
     assert deliverable(recovered) == {0: "kept", 1: "new"}
     after.close()

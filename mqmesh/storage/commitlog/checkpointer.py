@@ -173,7 +173,7 @@ class Checkpointer:
         if self._round is None and len(changed) <= MOST_SYNCED_AT_CLOSE:
             sync_paths(sorted(changed), self._sync)
             self._queues_synced_through = end
-        table = self._table(end, self._log.epoch)
+        table = self._table(end, self._log.recorded_epoch)
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=True))
 
@@ -182,7 +182,7 @@ class Checkpointer:
         end = self._log.end
         while self._queues.dirty_count:
             self._queues.write_oldest(TAILS_PER_STEP)
-        table = self._table(end, self._log.epoch)
+        table = self._table(end, self._log.recorded_epoch)
         self._dispatched_through = end
         self._save(b"".join(table), self._checkpoint(clean=False))
 
@@ -192,7 +192,7 @@ class Checkpointer:
 
     def _steps(self) -> Iterator[bool]:
         """One round. Yields True for "go on when you like", False for "waiting"."""
-        through, epoch = self._log.end, self._log.epoch
+        through, epoch = self._log.end, self._log.recorded_epoch
         queues = self._queues
         remaining = queues.dirty_count
         while remaining > 0 and queues.dirty_count:

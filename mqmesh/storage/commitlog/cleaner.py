@@ -23,6 +23,8 @@ from typing import Final, TypeVar
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
+from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
+from mqmesh.storage.commitlog.cut_files import remove_old_cuts
 from mqmesh.storage.commitlog.retention import (
     HOUR_MS,
     AgeClock,
@@ -149,6 +151,9 @@ class Cleaner:
             if now_ms < self._next_ms:
                 return False
             self._next_ms = now_ms + self._config.clean_resource_interval_ms
+            self._chores.submit(
+                partial(remove_old_cuts, self._directory.parent / CUT_FILES, self._clock.wall_ms())
+            )
             verdict = self._decide()
             if not verdict.count:
                 return False

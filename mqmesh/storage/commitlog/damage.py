@@ -59,8 +59,14 @@ class DamageList:
         )
         self._changed = True
 
+    def cut(self, end_offset: int) -> None:
+        """Forgets, for ``save``, what lies behind the end of a log that was cut."""
+        kept = {start: one for start, one in self._ranges.items() if one.end_offset <= end_offset}
+        self._changed |= len(kept) < len(self._ranges)
+        self._ranges = kept
+
     def save(self) -> None:
-        """Makes additions durable.
+        """Makes changes durable.
 
         Raises:
             StorageError: They could not be saved.

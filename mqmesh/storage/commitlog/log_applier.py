@@ -14,12 +14,12 @@ from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, read
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch
 from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.log.record import Record
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
-from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
-from mqmesh.units import CommitLogOffset
+from mqmesh.storage.queues.producer_states import ProducerStates, stored_batch
 
 MOST_TAILS_AT_ONCE: Final = 256
 MOST_LOST_UNSEEN: Final = 1 << 20
@@ -42,6 +42,7 @@ class LogApplier:
         self,
         queues: ConsumeQueues,
         states: ProducerStates,
+        epochs: EpochTable,
         damage: DamageList,
         *,
         clock: Clock,
@@ -53,6 +54,7 @@ class LogApplier:
         Args:
             queues: Consume queues.
             states: Producers' last batches.
+            epochs: Epochs of the log.
             damage: Gets records that no queue can have.
             clock: For the labels of damage.
             remove: Removes a directory that nobody uses any more.
@@ -60,6 +62,7 @@ class LogApplier:
         """
         self._queues = queues
         self._states = states
+        self._epochs = epochs
         self._damage = damage
         self._clock = clock
         self._remove = remove
@@ -74,8 +77,10 @@ class LogApplier:
         """Takes in a record; all before it were taken in, and it may have been, too.
 
         Raises:
-            StorageError: Consume queues cannot be written.
+            StorageError: A gap in a queue is so wide that it must be written, and cannot be.
         """
+        if record.epoch > self._epochs.newest:
+            self._epochs.learn(record.epoch, record.start)
         if record.batch is not None:
             self._apply_batch(record, record.batch)
         elif record.marker is not None and record.marker.kind is MarkerKind.TOPIC_DELETED:
@@ -83,6 +88,16 @@ class LogApplier:
             # If it is known, what is known of the topic is of later.
             if record.start > self._queues.deletions.get(topic, -1):
                 self.delete_topic(topic, record.start)
+
+    def make_room(self) -> None:
+        """Writes consume queues if they take all the memory they may; before what comes next.
+
+        Raises:
+            StorageError: They cannot be written.
+        """
+        if self._queues.full:
+            self._queues.write_large()
+            self._queues.write_oldest(MOST_TAILS_AT_ONCE)
 
     def append(
         self, queue: ConsumeQueue, start: int, size: int, message_count: int, tag_hashes: bytes
@@ -153,19 +168,8 @@ class LogApplier:
             self.append(
                 queue, record.start, header.total_size, header.message_count, meta.tag_hashes
             )
-            if self._queues.full:
-                self._queues.write_large()
-                self._queues.write_oldest(MOST_TAILS_AT_ONCE)
         if not header.attributes & _REDELIVERED:
-            stored = StoredBatch(
-                header.first_sequence,
-                header.message_count,
-                header.base_queue_offset,
-                CommitLogOffset(record.start),
-                CommitLogOffset(record.end),
-                header.store_timestamp,
-                header.producer_crc,
-            )
+            stored = stored_batch(header)
             self._states.note(topic, queue_id, header.producer_id, stored)
 
     def _most_lost_messages(self) -> int:

@@ -15,8 +15,6 @@ from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile, read
 from mqmesh.storage.commitlog.checkpointer import Checkpointer, sync_paths
 from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.damage import DamageList
-from mqmesh.storage.commitlog.log_cuts import NAME as LOG_CUTS
-from mqmesh.storage.commitlog.log_cuts import LogCuts
 from mqmesh.storage.commitlog.recovery import LogRecovery, Recovered
 from mqmesh.storage.files.atomic_file import (
     load_document,
@@ -37,12 +35,16 @@ from mqmesh.storage.interface import (
 )
 from mqmesh.storage.log.beginning import LOST, NAME, read_log_beginning, write_log_beginning
 from mqmesh.storage.log.commitlog import CommitLog
+from mqmesh.storage.log.epochs import NAME as EPOCHS
+from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.flush import Flusher, Sync
 from mqmesh.storage.log.page_window import PageWindow
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import NAMES as KEY_NAMES
 from mqmesh.storage.log.store_key import StoreKey, open_store_key
+from mqmesh.storage.log.tail_cut import NAME as TAIL_CUT
+from mqmesh.storage.log.tail_cut import TailCut
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable, QueueTableHead, decode_table, encode_table
@@ -54,9 +56,9 @@ MOST_TAILS_AT_START: Final = 1_000
 """Written before the store is used; to make a file for each of many queues takes longer than to
 read the log once more after another crash."""
 OWN_NAMES: Final = (
-    *("lock", "checkpoint", "log-beginning", "commitlog", "consumequeue", "index"),
+    *("lock", "checkpoint", "log-beginning", TAIL_CUT, "commitlog", "consumequeue", "index"),
     *KEY_NAMES,
-    *(name + spare for name in ("queue-table", "damaged-ranges") for spare in ("", ".bak")),
+    *(name + spare for name in ("queue-table", "damaged-ranges", EPOCHS) for spare in ("", ".bak")),
 )
 """What of a store's directory others have no business with, whoever made the directory."""
 
@@ -74,13 +76,15 @@ class StoreParts:
     checkpointer: Checkpointer
     cleaner: Cleaner
     damage: DamageList
-    cuts: LogCuts
+    epochs: EpochTable
+    tail_cut: TailCut
     clock: Clock
     recovered: Recovered
     started_clean: bool
     lock: StoreLock
+    directory: Path
     resources: contextlib.ExitStack
-    """Closes files and ends threads, last the lock."""
+    """Closes files and ends threads; the lock is still held."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class _Files:
     states: ProducerStates
     checkpoint_file: CheckpointFile
     damage: DamageList
-    cuts: LogCuts
+    epochs: EpochTable
+    tail_cut: TailCut
     sync: Sync
     boot_id: bytes
     last_alive_ms: int | None
@@ -113,16 +118,29 @@ def open_parts(
     on_progress: OnProgress,
     sync: Sync,
     space_of: SpaceOf = system_space,
+    lock: StoreLock | None = None,
 ) -> StoreParts:
     """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
+
+    Args:
+        lock: That of the store, if whoever opens it has it; it is let go of if that fails.
 
     Raises:
         StoreLocked: Another process has the store open.
         StorageError: It cannot be opened.
     """
-    with contextlib.ExitStack() as resources:
+    with contextlib.ExitStack() as held:
         try:
-            return _open(directory, config, clock, wake, on_progress, sync, space_of, resources)
+            if lock is None:
+                _make_directories(directory)
+                lock = StoreLock(directory)
+            held.callback(lock.release)
+            with contextlib.ExitStack() as resources:
+                parts = _open(
+                    directory, config, clock, wake, on_progress, sync, space_of, lock, resources
+                )
+            held.pop_all()
+            return parts
         except OSError as error:
             what = f"the store {directory} (store_path_root_dir) cannot be opened"
             raise storage_error(error, what) from error
@@ -136,11 +154,9 @@ def _open(
     on_progress: OnProgress,
     sync: Sync,
     space_of: SpaceOf,
+    lock: StoreLock,
     resources: contextlib.ExitStack,
 ) -> StoreParts:
-    _make_directories(directory)
-    lock = StoreLock(directory)
-    resources.callback(lock.release)
     chores = Chores("mqmesh-chores")
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
@@ -151,9 +167,7 @@ def _open(
     started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
     if checkpoint is None and not started_clean:
         log.error("the checkpoint is lost, the whole log is read instead")
-    recovered = _recover(before, checkpoint, clock, on_progress)
-    if recovered.begins_at is not None:
-        before.cuts.add(recovered.epoch, recovered.begins_at)
+    recovered = _recover(before, files, checkpoint, clock, on_progress)
     commitlog = _commitlog(before, files, chores, config, space_of, recovered)
     resources.callback(commitlog.close)
     flusher = Flusher(
@@ -190,11 +204,13 @@ def _open(
         checkpointer,
         cleaner,
         before.damage,
-        before.cuts,
+        before.epochs,
+        before.tail_cut,
         clock,
         recovered,
         started_clean,
         lock,
+        directory,
         resources.pop_all(),
     )
 
@@ -220,10 +236,11 @@ def _commitlog(
         room,
         _page_window(config),
         key=before.key,
+        epochs=before.epochs,
         end=recovered.end,
         epoch=recovered.epoch,
+        recorded_epoch=recovered.recorded_epoch,
         store_id=recovered.store_id,
-        is_marked=recovered.is_marked,
     )
 
 
@@ -298,7 +315,8 @@ def _open_files(
         ProducerStates(config.max_producer_states, config.producer_state_min_age_ms),
         CheckpointFile(checkpoint_path, sync=sync),
         DamageList(directory / "damaged-ranges"),
-        LogCuts(directory / LOG_CUTS),
+        EpochTable(directory / EPOCHS),
+        TailCut(directory / TAIL_CUT, segments),
         sync,
         read_boot_id(),
         last_alive_ms,
@@ -310,7 +328,11 @@ def _dispatched_through(checkpoint: Checkpoint | None, recovered: Recovered) -> 
 
 
 def _recover(
-    before: _Files, checkpoint: Checkpoint | None, clock: Clock, on_progress: OnProgress
+    before: _Files,
+    files: OpenFiles,
+    checkpoint: Checkpoint | None,
+    clock: Clock,
+    on_progress: OnProgress,
 ) -> Recovered:
     table = _load_table(before.table_path)
 
@@ -322,6 +344,9 @@ def _recover(
         key=before.key,
         queues=before.queues,
         states=before.states,
+        epochs=before.epochs,
+        tail_cut=before.tail_cut,
+        files=files,
         damage=before.damage,
         checkpoint=checkpoint,
         same_boot=_is_same_boot(checkpoint, before.boot_id),
@@ -337,6 +362,9 @@ def _recover(
             # Killed between the removal of segments and the table that would tell of it.
             before.queues.advance_all(log_start)
     before.damage.save()
+    if not len(before.segments):
+        before.epochs.learn(recovered.epoch, recovered.end)
+    before.epochs.save()
     synced = 0 if checkpoint is None else checkpoint.synced_through
     _sync_segments(before, synced, recovered.end, on_progress)
     return recovered
@@ -408,6 +436,9 @@ def _settle(
     on_progress: OnProgress,
 ) -> None:
     """Makes what recovery found the state on disk."""
+    if before.tail_cut.end_offset is not None:
+        _finish_cut(before, checkpointer, recovered, on_progress)
+        return
     if started_clean and not recovered.read_bytes and not recovered.cut_bytes:
         checkpointer.note_start()
         return
@@ -424,6 +455,23 @@ def _settle(
     except DiskFull as error:
         log.error("the store opens without saving what recovery found: %s", error)
         checkpointer.note_start()
+
+
+def _finish_cut(
+    before: _Files, checkpointer: Checkpointer, recovered: Recovered, on_progress: OnProgress
+) -> None:
+    """Sees to it that nothing on the disk knows of what was cut.
+
+    Raises:
+        DiskFull: No room; the next start tries again.
+    """
+    before.queues.trim()
+    _write_tails(before.queues, on_progress)
+    # The mark of how far the log is synced is synced with the checkpoint.
+    before.checkpoint_file.note_synced(recovered.store_id, recovered.end)
+    for _ in range(2):  # the copy of the table of before, too
+        checkpointer.save_now()
+    before.tail_cut.finish()
 
 
 def _write_tails(queues: ConsumeQueues, on_progress: OnProgress) -> None:

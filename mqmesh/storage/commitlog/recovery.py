@@ -24,16 +24,19 @@ from typing import Final
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.errors import StorageError
+from mqmesh.errors import CorruptRecord, StorageError
 from mqmesh.storage.commitlog.checkpoint import Checkpoint
 from mqmesh.storage.commitlog.damage import DamageList
 from mqmesh.storage.commitlog.log_applier import LogApplier
 from mqmesh.storage.commitlog.rewriting import rewrite
+from mqmesh.storage.commitlog.shortening import shorten
+from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
-from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
+from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
-from mqmesh.storage.log.segments import Segment, Segments
+from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import StoreKey
+from mqmesh.storage.log.tail_cut import TailCut
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable
@@ -56,12 +59,11 @@ class Recovered(msgspec.Struct, frozen=True):
 
     Attributes:
         end: Where the log goes on.
-        epoch: Of the next record.
+        epoch: Of the next record: a new one if records are, or may be, lost.
         store_id: Identity of the store; a new one if neither checkpoint nor log has one.
         read_bytes: Log bytes that were checked.
         cut_bytes: Of the torn tail.
-        begins_at: Where the epoch begins, if what stood behind that is, or may be, lost; else None.
-        is_marked: The log tells so; else its next record has to.
+        recorded_epoch: Of the newest record, 0 if that is not known.
         queues_synced_through: Consume queue files are on disk to here.
     """
 
@@ -70,8 +72,7 @@ class Recovered(msgspec.Struct, frozen=True):
     store_id: int
     read_bytes: int
     cut_bytes: int
-    begins_at: int | None
-    is_marked: bool
+    recorded_epoch: int
     queues_synced_through: int
 
 
@@ -85,6 +86,9 @@ class LogRecovery:
         key: StoreKey,
         queues: ConsumeQueues,
         states: ProducerStates,
+        epochs: EpochTable,
+        tail_cut: TailCut,
+        files: OpenFiles,
         damage: DamageList,
         checkpoint: Checkpoint | None,
         same_boot: bool,
@@ -99,6 +103,9 @@ class LogRecovery:
             key: Of the store.
             queues: Empty; filled by the run.
             states: Empty; filled by the run.
+            epochs: Of the log; gets those that the log tells of.
+            tail_cut: A cut of the log's end that is to be done, up to the note that it is.
+            files: Descriptors of consume queue files.
             damage: Gets what is damaged.
             checkpoint: The newest, None if it is lost or the store is new.
             same_boot: The system has not restarted since the checkpoint.
@@ -110,6 +117,9 @@ class LogRecovery:
         self._key = key
         self._queues = queues
         self._states = states
+        self._epochs = epochs
+        self._tail_cut = tail_cut
+        self._files = files
         self._damage = damage
         self._checkpoint = checkpoint
         self._same_boot = same_boot
@@ -123,7 +133,9 @@ class LogRecovery:
             # A search through damage may be long, and whoever waits may want to stop.
             on_piece=lambda offset: self._tell("searching the log", offset, offset),
         )
-        self._applier = LogApplier(queues, states, damage, clock=clock, remove=shutil.rmtree)
+        self._applier = LogApplier(
+            queues, states, epochs, damage, clock=clock, remove=shutil.rmtree
+        )
         self._new_store_id = int.from_bytes(os.urandom(4), "little")
         self._epoch = 0
         self._read_bytes = 0
@@ -145,24 +157,22 @@ class LogRecovery:
                     f"the commit log is gone: {checkpoint.synced_through} bytes were stored, and "
                     f"there is no file; put it back, or remove the whole store to start empty"
                 )
-            return Recovered(0, 1, self.store_id, 0, 0, None, True, 0)
+            return Recovered(0, 1, self.store_id, 0, 0, 0, 0)
+        is_cut = self._tail_cut.end_offset is not None
         try:
+            table = self._do_cut(table)
             rewrite(
                 self._segments,
                 self._first_doubtful(),
                 lambda offset: self._tell("comparing the log with the disk", offset, offset),
             )
             end = self._rebuild(table)
-            epoch = max(self._epoch, checkpoint.epoch if checkpoint else 1)
-            begins_at = end
-            cut = self._cut(end, epoch + 1)
+            torn_bytes = self._cut_torn_tail(end)
         finally:
             self._scanner.close()
-        if cut:
-            end += MARKER_SIZE
+        epoch = max(self._epoch, self._epochs.newest, checkpoint.epoch if checkpoint else 1)
         # Without a torn tail, too: zeros may stand where records were that somebody has read.
-        is_new = bool(cut) or self._may_have_lost()
-        epoch += is_new
+        epoch += bool(torn_bytes) or is_cut or self._may_have_lost()
         # If the log lost its end, others will stand where the rest of it was.
         for topic, deleted_at in self._queues.deletions.items():
             self._queues.deletions[topic] = min(deleted_at, end)
@@ -171,11 +181,36 @@ class LogRecovery:
             epoch,
             self.store_id,
             self._read_bytes,
-            cut,
-            begins_at if is_new else None,
-            bool(cut) or not is_new,
+            torn_bytes,
+            self._epoch,
             self._queues_synced_through,
         )
+
+    def _do_cut(self, table: QueueTable | None) -> QueueTable | None:
+        """Cuts the log where that was begun; returns the table if it can be used then."""
+        end = self._tail_cut.end_offset
+        if end is None:
+            return table
+        log.warning("the log is cut at %d", end)
+        self._tail_cut.clear()
+        self._epochs.cut(end)
+        self._damage.cut(end)
+        checkpoint = self._checkpoint
+        if checkpoint is not None:
+            self._checkpoint = msgspec.structs.replace(
+                checkpoint,
+                synced_through=min(checkpoint.synced_through, end),
+                dispatched_through=min(checkpoint.dispatched_through, end),
+                queues_synced_through=min(checkpoint.queues_synced_through, end),
+                clean=False,
+            )
+        if table is None or table.head.through <= end:
+            return table
+        # It is ahead of the log now. Its queues can be shortened, but not where a topic is missing
+        # that is deleted no more, nor where their files may lack pages.
+        if not self._same_boot or any(at >= end for at in table.deletions.values()):
+            return None
+        return table
 
     def _may_have_lost(self) -> bool:
         """True when records may be gone without a trace: the system died, or nobody knows."""
@@ -192,11 +227,15 @@ class LogRecovery:
         if table is not None:
             self._queues.deletions.update(table.deletions)
         if table is not None and self._checkpoint is not None:
-            end = self._scan(self._load(table, self._checkpoint))
-            topic = self._incomplete_topic()
-            if topic is None:
-                return end
-            log.error("queues of topic %r lack entries, all queues are made anew", topic)
+            try:
+                end = self._scan(self._load(table, self._checkpoint))
+                topic = self._incomplete_topic()
+                if topic is None:
+                    return end
+                reason = f"queues of topic {topic!r} lack entries"
+            except CorruptRecord as error:
+                reason = str(error)
+            log.error("%s, all queues are made anew", reason)
         self._queues.clear()
         self._states.load([])
         self._applier.is_complete = False
@@ -218,6 +257,9 @@ class LogRecovery:
         for row in table.queues:
             self._queues.add(row.topic, row.queue_id, first=row.first, end=row.end)
         self._states.load(table.producers)
+        cut = self._tail_cut.end_offset
+        if cut is not None and table.head.through > cut:
+            shorten(self._queues, self._states, self._files, self._scanner, end_offset=cut)
         self._queues_synced_through = checkpoint.queues_synced_through
         start = min(table.head.through, checkpoint.dispatched_through)
         if start == table.head.through:
@@ -229,7 +271,19 @@ class LogRecovery:
             self._applier.rewritten = set()
             self._epoch = 0
         self._applier.is_complete = start >= table.head.through
-        return max(start, self._segments.first.start)
+        start = max(start, self._segments.first.start)
+        if not self._epochs.is_known:
+            self._learn_epochs(start)
+        return start
+
+    def _learn_epochs(self, stop: int) -> None:
+        """Reads the log up to an offset for nothing but its epochs."""
+        log.warning("the log is read from its beginning, since its epochs are not known")
+        for found in self._scanner.walk(
+            self._segments.first.start, epoch=0, beyond=self._beyond_damage, stop=stop
+        ):
+            if not isinstance(found, Damaged) and found.epoch > self._epochs.newest:
+                self._epochs.learn(found.epoch, found.start)
 
     def _scan(self, start: int) -> int:
         """Reads and applies records; returns where the log ends."""
@@ -245,6 +299,7 @@ class LogRecovery:
                 continue
             self._epoch = found.epoch
             self._applier.apply(found)
+            self._applier.make_room()
             if position - told >= PROGRESS_EVERY_BYTES or number % PROGRESS_EVERY_RECORDS == 0:
                 told = position
                 self._tell("reading the log", position - start, total)
@@ -285,43 +340,18 @@ class LogRecovery:
         # Nobody knows. What is full was synced soon after, and one segment is made ahead.
         return min((segment.start for segment in list(segments)[-2:]), default=0)
 
-    def _cut(self, end: int, epoch: int) -> int:
+    def _cut_torn_tail(self, end: int) -> int:
         """Makes sure that nothing behind the end is ever taken for a record.
-
-        First a void marker of a new epoch, which makes all older records behind it void;
-        when that is durable, the rest is zeroed, so that the next start finds nothing.
 
         Returns:
             Bytes from the end to the last one that was not zero, 0 if there were none.
         """
-        last = self._scanner.last_byte(end)
-        if last == end:
-            return 0
-        segment = self._segments.find(end)
-        if segment is None or segment.end - end < MARKER_SIZE:
-            raise StorageError(f"the log ends at {end}, where no file has room to say so")
-        log.warning("a torn tail of %d bytes at %d is cut", last - end, end)
-        marker = encode_marker(
-            MarkerKind.VOID,
-            commitlog_offset=end,
-            epoch=epoch,
-            store_id=self.store_id,
-            store_timestamp=self._clock.wall_ms(),
-            store_check=self._key.marker_check,
-        )
-        self._void(segment, end, marker)
-        return last - end
-
-    def _void(self, segment: Segment, end: int, marker: bytes) -> None:
-        fd = os.open(segment.path, os.O_RDWR)
-        try:
-            os.pwrite(fd, marker, end - segment.start)
-            os.fdatasync(fd)
-            for start, piece in self._scanner.pieces(end + len(marker), segment.end):
-                low, high = max(start, end + len(marker)), min(start + len(piece), segment.end)
-                if low < high:
-                    os.pwrite(fd, bytes(high - low), low - segment.start)
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-        self._segments.remove_after(segment)
+        torn_bytes = self._scanner.last_byte(end) - end
+        if torn_bytes:
+            log.warning("a torn tail of %d bytes at %d is cut", torn_bytes, end)
+            is_wanted = self._tail_cut.end_offset is not None
+            self._tail_cut.begin(end)
+            self._tail_cut.clear()
+            if not is_wanted:
+                self._tail_cut.finish()
+        return torn_bytes

@@ -7,14 +7,16 @@ Files of a store's directory, all described in ``docs/storage-format.md``::
     store-key           proves that a record is this store's; twice
     queue-table         bounds of all queues, last batches of producers
     damaged-ranges      what is lost, if anything is
-    log-cuts            where the log lost its end
+    epochs              which began where in the log
+    log-cut             where the log is being cut, if it is
     commitlog/          the segments: the truth
     consumequeue/       derived from it
 """
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mqmesh.batch.record_batch import (
@@ -36,17 +38,22 @@ from mqmesh.errors import (
 from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, sound_batches
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cleaner import Cleaner
+from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
+from mqmesh.storage.commitlog.cut_files import keep_cut
 from mqmesh.storage.commitlog.log_applier import LogApplier
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
 from mqmesh.storage.commitlog.opening import StoreParts, open_parts
 from mqmesh.storage.commitlog.queue_repair import QueueRepairs
 from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.interface import (
     BatchToPut,
+    EpochStart,
     FlushDiskType,
     GetResult,
     GetStatus,
+    LogChunk,
     MessageStore,
     OnProgress,
     PutResult,
@@ -77,10 +84,29 @@ TAILS_AT_ONCE = 32
 class CommitLogStore(MessageStore):
     """A commit log, consume queues that point into it, and the threads that sync them."""
 
-    def __init__(self, parts: StoreParts, config: StoreConfig) -> None:
-        """Takes over parts that were brought to one state; see ``open``."""
-        self._parts = parts
+    def __init__(
+        self, parts: StoreParts, config: StoreConfig, *, reopen: Callable[[StoreLock], StoreParts]
+    ) -> None:
+        """Takes over parts that were brought to one state; see ``open``.
+
+        Args:
+            parts: The parts.
+            config: Settings.
+            reopen: Opens the store once more, after its parts were closed and the log was cut.
+        """
         self._config = config
+        self._reopen = reopen
+        self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._put_batches = 0
+        self._put_messages = 0
+        self._duplicates = 0
+        self._failure: str | None = None
+        self._tails_stuck = False
+        self._closed = False
+        self._take_over(parts)
+
+    def _take_over(self, parts: StoreParts) -> None:
+        self._parts = parts
         self._log: CommitLog = parts.commitlog
         self._queues: ConsumeQueues = parts.queues
         self._states: ProducerStates = parts.states
@@ -88,10 +114,10 @@ class CommitLogStore(MessageStore):
         self._flusher: Flusher = parts.flusher
         self._checkpointer: Checkpointer = parts.checkpointer
         self._cleaner: Cleaner = parts.cleaner
-        self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._applier = LogApplier(
             parts.queues,
             parts.states,
+            parts.epochs,
             parts.damage,
             clock=parts.clock,
             remove=self._remove_later,
@@ -105,12 +131,6 @@ class CommitLogStore(MessageStore):
             store_id=parts.commitlog.store_id,
             clock=parts.clock,
         )
-        self._put_batches = 0
-        self._put_messages = 0
-        self._duplicates = 0
-        self._failure: str | None = None
-        self._tails_stuck = False
-        self._closed = False
 
     @classmethod
     def open(
@@ -140,7 +160,8 @@ class CommitLogStore(MessageStore):
             StoreLocked: Another process has it open.
             StorageError: It cannot be opened.
         """
-        parts = open_parts(
+        open_it = partial(
+            open_parts,
             directory,
             config,
             clock=clock,
@@ -149,7 +170,7 @@ class CommitLogStore(MessageStore):
             sync=sync,
             space_of=space_of,
         )
-        return cls(parts, config)
+        return cls(open_it(), config, reopen=lambda lock: open_it(lock=lock))
 
     def put(
         self,
@@ -375,7 +396,10 @@ class CommitLogStore(MessageStore):
     def cut_offset(self, topic: str, queue_id: int, epoch: int) -> QueueOffset | None:
         """See ``MessageStore.cut_offset``."""
         self._check_open()
-        cut = self._parts.cuts.since(epoch)
+        cut = self._parts.epochs.lost_since(epoch)
+        if epoch < self._log.epoch:
+            # If the newest epoch has no record yet, the next one stands there.
+            cut = self._log.end if cut is None else min(cut, self._log.end)
         if cut is None:
             return None
         queue = self._queues.find(topic, queue_id)
@@ -397,6 +421,65 @@ class CommitLogStore(MessageStore):
         self._cleaner.forced_moves = {}
         return list(moves.values())
 
+    def read_raw(
+        self,
+        start: CommitLogOffset,
+        *,
+        max_bytes: int,
+        stop: CommitLogOffset | None = None,
+    ) -> LogChunk:
+        """See ``ReplicableLog.read_raw``."""
+        self._check_open()
+        return self._log.read_raw(start, max_bytes, self._log.end if stop is None else stop)
+
+    def append_raw(self, chunk: LogChunk) -> None:
+        """See ``ReplicableLog.append_raw``."""
+        self._check_writable()
+        self._cleaner.gate.check()
+        self._applier.make_room()
+        records = self._log.check_chunk(chunk)
+        if not records:
+            return
+        self._log.append_raw(chunk)
+        for record in records:
+            self._applier.apply(record)
+        self._tell_flusher()
+
+    def truncate(self, end_offset: CommitLogOffset) -> None:
+        """See ``ReplicableLog.truncate``."""
+        self._check_writable()
+        if end_offset == self._log.end:
+            return
+        self._log.read_raw(end_offset, 0, self._log.end)
+        keep_cut(
+            self._parts.directory / CUT_FILES,
+            self._log.read_some,
+            end_offset,
+            self._log.end,
+            epoch=self._log.recorded_epoch,
+        )
+        self._parts.tail_cut.begin(end_offset)
+        lock, cleaner = self._parts.lock, self._cleaner
+        self._close_parts()
+        try:
+            self._take_over(self._reopen(lock))
+        except BaseException:
+            self._closed = True  # the next start does the rest
+            raise
+        self._cleaner.keep_from = cleaner.keep_from
+        self._cleaner.forced_moves = cleaner.forced_moves
+
+    def begin_epoch(self, epoch: int, note: bytes = b"") -> None:
+        """See ``ReplicableLog.begin_epoch``."""
+        self._check_writable()
+        self._log.begin_epoch(epoch, note)
+        self._log.begin(self._parts.clock.wall_ms()).write()
+        self._tell_flusher()
+
+    def epochs(self) -> Sequence[EpochStart]:
+        """See ``ReplicableLog.epochs``."""
+        return self._parts.epochs.starts
+
     def tick(self, now_ms: int) -> bool:
         """See ``MessageStore.tick``."""
         self._check_writable()
@@ -406,7 +489,7 @@ class CommitLogStore(MessageStore):
         more = self._write_tails()
         more = self._repairs.step() or more
         more = self._cleaner.tick(now_ms) or more
-        self._parts.cuts.tick(now_ms, self._parts.chores.submit)
+        self._parts.epochs.tick(now_ms, self._parts.chores.submit)
         try:
             self._log.check_files(now_ms)
             return self._checkpointer.tick(now_ms) or more
@@ -488,6 +571,13 @@ class CommitLogStore(MessageStore):
                 self._checkpointer.close()
             except StorageError as error:
                 log.error("the store was not closed in order, the next start recovers: %s", error)
+        self._close_parts()
+        self._parts.lock.release()
+
+    def _close_parts(self) -> None:
+        """Ends threads and closes files; the store is as after the death of the process."""
+        self._flusher.close()
+        self._parts.chores.close()
         self._parts.resources.close()
 
     def _see(self) -> None:

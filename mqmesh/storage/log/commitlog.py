@@ -17,13 +17,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.batch.payload import Buffer
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.batch.record_batch import HEADER_SIZE
+from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StorageError
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.open_files import OpenFiles
+from mqmesh.storage.interface import MAX_EPOCH, LogChunk
+from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.maps import LogMaps
 from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker
 from mqmesh.storage.log.page_window import PageWindow
-from mqmesh.storage.log.record import RecordCheck
+from mqmesh.storage.log.raw import chunk_of, records_of
+from mqmesh.storage.log.record import Record, RecordCheck
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
@@ -51,7 +55,7 @@ class CommitLog:
         key: That records are checked by.
         check: Tells its records from everything else.
         end: Commit-log offset of the next record.
-        epoch: That records get.
+        epoch: That records of our own get.
         store_id: That records carry.
         maps: Of its segments.
     """
@@ -64,10 +68,11 @@ class CommitLog:
         window: PageWindow,
         *,
         key: StoreKey,
+        epochs: EpochTable,
         end: int,
         epoch: int,
+        recorded_epoch: int,
         store_id: int,
-        is_marked: bool = True,
     ) -> None:
         """Takes up a log whose end was found.
 
@@ -80,10 +85,10 @@ class CommitLog:
             key: Of the store.
             window: Pages that are ready for stores; the log closes it.
             end: Where to go on.
+            epochs: Of its records; if they lack ``epoch``, it begins with the next record.
             epoch: Of new records.
+            recorded_epoch: Of the newest record that is there, 0 if that is not known.
             store_id: Of new records.
-            is_marked: The log tells already that this epoch begins; else a marker in front of the
-                next record does.
 
         Raises:
             DiskFull: There is no segment to go on in, and none can be made.
@@ -98,7 +103,11 @@ class CommitLog:
         self.end = end
         self.epoch = epoch
         self.store_id = store_id
-        self._void_needed = not is_marked
+        self._epochs = epochs
+        # The next record of our own begins an epoch.
+        self._begins = epoch > epochs.newest
+        self._recorded_epoch = recorded_epoch
+        self._epoch_data = b""
         self._writing: list[Segment] = []
         self._retired: list[tuple[int, Segment]] = []
         self._check_at_ms = 0
@@ -127,6 +136,11 @@ class CommitLog:
         return self._room.refusal
 
     @property
+    def recorded_epoch(self) -> int:
+        """Of the newest record that is there; 0 if that is not known."""
+        return self._recorded_epoch if self._begins else self.epoch
+
+    @property
     def fd(self) -> int:
         """Descriptor of the segment that is written to."""
         return self._current.fd
@@ -138,9 +152,27 @@ class CommitLog:
             store_timestamp: For markers that it may need.
         """
         append = Append(self, self._current, self.end, store_timestamp)
-        if self._void_needed:
-            append.mark_failure()
+        if self._begins:
+            self.epoch = max(self.epoch, self._epochs.newest + (self.recorded_epoch == self.epoch))
+            self._epochs.begin(self.epoch, self.end)
+            append.mark_epoch(self._epoch_data)
         return append
+
+    def begin_epoch(self, epoch: int, data: bytes) -> None:
+        """Has the next record of our own begin an epoch.
+
+        Args:
+            epoch: Its number.
+            data: Of its marker; up to ``MAX_MARKER_DATA`` bytes.
+
+        Raises:
+            StorageError: It is not higher than all before.
+        """
+        newest = max(self.recorded_epoch, self._epochs.newest)
+        if not newest < epoch <= MAX_EPOCH:
+            raise StorageError(f"epoch {epoch} cannot follow epoch {newest}, the log's newest")
+        self._recorded_epoch = self.recorded_epoch
+        self.epoch, self._begins, self._epoch_data = epoch, True, data
 
     def view(self, start: int, size: int) -> bytes | memoryview:
         """Bytes that lie in one segment; if there are many, and in memory, not copied.
@@ -187,6 +219,10 @@ class CommitLog:
         except OSError as error:
             raise storage_error(error, f"byte {start} of the log cannot be read") from error
         return data
+
+    def read_some(self, start: int, size: int) -> bytes:
+        """As ``read``, but at most to the end of the segment."""
+        return self.read(start, min(size, self.segment_end(start) - start))
 
     def segment_end(self, commitlog_offset: int) -> int:
         """Where the segment of an offset ends; the offset itself if there is none."""
@@ -291,21 +327,78 @@ class CommitLog:
         """
         self._current = segment
         self.end = end
-        self._void_needed = False
+        self._begins = False
         if end > self._ask_from:
             self.prepare_ahead()
+
+    def read_raw(self, start: int, max_bytes: int, stop: int) -> LogChunk:
+        """Reads whole records; as ``ReplicableLog.read_raw``."""
+        if not self.start <= start <= stop <= self.end:
+            raise OffsetOutOfRange(f"{start} to {stop} is not between {self.start} and {self.end}")
+        segment_end = self.segment_end(start)
+        most = min(stop, segment_end) - start
+        wanted = min(max(max_bytes, HEADER_SIZE), most)
+        while True:
+            data = self.view(start, wanted) if wanted else b""
+            found = chunk_of(data, start, segment_end=segment_end, check=self.check)
+            if isinstance(found, LogChunk):
+                return found
+            if found > min(self.end, segment_end) - start:
+                raise CorruptRecord(f"the record at {start} ends behind the log")
+            wanted = found if found <= most else 0
+
+    def check_chunk(self, chunk: LogChunk) -> list[Record]:
+        """Checks whether a chunk can be added; arguments and errors as ``append_raw``'s.
+
+        Returns:
+            Its records.
+        """
+        if chunk.start != self.end:
+            raise OffsetOutOfRange(f"records from {chunk.start} on, and the log ends at {self.end}")
+        if chunk.segment_end != self._current.end:
+            raise StorageError(
+                f"the segment of offset {chunk.start} ends at {chunk.segment_end} there, and at "
+                f"{self._current.end} here: both need the same mapped_file_size_commit_log"
+            )
+        return records_of(chunk, self.check, epoch=self.recorded_epoch)
+
+    def append_raw(self, chunk: LogChunk) -> None:
+        """Writes records that were checked.
+
+        Args:
+            chunk: Theirs; it begins at the log's end.
+
+        Raises:
+            DiskFull: No room; nothing was written.
+            StorageError: The disk refuses; what was written does not count.
+        """
+        segment, size = self._current, len(chunk.data)
+        self.take_room(segment, min(chunk.start + size + MARKER_SIZE, segment.end))
+        following = self.next_segment(segment) if chunk.end == segment.end else segment
+        if chunk.epoch != self._epochs.newest:
+            self._epochs.begin(chunk.epoch, chunk.start)
+        try:
+            self.write(segment, chunk.start - segment.start, [chunk.data])
+        except OSError as error:
+            raise storage_error(error, "the commit log cannot be written") from error
+        self.adopt(following, chunk.end)
+        # It is others' epoch: a record of our own begins one.
+        self.epoch = self._recorded_epoch = chunk.epoch
+        self._begins = True
 
     def note_failed_write(self) -> None:
         """Sees to it that what a failed write left behind is never taken for good.
 
-        Before the next record a void marker of a higher epoch is written; records of a
-        lower epoch behind it mark the end of the log.
+        The next record is the marker of a higher epoch; records of a lower epoch behind it mark
+        the end of the log.
         """
+        self._recorded_epoch = self.recorded_epoch
+        self._epoch_data = b""
         self.epoch += 1
-        self._void_needed = True
+        self._begins = True
 
-    def write_void(self, store_timestamp: int) -> None:
-        """Writes the void marker at once; if that fails too, the next write will do it."""
+    def write_epoch(self, store_timestamp: int) -> None:
+        """Begins the epoch at once; if that fails too, the next write will do it."""
         try:
             self.begin(store_timestamp).write()
         except StorageError as error:
@@ -347,7 +440,7 @@ class Append:
         "_groups",
         "_limit",
         "_log",
-        "_marks_failure",
+        "_marks_epoch",
         "_position",
         "_segment",
         "_timestamp",
@@ -359,7 +452,7 @@ class Append:
         self._log = log
         self._timestamp = timestamp
         self._groups: list[tuple[Segment, int, list[Buffer]]] = []
-        self._marks_failure = False
+        self._marks_epoch = False
         self._start(segment, position)
 
     def _start(self, segment: Segment, position: int) -> None:
@@ -404,10 +497,10 @@ class Append:
         self.pieces.append(self._marker(kind, position, data))
         return position
 
-    def mark_failure(self) -> None:
+    def mark_epoch(self, data: bytes) -> None:
         """Places the marker that makes void what an earlier write left behind."""
-        self.mark(MarkerKind.VOID)
-        self._marks_failure = True
+        self.mark(MarkerKind.EPOCH, data)
+        self._marks_epoch = True
 
     def write(self) -> None:
         """Writes everything, or notes that what was written does not count.
@@ -422,8 +515,8 @@ class Append:
                     self._log.write(segment, position - segment.start, pieces)
         except OSError as error:
             self._log.note_failed_write()
-            if not self._marks_failure:
-                self._log.write_void(self._timestamp)
+            if not self._marks_epoch:
+                self._log.write_epoch(self._timestamp)
             raise storage_error(error, "the commit log cannot be written") from error
         self._log.adopt(self._segment, self._position)
 

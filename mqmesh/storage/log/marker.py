@@ -49,8 +49,8 @@ class MarkerKind(enum.IntEnum):
 
     END = 1
     """The log goes on in the next segment."""
-    VOID = 2
-    """A tail was cut off here; whatever older epochs left behind is void."""
+    EPOCH = 2
+    """An epoch begins here; whatever older ones left behind is void. The data are its leader's."""
     TOPIC_DELETED = 3
     """All queues of the topic in the data (UTF-8) were deleted here."""
 

@@ -225,13 +225,14 @@ class Segments(SegmentList):
         assert found.start == start
         return found
 
-    def remove_after(self, segment: Segment) -> int:
-        """Removes all segments behind one, durably: they hold nothing but a cut tail.
+    def remove_behind(self, commitlog_offset: int) -> int:
+        """Removes all segments that begin behind an offset, durably: they hold nothing but a cut
+        tail.
 
         Returns:
             How many.
         """
-        keep = bisect_right(self._starts, segment.start)
+        keep = bisect_right(self._starts, commitlog_offset)
         gone = self._list[keep:]
         for one in reversed(gone):
             assert one.fd < 0

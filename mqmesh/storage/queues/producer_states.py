@@ -49,6 +49,23 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     producer_crc: int
 
 
+def stored_batch(header: BatchHeader) -> StoredBatch:
+    """What is remembered of a batch that is in the log.
+
+    Args:
+        header: Of the stored batch.
+    """
+    return StoredBatch(
+        header.first_sequence,
+        header.message_count,
+        header.base_queue_offset,
+        header.commitlog_offset,
+        CommitLogOffset(header.end_offset),
+        header.store_timestamp,
+        header.producer_crc,
+    )
+
+
 class _Window:
     """The batches remembered for one producer and queue, in log order, newest last."""
 
@@ -137,6 +154,11 @@ class ProducerStates:
         window = self._windows.get(key)
         return [] if window is None else window.batches
 
+    @staticmethod
+    def window_size(topic: str) -> int:
+        """How many batches of a producer are remembered in a queue of a topic."""
+        return WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW
+
     def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:
         """Remembers a batch; one that is not behind the newest of its window is known already.
 
@@ -162,7 +184,7 @@ class ProducerStates:
         if len(own) > 1:
             own.move_to_end(key)
         if batch.commitlog_offset > window.batches[-1].commitlog_offset:
-            window.append(batch, WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW)
+            window.append(batch, self.window_size(topic))
 
     def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:
         """Takes back what was noted at or behind an offset, after a write that failed."""
@@ -175,6 +197,24 @@ class ProducerStates:
                 batches.pop()
             if not batches:
                 self._drop(key)
+
+    def cut(self, end_offset: int) -> list[Key]:
+        """Forgets producers and queues of which a batch stood at or behind an offset.
+
+        Args:
+            end_offset: Commit-log offset where the log was cut.
+
+        Returns:
+            Them: of each, older batches are to be noted again.
+        """
+        keys = [
+            key
+            for key, window in self._windows.items()
+            if window.batches[-1].commitlog_offset >= end_offset
+        ]
+        for key in keys:
+            self._drop(key)
+        return keys
 
     def forget_topic(self, topic: str) -> None:
         """Forgets all queues of a topic."""

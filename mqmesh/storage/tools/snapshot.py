@@ -9,6 +9,7 @@ Layout of the directory, also in ``docs/storage-format.md``::
     config/*.json             topics, consumer groups and their offsets
     store-key                 what proves records to be the store's: a secret, mode 0600
     queue-table               bounds of queues, deleted topics, last batches of producers
+    epochs                    which began where in the log
     log-beginning             where retention had let the log begin
 
 A snapshot may come from elsewhere, so nothing in it is believed: only paths of the forms above
@@ -57,7 +58,7 @@ _FORMS: Final = {
     FileKind.SEGMENT: re.compile(r"commitlog/\d{20}\Z"),
     FileKind.INDEX: re.compile(r"index/\d{20}\.(sealed/(data\.mdb|seal)|live/data\.mdb)\Z"),
     FileKind.CONFIG: re.compile(r"config/[a-z_]{1,64}\.json\Z"),
-    FileKind.STATE: re.compile(r"(queue-table|log-beginning|store-key(\.copy)?)\Z"),
+    FileKind.STATE: re.compile(r"(queue-table|epochs|log-beginning|store-key(\.copy)?)\Z"),
 }
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 _Word = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

@@ -59,7 +59,7 @@ _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
 _LIVE: Final = re.compile(r"\d{20}\.live\Z")
 _DOCUMENT: Final = re.compile(r"[a-z_]{1,64}\.json\Z")
-_STATE_FILES: Final = ("queue-table", "log-beginning", *SECRETS)
+_STATE_FILES: Final = ("queue-table", "epochs", "log-beginning", *SECRETS)
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 _NO_COPY_CALL: Final = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 

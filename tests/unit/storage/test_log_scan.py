@@ -47,7 +47,7 @@ def write(directory: Path, position: int, data: bytes) -> None:
 
 def void(position: int, *, epoch: int = 5, store_id: int = STORE_ID, key: StoreKey = KEY) -> bytes:
     return encode_marker(
-        MarkerKind.VOID,
+        MarkerKind.EPOCH,
         commitlog_offset=position,
         epoch=epoch,
         store_id=store_id,

@@ -117,6 +117,6 @@ def test_segments_of_a_cut_tail_are_removed(tmp_path: Path, chores: Chores) -> N
     segments = listed(tmp_path, chores)
     for number in range(4):
         segments.get_or_make(number * SIZE)
-    assert segments.remove_after(list(segments)[1]) == 2
+    assert segments.remove_behind(list(segments)[1].start) == 2
     assert len(segments) == len(list(tmp_path.iterdir())) == 2
     assert segments.find(2 * SIZE) is None

@@ -9,7 +9,7 @@ import pytest
 
 from mqmesh.storage.commitlog import checkpoint
 from mqmesh.storage.log import marker as log_marker
-from mqmesh.storage.log import store_key
+from mqmesh.storage.log import store_key, tail_cut
 from mqmesh.storage.queues import consume_queue
 
 TYPES = {"s": "bytes", "B": "u8", "H": "u16", "I": "u32", "Q": "u64", "q": "i64"}
@@ -60,6 +60,7 @@ def struct_table(layout: struct.Struct) -> list[list[str]]:
         ("## Consume queue", consume_queue, consume_queue.ENTRY),
         ("## Checkpoint", checkpoint, checkpoint._SLOT),
         ("### Store key", store_key, store_key._LAYOUT),
+        ("## Log cut", tail_cut, tail_cut._LAYOUT),
     ],
 )
 def test_tables_of_page_docstring_and_code_agree(

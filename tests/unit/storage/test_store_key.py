@@ -104,7 +104,7 @@ def test_every_bit_that_is_covered_matters(tmp_path: Path) -> None:
 def test_a_marker_of_an_unknown_kind_counts_only_if_the_store_wrote_it() -> None:
     key = StoreKey.random()
     numbers = {"commitlog_offset": 0, "epoch": 1, "store_id": 2, "store_timestamp": 3}
-    made = encode_marker(MarkerKind.VOID, **numbers, data=b"x", store_check=key.marker_check)
+    made = encode_marker(MarkerKind.EPOCH, **numbers, data=b"x", store_check=key.marker_check)
     assert decode_marker(made, store_check=key.marker_check).data == b"x"
     with pytest.raises(StorageError, match="this store's check"):
         decode_marker(made, store_check=StoreKey.random().marker_check)

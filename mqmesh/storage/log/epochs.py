@@ -1,0 +1,227 @@
+"""The epochs of a log: which began where.
+
+An epoch begins when somebody begins to write: a leader, or a store whose log may have lost its
+end, since others will stand in the place of what is gone. The table is on the disk before the
+first record of an epoch is, and is kept as long as the log. So a consumer who stood behind such a
+place, and knows in which epoch he came there, can be told where to go on; and two logs that were
+one once find out by their tables where their histories part.
+
+A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record tells
+its epoch, too: a table that is lost is made again from the log.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import CorruptRecord, DiskFull
+from mqmesh.storage.files.atomic_file import load_document, save_document, take_room
+from mqmesh.storage.interface import MAX_EPOCH, EpochStart
+from mqmesh.units import KIB
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "epochs"
+MOST_EPOCHS: Final = 10_000
+"""Of more, the oldest ones become one: who is older than that repeats more than he must."""
+
+RETRY_MS: Final = 1_000
+"""How often is looked whether there is room again."""
+_ROOM_BYTES: Final = 4 * KIB
+"""For further epochs; taken while there is some, since one may begin when the disk is full."""
+
+
+class CommonEnd(msgspec.Struct, frozen=True):
+    """How far two logs are the same.
+
+    Attributes:
+        epoch: The newest one that both have.
+        end_offset: Commit-log offset; before it they have the same records.
+    """
+
+    epoch: int
+    end_offset: int
+
+
+def common_end(
+    ours: Sequence[EpochStart],
+    our_end: int,
+    theirs: Sequence[EpochStart],
+    their_end: int,
+    *,
+    below: int = MAX_EPOCH + 1,
+) -> CommonEnd | None:
+    """Where the histories of two logs part.
+
+    Of an epoch only one leader wrote records, so both logs have the same ones of it, the one
+    perhaps fewer than the other. So they are the same up to the shorter end of the newest epoch
+    that began at the same place in both.
+
+    Args:
+        ours: Epochs of one log, ascending.
+        our_end: Commit-log offset where it ends.
+        theirs: Of the other log.
+        their_end: Where that ends.
+        below: Look among epochs before this one: the records before the end of a later one
+            were found to differ after all.
+
+    Returns:
+        None if they have nothing in common.
+    """
+    their_ends = dict(zip(theirs, _ends(theirs, their_end), strict=True))
+    for start, end in reversed(list(zip(ours, _ends(ours, our_end), strict=True))):
+        if start.epoch < below and start in their_ends:
+            return CommonEnd(start.epoch, min(end, their_ends[start]))
+    return None
+
+
+def _ends(starts: Sequence[EpochStart], log_end: int) -> list[int]:
+    return [start.start_offset for start in starts[1:]] + [log_end] * bool(starts)
+
+
+Submit = Callable[[Callable[[], bool]], "Future[bool]"]
+"""Has a helper thread do something."""
+
+
+class EpochTable:
+    """The epochs of a store's log.
+
+    Attributes:
+        is_known: False until the epochs of what is in the log are known: the document is lost, or
+            there was none.
+        settled: They are on the disk, with room for a further one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the document.
+
+        Args:
+            path: Its file.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        self._path = path
+        self._starts: list[EpochStart] = []
+        self._is_saved = True
+        self._retry: Future[bool] | None = None
+        self._next_ms = 0
+        document = None
+        try:
+            document = load_document(path)
+            if document is not None:
+                self._starts = msgspec.json.decode(document, type=list[EpochStart])
+        except (CorruptRecord, msgspec.MsgspecError) as error:
+            log.error("the epochs of the log are looked for in the log itself: %s", error)
+        self.is_known = bool(self._starts)
+        self.settled = take_room(path, len(document or b"") + _ROOM_BYTES)
+
+    @property
+    def starts(self) -> Sequence[EpochStart]:
+        """All of them, ascending; do not change it."""
+        return self._starts
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that has begun, 0 if none has."""
+        return self._starts[-1].epoch if self._starts else 0
+
+    def begin(self, epoch: int, start_offset: int) -> None:
+        """Notes, durably, that an epoch begins; nothing of it was written before.
+
+        What stood at or behind its start is lost, or void. Without any room it is known in this
+        life only, until there is some (``tick``); its records tell of it, too.
+
+        Args:
+            epoch: Higher than all before, or the newest once more.
+            start_offset: Commit-log offset of its first record.
+
+        Raises:
+            StorageError: It cannot be saved for another reason than room.
+        """
+        if self.learn(epoch, start_offset):
+            self.save()
+
+    def learn(self, epoch: int, start_offset: int) -> bool:
+        """Notes an epoch, for ``save``; True if it was not known."""
+        start = EpochStart(epoch, start_offset)
+        if self._starts and self._starts[-1] == start:
+            return False
+        # Of epochs that begin there or behind, or would follow, the log has no record any more.
+        kept = [s for s in self._starts if s.epoch < epoch and s.start_offset < start_offset]
+        self._starts = [*kept, start]
+        while len(self._starts) > MOST_EPOCHS:
+            oldest, second = self._starts[:2]
+            self._starts[:2] = [EpochStart(second.epoch, oldest.start_offset)]
+        self._is_saved = False
+        return True
+
+    def cut(self, end_offset: int) -> None:
+        """Forgets, durably, epochs that begin at or behind a commit-log offset: the log ends there.
+
+        Raises:
+            DiskFull: No room.
+            StorageError: It cannot be saved.
+        """
+        kept = [start for start in self._starts if start.start_offset < end_offset]
+        if len(kept) < len(self._starts):
+            self._starts, self._is_saved = kept, False
+            self._save()
+
+    def save(self) -> None:
+        """Makes durable what was learned; as ``begin`` for want of room.
+
+        Raises:
+            StorageError: It cannot be saved for another reason.
+        """
+        if self._is_saved:
+            return
+        try:
+            self.settled = self._save()
+        except DiskFull as error:
+            self.settled = False
+            log.error("an epoch of the log is not known to the next start yet: %s", error)
+
+    def tick(self, now_ms: int, submit: Submit) -> None:
+        """Saves epochs, or takes the room for the next, if there is room for that at last.
+
+        Args:
+            now_ms: Monotonic time.
+            submit: Has a helper thread do it; nothing waits for that.
+        """
+        if self.settled or now_ms < self._next_ms:
+            return
+        if self._retry is None:
+            self._retry = submit(self._settle)
+        elif self._retry.done():
+            error = self._retry.exception()
+            if error is not None and not isinstance(error, DiskFull):
+                log.warning("%s", error)
+            self.settled = error is None and self._retry.result()
+            self._retry, self._next_ms = None, now_ms + RETRY_MS
+
+    def _settle(self) -> bool:
+        if self._is_saved:
+            return take_room(self._path, len(msgspec.json.encode(self._starts)) + _ROOM_BYTES)
+        return self._save()
+
+    def _save(self) -> bool:
+        starts = self._starts
+        settled = save_document(self._path, msgspec.json.encode(starts), room_bytes=_ROOM_BYTES)
+        self._is_saved = starts is self._starts
+        return settled
+
+    def lost_since(self, epoch: int) -> int | None:
+        """Where records of later epochs begin; what epochs up to this one had there is lost.
+
+        Args:
+            epoch: Newest that somebody knows.
+
+        Returns:
+            Commit-log offset; None if there is no later epoch.
+        """
+        return next((start.start_offset for start in self._starts if start.epoch > epoch), None)

@@ -1,0 +1,106 @@
+"""Stretches of the log as they are: read from one store's log, and added to another's.
+
+A chunk is whole records of one segment and one epoch. Whoever gets one checks every record of it
+before he writes the bytes, so the log of a replica is byte for byte that of its leader. Pure.
+"""
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC
+from mqmesh.errors import CorruptRecord
+from mqmesh.storage.interface import LogChunk
+from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind
+from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
+from mqmesh.units import CommitLogOffset
+
+_EPOCH_OF_BATCH = slice(32, 36)
+_EPOCH_OF_MARKER = slice(24, 28)
+_KIND_OF_MARKER = slice(20, 22)
+
+
+def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) -> LogChunk | int:
+    """The chunk that some bytes of the log begin with.
+
+    Args:
+        data: The bytes.
+        start: Commit-log offset of the first one.
+        segment_end: Where its segment ends.
+        check: Of the log; the first record must bear its mark, of the others places and sizes are
+            looked at, since whoever gets the chunk checks them.
+
+    Returns:
+        The chunk, or how many bytes its first record has if these are fewer.
+
+    Raises:
+        CorruptRecord: No record of the log begins at ``start``, or one of them is damaged.
+    """
+    view = memoryview(data)
+    position, end, epoch = 0, start, None
+    while position < len(view):
+        head = view[position : position + HEADER_SIZE]
+        size = record_size(head)
+        is_batch = bytes(head[:4]) == MAGIC
+        if position == 0 and is_batch and len(head) == HEADER_SIZE:
+            check.ours(head)
+        if position + size > len(view):
+            if position:
+                break
+            return size
+        if position == 0 and not is_batch:
+            check.record(view[:size], start, epoch=0, segment_end=segment_end)
+        if _number(head[OFFSET_POSITION : OFFSET_POSITION + 8]) != start + position:
+            raise CorruptRecord(f"the record at {start + position} belongs somewhere else")
+        its_epoch = _number(head[_EPOCH_OF_BATCH if is_batch else _EPOCH_OF_MARKER])
+        if epoch not in (None, its_epoch):
+            break
+        epoch = its_epoch
+        position += size
+        end = start + position
+        if not is_batch and _number(head[_KIND_OF_MARKER]) == MarkerKind.END:
+            end = segment_end
+            break
+    return LogChunk(
+        CommitLogOffset(start), CommitLogOffset(end), segment_end, epoch or 0, view[:position]
+    )
+
+
+def records_of(chunk: LogChunk, check: RecordCheck, *, epoch: int) -> list[Record]:
+    """Checks every record of a chunk.
+
+    Args:
+        chunk: From whomever.
+        check: Of the log that they shall be added to.
+        epoch: Of the newest record there, 0 if that is not known.
+
+    Returns:
+        The records; their bytes are those of the chunk.
+
+    Raises:
+        CorruptRecord: One is not good, or the chunk is not what it says.
+        StorageError: One is of a version or kind that this program does not know.
+    """
+    view = memoryview(chunk.data)
+    records: list[Record] = []
+    position, end = 0, chunk.start
+    while position < len(view):
+        start = chunk.start + position
+        if start != end:
+            raise CorruptRecord(f"behind the end of its segment, at {start}, stands something")
+        size = record_size(view[position : position + HEADER_SIZE])
+        piece = view[position : position + size]
+        if len(piece) < size:
+            raise CorruptRecord(f"the record at {start} has {len(piece)} bytes instead of {size}")
+        record = check.record(piece, start, epoch=epoch, segment_end=chunk.segment_end)
+        if record.epoch != chunk.epoch:
+            raise CorruptRecord(f"the record at {start} is of epoch {record.epoch}")
+        is_end = record.marker is not None and record.marker.kind is MarkerKind.END
+        if start + size + MARKER_SIZE * (not is_end) > chunk.segment_end:
+            raise CorruptRecord(f"the record at {start} leaves no room for the end of its segment")
+        records.append(record)
+        epoch, position, end = record.epoch, position + size, CommitLogOffset(record.end)
+    if end != chunk.end:
+        raise CorruptRecord(f"the chunk at {chunk.start} ends at {end}, not at {chunk.end}")
+    return records
+
+
+def _number(data: memoryview) -> int:
+    return int.from_bytes(data, "little")
