@@ -1,4 +1,4 @@
-"""Bugs that are planted are found; the rare ones wander to other seeds with each change."""
+"""Bugs that are planted are found; by which seed, wanders with each change."""
 
 import os
 import subprocess
@@ -9,15 +9,8 @@ import pytest
 from simulation.planted import BUGS
 
 TESTS = Path(__file__).resolve().parent.parent
-COMMON = (
-    "an acknowledgement before the write",
-    "a commit ahead of the listener",
-    "an offset that goes back",
-    "a lost retry",
-    "a forgotten half message",
-    "an early delay",
-)
-"""Those that one of the first twenty seeds finds; CONTRIBUTING says what the others take."""
+SEEDS = 200
+"""Half of them are found by the first three seeds, the others by one of the first thirty."""
 
 
 def hunt(name: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +18,7 @@ def hunt(name: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS)}
     program = [sys.executable, "-P", "-m", "simulation.planted", name]
     return subprocess.run(
-        [*program, "--count", "20"],
+        [*program, "--count", str(SEEDS)],
         env=environment,
         capture_output=True,
         text=True,
@@ -33,12 +26,8 @@ def hunt(name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_bugs_that_are_looked_for_can_be_planted():
-    assert set(COMMON) <= BUGS.keys()
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
     done = hunt(name)
     assert done.returncode == 0, done.stdout + done.stderr

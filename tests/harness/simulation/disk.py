@@ -55,6 +55,7 @@ class Disk:
         slowest_sync_ms: So long a sync takes at most.
         full: No byte more is taken.
         sync_fails: The next sync fails.
+        on_write: Told when something was written.
         opener: Opens the store; planted bugs have another one.
     """
 
@@ -64,6 +65,7 @@ class Disk:
         self.slowest_sync_ms = SLOWEST_SYNCS_MS[0]
         self.full = False
         self.sync_fails = False
+        self.on_write: Callable[[], None] | None = None
         self.opener: Callable[..., LoggedStore] = LoggedStore
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
@@ -136,6 +138,8 @@ class LoggedStore(MemoryStore):
                 self._append(batch, result)
         if results:
             self._plan_sync()
+            if self._disk.on_write is not None:
+                self._disk.on_write()
         return results
 
     def get(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from harness.simulation.books import Books
+from harness.simulation.books import ORDER, PULL, PUSH, Books
 from harness.simulation.load import Client
 from harness.simulation.world import Process, World
 from mqmesh.transport.simulated.node import SimulatedNode
@@ -12,6 +12,19 @@ from mqmesh.transport.simulated.node import SimulatedNode
 MOST_FAULTS: Final = 8
 MOST_DOWN_MS: Final = 5_000
 MOST_STEP_MS: Final = 2_000
+
+MEMBERS: Final = {
+    "client killed": 2,
+    "client stopped": 3,
+    "pause of a consumer": 3,
+    "connections of a consumer broken": 1,
+    "one-way partition of a consumer": 2,
+    "partition": 1,
+    "slow network": 2,
+}
+DISKS: Final = {"broker killed": 6, "full disk": 1, "failing sync": 2, "broker stopped": 1}
+PROFILES: Final[tuple[dict[str, int] | None, ...]] = (None, MEMBERS, DISKS)
+"""What a seed's faults are: all alike, or how often which; rare ones meet each other there."""
 
 
 class Faults:
@@ -22,17 +35,26 @@ class Faults:
         books: Where it is written down what excuses what.
         clients: Of the world.
         span_ms: When the last one begins at the latest.
+        profile: How often which fault comes; all alike without it.
 
     Attributes:
         counts: How often which was done.
     """
 
-    def __init__(self, world: World, books: Books, clients: list[Client], span_ms: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        books: Books,
+        clients: list[Client],
+        span_ms: int,
+        profile: dict[str, int] | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._world = world
         self._books = books
         self._clients = clients
         self._span_ms = span_ms
+        self._profile = profile
         self._over = False
         self._chance = world.simulation.random
         self._kinds: dict[str, Callable[[], None]] = {
@@ -43,10 +65,14 @@ class Faults:
                 self._chance.choice(list(world.schedules.values()))
             ),
             "client killed": lambda: self._chance.choice(clients).kill(),
-            "one-way partition": self._cut,
+            "client stopped": lambda: self._chance.choice(clients).restart(),
+            "one-way partition": lambda: self._cut(*self._chance.sample(self._nodes(), 2)),
+            "one-way partition of a consumer": self._cut_consumer,
             "partition": self._cut_both,
-            "pause": self._pause,
-            "connections broken": self._break,
+            "pause": lambda: self._pause(self._chance.choice(self._nodes())),
+            "pause of a consumer": lambda: self._pause(self._consumer()),
+            "connections broken": lambda: self._break(self._chance.choice(self._nodes())),
+            "connections of a consumer broken": lambda: self._break(self._consumer()),
             "slow network": self._slow,
             "clock step": self._step_clock,
             "full disk": self._fill_disk,
@@ -55,8 +81,9 @@ class Faults:
 
     def plan(self) -> None:
         """Chooses what happens when."""
-        for _ in range(self._chance.randint(1, MOST_FAULTS)):
-            name = self._chance.choice(list(self._kinds))
+        profile = self._profile or dict.fromkeys(self._kinds, 1)
+        count = self._chance.randint(1, MOST_FAULTS)
+        for name in self._chance.choices(list(profile), list(profile.values()), k=count):
             at_ms = self._chance.randrange(self._span_ms)
             self._world.simulation.after(at_ms, lambda name=name: self._do(name))  # type: ignore[misc]
 
@@ -68,6 +95,7 @@ class Faults:
         world.network.weather.gust_every = 0
         for disk in world.disks.values():
             disk.full = disk.sync_fails = False
+            disk.on_write = None
         for process in world.processes():
             if process.node is not None and process.node.paused:
                 process.node.resume()
@@ -95,13 +123,28 @@ class Faults:
 
     def _kill_broker(self) -> None:
         name = self._chance.choice(list(self._world.brokers))
-        self._books.kills_ms.append(float(self._world.now_ms))
+        if self._chance.randrange(2):
+            self._kill(name)
+            return
+        # The worst moment: something was written, and may not be on disk yet.
         disk = self._world.disks[name]
+
+        def written() -> None:
+            disk.on_write = None
+            delay_ms = self._chance.randrange(disk.slowest_sync_ms)
+            self._world.simulation.after(delay_ms, lambda: self._kill(name))
+
+        disk.on_write = written
+
+    def _kill(self, name: str) -> None:
         process = self._world.brokers[name]
+        if self._over or not process.up:
+            return
+        self._books.kills_ms.append(float(self._world.now_ms))
         process.kill()
         if self._world.sync_flush and self._chance.randrange(4):
             self.counts["power lost"] += 1
-            disk.lose_power(self._chance.randrange)
+            self._world.disks[name].lose_power(self._chance.randrange)
         self._world.simulation.after(self._down_ms(), process.start)
 
     def _stop_broker(self) -> None:
@@ -109,8 +152,19 @@ class Faults:
         process.stop()
         self._world.simulation.after(self._down_ms(), process.start)
 
-    def _cut(self) -> None:
-        one, other = self._chance.sample(self._nodes(), 2)
+    def _consumer(self) -> SimulatedNode:
+        names = (PUSH, ORDER, PULL)
+        found = [one for one in self._nodes() if one.name.startswith(names)]
+        return self._chance.choice(found or self._nodes())
+
+    def _cut_consumer(self) -> None:
+        broker = self._chance.choice(list(self._world.brokers.values())).node
+        if broker is not None:
+            ends = [broker, self._consumer()]
+            self._chance.shuffle(ends)
+            self._cut(*ends)
+
+    def _cut(self, one: SimulatedNode, other: SimulatedNode) -> None:
         self._world.network.cut(one, other)
         self._world.simulation.after(2 * self._down_ms(), self._world.network.heal)
 
@@ -122,17 +176,13 @@ class Faults:
             self._world.network.cut(other, broker)
             self._world.simulation.after(2 * self._down_ms(), self._world.network.heal)
 
-    def _pause(self) -> None:
-        node = self._chance.choice(self._nodes())
-        ordered = [one for one in self._nodes() if one.name.startswith("order")]
-        if ordered and self._chance.randrange(2):
-            node = self._chance.choice(ordered)  # who stands still must not believe in its locks
+    def _pause(self, node: SimulatedNode) -> None:
         node.pause()
         self._world.network.stall(node)
         self._world.simulation.after(2 * self._down_ms(), node.resume)
 
-    def _break(self) -> None:
-        self._world.network.break_connections(self._chance.choice(self._nodes()))
+    def _break(self, node: SimulatedNode) -> None:
+        self._world.network.break_connections(node)
 
     def _slow(self) -> None:
         weather = self._world.network.weather

@@ -102,15 +102,18 @@ class Client(ABC):
         if isinstance(self.api, Producer):
             self.api.on_fork()
 
-    def close(self) -> None:
-        """Ends it in order."""
-        if self.transport.node.alive:
-            try:
-                self.api.close()
-            except NodeKilled:
-                return
-            self.transport.node.kill()
+    def restart(self) -> None:
+        """Says goodbye, and another one takes its place."""
+        node = self.transport.node
+        if not node.alive or node.paused:
+            return
+        try:
+            self.api.close()
+        except NodeKilled:
+            return
+        node.kill()
         self.abandon()
+        self.world.simulation.after(REPLACE_MS, self.start)
 
     def later(self, most_ms: int, step: Callable[[], None]) -> None:
         """Takes a step within so long."""

@@ -10,7 +10,7 @@ import msgspec
 
 from harness.history import Commit, Delivery
 from harness.simulation.books import READERS, TOPICS, Books, delivery_of
-from harness.simulation.faults import Faults
+from harness.simulation.faults import PROFILES, Faults
 from harness.simulation.load import Client, make_clients
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch
@@ -20,7 +20,7 @@ CALM_MS: Final = 3_000
 HARM_MS: Final = 45_000
 PATIENCE_MS: Final = 180_000
 """When all harm is over, everything is served and delivered within so long."""
-LOOK_MS: Final = 2_000
+LOOK_MS: Final = 1_000
 QUEUES: Final = 2
 BROKERS: Final = ("broker-a", "broker-b")
 
@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
-        self.world = World(seed, folder, sync_flush=seed % 3 == 0)
+        self.world = World(seed, folder, sync_flush=seed // 3 % 2 == 0)
         self.books = Books()
         self.clients: list[Client] = []
 
@@ -70,7 +70,8 @@ class Run:
         world, books = self.world, self.books
         begun_ms = world.now_ms
         self._start()
-        faults = Faults(world, books, self.clients, HARM_MS)
+        profile = PROFILES[self.seed % len(PROFILES)]
+        faults = Faults(world, books, self.clients, HARM_MS, profile)
         world.simulation.run(CALM_MS)
         faults.plan()
         self._look()
