@@ -26,7 +26,7 @@ from harness.history import (
     History,
     MessageKey,
 )
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.producer.send_result import SendFuture
 
@@ -110,7 +110,9 @@ class Books:
 
     def failed_send(self, topic: str, key: MessageKey, error: MQMeshError) -> None:
         """It was not acknowledged."""
-        outcome = UNKNOWN if error.retriable else REFUSED
+        # Whoever closes a producer is not told what became of what it had sent.
+        unknown = error.retriable or isinstance(error, ClientClosed)
+        outcome = UNKNOWN if unknown else REFUSED
         self.attempts[topic][key] = Attempt(*key, f"{key[0]}:{key[1]}", outcome)
 
     def delivered(self, group: str, message: StoredMessage, now_ms: float, consumer: str) -> None:

@@ -56,6 +56,7 @@ class Disk:
         full: No byte more is taken.
         sync_fails: The next sync fails.
         on_write: Told when something was written.
+        on_failure: Told when a sync failed.
         opener: Opens the store; planted bugs have another one.
     """
 
@@ -66,6 +67,7 @@ class Disk:
         self.full = False
         self.sync_fails = False
         self.on_write: Callable[[], None] | None = None
+        self.on_failure: Callable[[], None] = _nothing
         self.opener: Callable[..., LoggedStore] = LoggedStore
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
@@ -232,6 +234,7 @@ class LoggedStore(MemoryStore):
             return
         if self._disk.sync_fails:
             self._failed = True  # what it left unsynced may or may not be there
+            self._disk.on_failure()
             self._wake()
             return
         self._disk.durable_offset = max(self._disk.durable_offset, end)
@@ -290,3 +293,7 @@ def store_opener(disk: Disk, node: SimulatedNode) -> Callable[..., MessageStore]
         return disk.opener(disk, node, config, clock=clock, wake=wake)
 
     return open_it
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

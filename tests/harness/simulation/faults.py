@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from harness.simulation.books import ORDER, PULL, PUSH, Books
-from harness.simulation.load import Client
+from harness.simulation.load import Client, SimulatedPush
 from harness.simulation.world import Process, World
 from mqmesh.transport.simulated.node import SimulatedNode
 
@@ -17,6 +17,7 @@ MEMBERS: Final = {
     "client killed": 2,
     "client stopped": 3,
     "pause of a consumer": 3,
+    "pause in an ordered call": 3,
     "connections of a consumer broken": 1,
     "one-way partition of a consumer": 2,
     "partition": 1,
@@ -71,6 +72,7 @@ class Faults:
             "partition": self._cut_both,
             "pause": lambda: self._pause(self._chance.choice(self._nodes())),
             "pause of a consumer": lambda: self._pause(self._consumer()),
+            "pause in an ordered call": self._pause_in_call,
             "connections broken": lambda: self._break(self._chance.choice(self._nodes())),
             "connections of a consumer broken": lambda: self._break(self._consumer()),
             "slow network": self._slow,
@@ -181,6 +183,18 @@ class Faults:
         self._world.network.stall(node)
         self._world.simulation.after(2 * self._down_ms(), node.resume)
 
+    def _pause_in_call(self) -> None:
+        # Who stands still with more to do must not go on when somebody else has the queue.
+        pushing = [one for one in self._clients if isinstance(one, SimulatedPush)]
+        client = self._chance.choice([one for one in pushing if one.group == ORDER])
+
+        def begun() -> None:
+            client.on_begin = _nothing
+            if not self._over:
+                self._pause(client.transport.node)
+
+        client.on_begin = begun
+
     def _break(self, node: SimulatedNode) -> None:
         self._world.network.break_connections(node)
 
@@ -209,6 +223,10 @@ class Faults:
         self._world.simulation.after(self._down_ms(), empty)
 
     def _fail_sync(self) -> None:
-        name = self._chance.choice(list(self._world.disks))
-        self._books.kills_ms.append(float(self._world.now_ms))
-        self._world.disks[name].sync_fails = True
+        disk = self._chance.choice(list(self._world.disks.values()))
+        disk.sync_fails = True
+        disk.on_failure = lambda: self._books.kills_ms.append(float(self._world.now_ms))
+
+
+def _nothing() -> None:
+    """The fault is done."""

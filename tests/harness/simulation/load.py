@@ -193,6 +193,7 @@ class SimulatedPush(Client):
     def __init__(self, world: World, books: Books, name: str, group: str) -> None:
         super().__init__(world, books, name)
         self.group = group
+        self.on_begin: Callable[[], None] = _nothing
 
     def make(self) -> PushConsumer:
         """The client."""
@@ -203,6 +204,7 @@ class SimulatedPush(Client):
 
     def on_call(self, message: StoredMessage, tenure: object) -> None:
         """A worker begins a call."""
+        self.on_begin()
         if self.group != ORDER:
             return
         queue = f"{message.topic}@{message.broker_name}/{message.queue_id}"
@@ -320,6 +322,10 @@ class SimulatedTransactions(Client):
 
 def _ignore(future: TransactionFuture) -> None:
     """The books of decisions say what counts."""
+
+
+def _nothing() -> None:
+    """Nobody waits for a call."""
 
 
 def make_clients(world: World, books: Books) -> list[Client]:

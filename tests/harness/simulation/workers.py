@@ -13,7 +13,7 @@ from mqmesh.transport.simulated.transport import SimulatedTransport
 CALL_MS: Final = 20
 """A call takes up to so long, mostly."""
 LONG_CALL_MS: Final = 3_000
-ORDERED_CALL_MS: Final = 200
+ORDERED_CALL_MS: Final = 500
 LONG_CALL_EVERY: Final = 100
 
 
