@@ -6,7 +6,7 @@ from typing import Final
 
 from harness.simulation.books import ORDER, PULL, PUSH, Books
 from harness.simulation.load import Client, SimulatedPush
-from harness.simulation.world import Process, World
+from harness.simulation.world import RESTART_MS, Process, World
 from mqmesh.transport.simulated.node import SimulatedNode
 
 MOST_FAULTS: Final = 8
@@ -225,7 +225,12 @@ class Faults:
     def _fail_sync(self) -> None:
         disk = self._chance.choice(list(self._world.disks.values()))
         disk.sync_fails = True
-        disk.on_failure = lambda: self._books.kills_ms.append(float(self._world.now_ms))
+
+        def failed() -> None:
+            # It serves until it notices; the next life begins no sooner than this.
+            self._books.kills_ms.append(float(self._world.now_ms + RESTART_MS))
+
+        disk.on_failure = failed
 
 
 def _nothing() -> None:
