@@ -20,6 +20,7 @@ from harness.store_files import (
 )
 
 from mqmesh.errors import DiskFull, StorageError, StoreClosed, TooManyOpenFiles
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.storage.queues.queue_tail import ROW_BYTES
@@ -221,7 +222,7 @@ def open_with_failing_sync(
         clock=ManualClock(),
         wake=lambda: None,
         on_progress=lambda progress: None,
-        sync=sync,
+        machine=Machine(sync=sync),
     )
     return store, broken
 
@@ -285,7 +286,7 @@ def test_want_of_descriptors_only_delays(
         clock=ManualClock(),
         wake=lambda: None,
         on_progress=lambda progress: None,
-        sync=sync,
+        machine=Machine(sync=sync),
     )
     for queue_id in range(3):
         store.put([make_batch(["a"], queue_id=queue_id)], NOW)

@@ -18,6 +18,7 @@ from harness.store_files import (
 )
 
 from mqmesh.errors import StorageError
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, PutStatus
 from mqmesh.storage.log import disk_check
@@ -176,7 +177,7 @@ class Scene:
             clock=ManualClock(),
             wake=self._woken.set,
             on_progress=lambda progress: None,
-            sync=self.disk.sync,
+            machine=Machine(sync=self.disk.sync),
         )
         self.files._stores.append(store)
         return store

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from mqmesh.errors import DiskFull
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.disk_space import Space, system_space
@@ -92,7 +93,7 @@ def open_store(small_disk: SmallDisk) -> Iterator[Opener]:
             clock=ManualClock(),
             wake=lambda: None,
             on_progress=lambda progress: None,
-            space_of=small_disk.space_of,
+            machine=Machine(space_of=small_disk.space_of),
         )
         stores.append(store)
         return store

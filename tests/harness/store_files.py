@@ -7,6 +7,7 @@ from typing import Final
 
 from mqmesh.batch.record_batch import decode_messages, read_header
 from mqmesh.clock import Clock
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.interface import (
@@ -60,7 +61,7 @@ class StoreFiles:
             clock=clock or ManualClock(),
             wake=lambda: None,
             on_progress=self.progress.append,
-            space_of=space_of,
+            machine=Machine(space_of=space_of),
         )
         self._stores.append(store)
         return store

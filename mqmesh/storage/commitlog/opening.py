@@ -15,6 +15,7 @@ from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile, read
 from mqmesh.storage.commitlog.checkpointer import Checkpointer, sync_paths
 from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.recovery import LogRecovery, Recovered
 from mqmesh.storage.files.atomic_file import (
     load_document,
@@ -23,7 +24,7 @@ from mqmesh.storage.files.atomic_file import (
     sync_directory,
 )
 from mqmesh.storage.files.chores import Chores
-from mqmesh.storage.files.disk_space import SpaceOf, system_space
+from mqmesh.storage.files.disk_space import SpaceOf
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.interface import (
@@ -116,8 +117,7 @@ def open_parts(
     clock: Clock,
     wake: Wake,
     on_progress: OnProgress,
-    sync: Sync,
-    space_of: SpaceOf = system_space,
+    machine: Machine,
     lock: StoreLock | None = None,
 ) -> StoreParts:
     """Opens a store's files and recovers them; arguments as for ``CommitLogStore.open``.
@@ -136,9 +136,7 @@ def open_parts(
                 lock = StoreLock(directory)
             held.callback(lock.release)
             with contextlib.ExitStack() as resources:
-                parts = _open(
-                    directory, config, clock, wake, on_progress, sync, space_of, lock, resources
-                )
+                parts = _open(directory, config, clock, wake, on_progress, machine, lock, resources)
             held.pop_all()
             return parts
         except OSError as error:
@@ -152,30 +150,29 @@ def _open(
     clock: Clock,
     wake: Wake,
     on_progress: OnProgress,
-    sync: Sync,
-    space_of: SpaceOf,
+    machine: Machine,
     lock: StoreLock,
     resources: contextlib.ExitStack,
 ) -> StoreParts:
-    chores = Chores("mqmesh-chores")
+    chores = machine.make_chores("mqmesh-chores")
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
     resources.callback(files.close)
-    before = _open_files(directory, config, files, chores, sync)
+    before = _open_files(directory, config, files, chores, machine)
     resources.callback(before.checkpoint_file.close)
     checkpoint = before.checkpoint_file.newest
     started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
     if checkpoint is None and not started_clean:
         log.error("the checkpoint is lost, the whole log is read instead")
     recovered = _recover(before, files, checkpoint, clock, on_progress)
-    commitlog = _commitlog(before, files, chores, config, space_of, recovered)
+    commitlog = _commitlog(before, files, chores, config, machine.space_of, recovered)
     resources.callback(commitlog.close)
-    flusher = Flusher(
+    flusher = machine.make_flusher(
         durable_offset=recovered.end,
         at_once=config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
         interval_ms=config.flush_interval_commitlog_ms,
         wake=wake,
-        sync=sync,
+        sync=machine.sync,
         note=lambda offset: before.checkpoint_file.note_synced(recovered.store_id, offset),
     )
     resources.callback(flusher.close)
@@ -190,7 +187,7 @@ def _open(
         checkpointer=checkpointer,
         chores=chores,
         clock=clock,
-        space_of=space_of,
+        space_of=machine.space_of,
         last_alive_ms=before.last_alive_ms,
     )
     _settle(before, checkpointer, recovered, started_clean, on_progress)
@@ -289,7 +286,7 @@ def _open_files(
     config: StoreConfig,
     files: OpenFiles,
     chores: Chores,
-    sync: Sync,
+    machine: Machine,
 ) -> _Files:
     segments = Segments(
         directory / "commitlog",
@@ -313,12 +310,12 @@ def _open_files(
         open_store_key(directory, is_new=not len(segments)),
         queues,
         ProducerStates(config.max_producer_states, config.producer_state_min_age_ms),
-        CheckpointFile(checkpoint_path, sync=sync),
+        CheckpointFile(checkpoint_path, sync=machine.sync),
         DamageList(directory / "damaged-ranges"),
         EpochTable(directory / EPOCHS),
         TailCut(directory / TAIL_CUT, segments),
-        sync,
-        read_boot_id(),
+        machine.sync,
+        machine.boot_id or read_boot_id(),
         last_alive_ms,
     )
 

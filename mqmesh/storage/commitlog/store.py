@@ -41,10 +41,10 @@ from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
 from mqmesh.storage.commitlog.cut_files import keep_cut
 from mqmesh.storage.commitlog.log_applier import LogApplier
+from mqmesh.storage.commitlog.machine import REAL_MACHINE, Machine
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
 from mqmesh.storage.commitlog.opening import StoreParts, open_parts
 from mqmesh.storage.commitlog.queue_repair import QueueRepairs
-from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.interface import (
@@ -64,7 +64,7 @@ from mqmesh.storage.interface import (
     Wake,
 )
 from mqmesh.storage.log.commitlog import CommitLog
-from mqmesh.storage.log.flush import SYSTEM_SYNC, Flusher, Sync
+from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
@@ -141,8 +141,7 @@ class CommitLogStore(MessageStore):
         clock: Clock,
         wake: Wake,
         on_progress: OnProgress,
-        sync: Sync = SYSTEM_SYNC,
-        space_of: SpaceOf = system_space,
+        machine: Machine = REAL_MACHINE,
     ) -> "CommitLogStore":
         """Opens a store, recovering it first if it was not closed in order.
 
@@ -153,8 +152,7 @@ class CommitLogStore(MessageStore):
             wake: Called from the flush thread when ``durable_offset`` has moved or the
                 store has stopped; must not raise.
             on_progress: Called now and then while recovery goes on.
-            sync: Makes a descriptor's data durable; tests pass one that fails.
-            space_of: Looks at the disk, on any thread; tests pass one that lies.
+            machine: Disk and threads; tests pass a disk that fails.
 
         Raises:
             StoreLocked: Another process has it open.
@@ -167,8 +165,7 @@ class CommitLogStore(MessageStore):
             clock=clock,
             wake=wake,
             on_progress=on_progress,
-            sync=sync,
-            space_of=space_of,
+            machine=machine,
         )
         return cls(open_it(), config, reopen=lambda lock: open_it(lock=lock))
 

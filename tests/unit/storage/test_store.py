@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqmesh.errors import OffsetOutOfRange
 from mqmesh.message import tag_hash
+from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import FlushDiskType, GetStatus, PutStatus, StoreConfig
 from mqmesh.storage.log.commitlog import CommitLog
@@ -57,7 +58,7 @@ def store(tmp_path: Path, disk: SlowDisk) -> Iterator[CommitLogStore]:
         clock=ManualClock(),
         wake=disk.woken.set,
         on_progress=lambda progress: None,
-        sync=disk.sync,
+        machine=Machine(sync=disk.sync),
     )
     disk.gate.clear()
     yield store
