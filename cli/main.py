@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "broker": ("processes.serve", "broker"),
     "filtersrv": ("processes.serve", "filtersrv"),
     "schedule": ("processes.schedule", "schedule"),
+    "bench": ("bench.commands", "bench"),
     "completion": ("completion", "completion"),
 }
 

@@ -109,7 +109,7 @@ def send(
       mqmesh send orders 'are you there?' --delay 90s
       mqmesh send load 'x' --count 100000 --rate 5000
     """
-    properties = _properties(pairs)
+    properties = properties_of(pairs)
     clock = SystemClock()
     _due_ms(delay, deliver_at, clock.wall_ms())  # is wrong before anything is sent
     total = None if lines else count
@@ -312,7 +312,12 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
             yield body
 
 
-def _properties(pairs: tuple[str, ...]) -> dict[str, str] | None:
+def properties_of(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    """Properties as users write them; None for none.
+
+    Raises:
+        ConfigError: One has not the form NAME=VALUE.
+    """
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

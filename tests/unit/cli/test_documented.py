@@ -14,6 +14,7 @@ DOCUMENTS = [
     "docs/operations.md",
     "docs/retries.md",
     "docs/groups.md",
+    "docs/benchmarks.md",
     "docs/transactions.md",
 ]
 SOURCES = [
@@ -23,6 +24,7 @@ SOURCES = [
     "messages/send",
     "messages/consume",
     "processes/serve",
+    "bench/commands",
     "messages/dlq",
     "admin/group",
     "admin/group_offsets",

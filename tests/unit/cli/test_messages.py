@@ -7,7 +7,7 @@ import io
 import pytest
 
 from mqmesh.cli.messages.consume import as_dict, parse_time, parts_of
-from mqmesh.cli.messages.send import _lines, _paced, _properties
+from mqmesh.cli.messages.send import _lines, _paced, properties_of
 from mqmesh.errors import ConfigError
 from mqmesh.message import BatchInfo, StoredMessage
 
@@ -117,10 +117,10 @@ def test_lines_are_bodies_and_empty_ones_are_none():
 
 
 def test_properties_are_pairs():
-    assert _properties(("a=b", "c=d=e")) == {"a": "b", "c": "d=e"}
-    assert _properties(()) is None
+    assert properties_of(("a=b", "c=d=e")) == {"a": "b", "c": "d=e"}
+    assert properties_of(()) is None
     with pytest.raises(ConfigError, match="--property 'a': must have the form NAME=VALUE"):
-        _properties(("a",))
+        properties_of(("a",))
 
 
 class FakeInterrupt:
