@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.batch.record_batch import (
-    BROKER_PART_SIZE,
-    Attributes,
     BatchHeader,
     check_stored,
     read_header,
-    stamp,
 )
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StoreClosed
@@ -20,11 +17,11 @@ from mqmesh.storage.interface import (
     GetStatus,
     MessageStore,
     PutResult,
-    PutStatus,
     StoreConfig,
     StoreStats,
 )
-from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.placement import InARow, Placed, Placement
+from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 STORE_ID: Final = 1
@@ -54,14 +51,18 @@ class MemoryStore(MessageStore):
             clock: Not looked at: the caller says when a batch is stored.
         """
         del clock
-        self._max_batch_bytes = config.max_batch_bytes
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._log: dict[int, bytes] = {}
         self._end = 0
         self._states = ProducerStates(config.max_producer_states, config.producer_state_min_age_ms)
+        self._placement = Placement(
+            self._states,
+            self._find_or_add,
+            store_id=STORE_ID,
+            max_batch_bytes=config.max_batch_bytes,
+        )
         self._put_batches = 0
         self._put_messages = 0
-        self._duplicates = 0
         self._closed = False
 
     def put(
@@ -73,61 +74,24 @@ class MemoryStore(MessageStore):
     ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_open()
-        return [self._put_one(batch, store_timestamp) for batch in batches]
+        places = InARow(self._end)
+        placed: list[Placed[_Queue]] = []
+        results = self._placement.place(places, batches, store_timestamp, 1, placed)
+        for (batch, queue, result), data in zip(placed, places.records(), strict=True):
+            count = batch.header.message_count
+            queue.bases.append(queue.end)
+            queue.batches.append(data)
+            queue.headers.append(read_header(data))
+            queue.hashes.append(_hashes(batch.tag_hashes, count))
+            queue.end += count
+            self._log[result.commitlog_offset] = data
+            self._put_messages += count
+        self._put_batches += len(placed)
+        self._end = places.end
+        return results
 
-    def _put_one(self, batch: BatchToPut, store_timestamp: TimestampMs) -> PutResult:
-        header = batch.header
-        if header.total_size > self._max_batch_bytes:
-            return PutResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                QueueOffset(-1),
-                CommitLogOffset(-1),
-                CommitLogOffset(-1),
-                store_timestamp,
-            )
-        if not header.attributes & Attributes.REDELIVERED:
-            known = self._states.known(batch.topic, batch.queue_id, header, store_timestamp)
-            if known is not None:
-                self._duplicates += known.status is PutStatus.DUPLICATE
-                return known
-        queue = self._queues.setdefault((batch.topic, batch.queue_id), _Queue())
-        start, base = self._end, queue.end
-        part = stamp(
-            header,
-            commitlog_offset=start,
-            base_queue_offset=base,
-            store_timestamp=store_timestamp,
-            epoch=1,
-            store_id=STORE_ID,
-        )
-        data = part + bytes(memoryview(batch.data)[BROKER_PART_SIZE:])
-        queue.bases.append(base)
-        queue.batches.append(data)
-        queue.headers.append(read_header(data))
-        queue.hashes.append(_hashes(batch.tag_hashes, header.message_count))
-        queue.end += header.message_count
-        self._log[start] = data
-        self._end += header.total_size
-        stored = StoredBatch(
-            header.first_sequence,
-            header.message_count,
-            QueueOffset(base),
-            CommitLogOffset(start),
-            CommitLogOffset(self._end),
-            store_timestamp,
-            header.producer_crc,
-        )
-        if not header.attributes & Attributes.REDELIVERED:
-            self._states.note(batch.topic, batch.queue_id, header.producer_id, stored)
-        self._put_batches += 1
-        self._put_messages += header.message_count
-        return PutResult(
-            PutStatus.PUT_OK,
-            stored.base_queue_offset,
-            stored.commitlog_offset,
-            stored.end_offset,
-            store_timestamp,
-        )
+    def _find_or_add(self, topic: str, queue_id: int) -> _Queue:
+        return self._queues.setdefault((topic, queue_id), _Queue())
 
     def get(
         self,
@@ -228,7 +192,7 @@ class MemoryStore(MessageStore):
             queues=len(self._queues),
             put_batches=self._put_batches,
             put_messages=self._put_messages,
-            duplicates=self._duplicates,
+            duplicates=self._placement.duplicates,
             epoch=1,
             store_id=STORE_ID,
         )

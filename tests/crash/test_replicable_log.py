@@ -66,7 +66,7 @@ def state_of(store: CommitLogStore) -> object:
         for topic in store.topics()
         for queue_id in store.queues(topic)
     }
-    return queues, dict(store._states.dump()), store.epochs()
+    return queues, dict(store._parts.states.dump()), store.epochs()
 
 
 def workload(store: CommitLogStore, numbers: range) -> None:

@@ -20,11 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from mqmesh.batch.record_batch import (
-    BROKER_PART_SIZE,
     HEADER_SIZE,
-    Attributes,
     read_header,
-    stamp,
 )
 from mqmesh.clock import Clock
 from mqmesh.errors import (
@@ -57,7 +54,6 @@ from mqmesh.storage.interface import (
     MessageStore,
     OnProgress,
     PutResult,
-    PutStatus,
     QueueMove,
     StoreConfig,
     StoreStats,
@@ -68,14 +64,11 @@ from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
-from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.queues.placement import Placed, Placement
 from mqmesh.storage.queues.queue_minimum import first_at_or_behind
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
-
-# A plain number: operators of enum.Flag take longer than a look-up of the queue.
-_REDELIVERED = int(Attributes.REDELIVERED)
 
 TAILS_AT_ONCE = 32
 """Consume queues written in one slice."""
@@ -99,7 +92,6 @@ class CommitLogStore(MessageStore):
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._put_batches = 0
         self._put_messages = 0
-        self._duplicates = 0
         self._failure: str | None = None
         self._tails_stuck = False
         self._closed = False
@@ -109,11 +101,17 @@ class CommitLogStore(MessageStore):
         self._parts = parts
         self._log: CommitLog = parts.commitlog
         self._queues: ConsumeQueues = parts.queues
-        self._states: ProducerStates = parts.states
         self._files: OpenFiles = parts.files
         self._flusher: Flusher = parts.flusher
         self._checkpointer: Checkpointer = parts.checkpointer
         self._cleaner: Cleaner = parts.cleaner
+        self._placement = Placement(
+            parts.states,
+            parts.queues.find_or_add,
+            store_id=parts.commitlog.store_id,
+            max_batch_bytes=self._config.max_batch_bytes,
+            store_check=parts.commitlog.key.batch_check,
+        )
         self._applier = LogApplier(
             parts.queues,
             parts.states,
@@ -183,13 +181,16 @@ class CommitLogStore(MessageStore):
         if self._queues.full:
             self._queues.write_oldest(TAILS_AT_ONCE)
         start = self._log.end
-        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]] = []
+        placed: list[Placed[ConsumeQueue]] = []
         try:
-            results = self._place(batches, store_timestamp, placed)
-        except StorageError:
-            self._states.forget_from(
-                ((b.topic, b.queue_id, b.header.producer_id) for b, _, _ in placed), start
+            append = self._log.begin(store_timestamp)
+            results = self._placement.place(
+                append, batches, store_timestamp, self._log.epoch, placed
             )
+            if placed:
+                append.write()
+        except StorageError:
+            self._placement.take_back(placed, start)
             raise
         for batch, queue, result in placed:
             header = batch.header
@@ -204,65 +205,6 @@ class CommitLogStore(MessageStore):
         if placed:
             self._put_batches += len(placed)
             self._tell_flusher()
-        return results
-
-    def _place(
-        self,
-        batches: Sequence[BatchToPut],
-        store_timestamp: TimestampMs,
-        placed: list[tuple[BatchToPut, ConsumeQueue, PutResult]],
-    ) -> list[PutResult]:
-        """Gives batches their offsets and writes them; ``placed`` gets those that are new."""
-        commitlog, states = self._log, self._states
-        epoch, store_id = commitlog.epoch, commitlog.store_id
-        store_check = commitlog.key.batch_check
-        append = commitlog.begin(store_timestamp)
-        ends: dict[ConsumeQueue, int] = {}
-        results = []
-        most_bytes = self._config.max_batch_bytes
-        for batch in batches:
-            header, topic, queue_id = batch.header, batch.topic, batch.queue_id
-            assert queue_id == header.queue_id
-            size, count = header.total_size, header.message_count
-            if size > most_bytes:
-                results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
-                continue
-            if not header.attributes & _REDELIVERED:
-                known = states.known(topic, queue_id, header, store_timestamp)
-                if known is not None:
-                    self._duplicates += known.status is PutStatus.DUPLICATE
-                    results.append(known)
-                    continue
-            queue = self._queues.find(topic, queue_id) or self._queues.add(topic, queue_id)
-            base = ends.get(queue)
-            if base is None:
-                base = queue.end
-            ends[queue] = base + count
-            position = append.place(size)
-            append.pieces += (
-                stamp(
-                    header,
-                    commitlog_offset=position,
-                    base_queue_offset=base,
-                    store_timestamp=store_timestamp,
-                    epoch=epoch,
-                    store_id=store_id,
-                    store_check=store_check,
-                ),
-                memoryview(batch.data)[BROKER_PART_SIZE:],
-            )
-            base_offset, start = QueueOffset(base), CommitLogOffset(position)
-            end = CommitLogOffset(position + size)
-            result = PutResult(PutStatus.PUT_OK, base_offset, start, end, store_timestamp)
-            if not header.attributes & _REDELIVERED:
-                first = header.first_sequence
-                crc = header.producer_crc
-                stored = StoredBatch(first, count, base_offset, start, end, store_timestamp, crc)
-                states.note(topic, queue_id, header.producer_id, stored)
-            placed.append((batch, queue, result))
-            results.append(result)
-        if placed:
-            append.write()
         return results
 
     def get(
@@ -525,7 +467,7 @@ class CommitLogStore(MessageStore):
             queues=len(self._queues),
             put_batches=self._put_batches,
             put_messages=self._put_messages,
-            duplicates=self._duplicates,
+            duplicates=self._placement.duplicates,
             unwritten_queue_bytes=self._queues.unwritten_bytes,
             flushes=self._flusher.flushes,
             flush_errors=int(self._flusher.error is not None or self._failure is not None),
@@ -607,8 +549,3 @@ class CommitLogStore(MessageStore):
     def _stopped_by(self) -> str | None:
         error = self._flusher.error
         return self._failure if error is None else f"the commit log cannot be synced: {error}"
-
-
-def _refused(status: PutStatus, store_timestamp: TimestampMs) -> PutResult:
-    nowhere = CommitLogOffset(-1)
-    return PutResult(status, QueueOffset(-1), nowhere, nowhere, store_timestamp)

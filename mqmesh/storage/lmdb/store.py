@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import BROKER_PART_SIZE, Attributes, check_stored, stamp
+from mqmesh.batch.record_batch import Attributes, check_stored
 from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptBatch,
@@ -39,18 +39,17 @@ from mqmesh.storage.interface import (
     MessageStore,
     OnProgress,
     PutResult,
-    PutStatus,
     StoreConfig,
     StoreStats,
     Wake,
 )
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
-from mqmesh.storage.lmdb.opening import EnvironmentParts, Queue, open_environment
+from mqmesh.storage.lmdb.opening import Contents, EnvironmentParts, Queue, open_environment
 from mqmesh.storage.lmdb.reading import entry_at, read_batches
 from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.log.marker import MarkerKind, encode_marker
-from mqmesh.storage.queues.producer_states import Key, StoredBatch
+from mqmesh.storage.queues.placement import InARow, Placed, Placement
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
@@ -59,21 +58,35 @@ DELETES_AT_ONCE: Final = 500
 """Pairs of deleted topics, or of forgotten producers, removed by one tick."""
 
 _REDELIVERED: Final = int(Attributes.REDELIVERED)
-_NOWHERE: Final = CommitLogOffset(-1)
 
 
 class _Draft:
     """What a put is about to write."""
 
-    def __init__(self, end: int) -> None:
-        self.end = end
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
         self.pairs: dict[bytes, bytes] = {}
-        self.ends: dict[tuple[str, int], int] = {}
+        self.queues: dict[tuple[str, int], Queue] = {}
         self.topic_ids: dict[str, int] = {}
-        self.noted: set[Key] = set()
-        self.batches = 0
-        self.messages = 0
-        self.duplicates = 0
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """A queue; one that is new is the store's when this is written."""
+        queue = self._contents.topics.get(topic, {}).get(queue_id)
+        queue = queue or self.queues.get((topic, queue_id))
+        if queue is None:
+            queue = Queue(topic, self.topic_id(topic), queue_id)
+            self.queues[topic, queue_id] = queue
+            self.pairs[layout.queue_key(queue.topic_id, queue_id)] = b""
+        return queue
+
+    def topic_id(self, topic: str) -> int:
+        """The number of a topic."""
+        topic_id = self._contents.topic_ids.get(topic) or self.topic_ids.get(topic)
+        if topic_id is None:
+            topic_id = self._contents.next_topic_id + len(self.topic_ids)
+            self.topic_ids[topic] = topic_id
+            self.pairs[layout.topic_key(topic)] = layout.encode_topic(topic_id, topic)
+        return topic_id
 
 
 class LmdbStore(MessageStore):
@@ -150,100 +163,61 @@ class LmdbStore(MessageStore):
     ) -> list[PutResult]:
         """See ``MessageStore.put``."""
         self._check_writable()
-        start = self._end
-        draft = _Draft(start)
+        draft, places = _Draft(self._contents), InARow(self._end)
+        head = self._contents.head
+        placement = Placement(
+            self._states,
+            draft.queue,
+            store_id=head.store_id,
+            max_batch_bytes=self._config.max_batch_bytes,
+        )
+        placed: list[Placed[Queue]] = []
         try:
-            results = [self._place(draft, batch, store_timestamp) for batch in batches]
-            if draft.batches:
-                self._note_producers(draft)
+            results = placement.place(places, batches, store_timestamp, head.epoch, placed)
+            if placed:
+                self._add_pairs(draft, places, placed)
                 self._commit(sorted(draft.pairs.items()))
         except StorageError:
-            self._states.forget_from(draft.noted, start)
+            placement.take_back(placed, self._end)
             raise
-        self._apply(draft)
+        self._duplicates += placement.duplicates
+        if placed:
+            self._apply(draft, placed, places.end)
         return results
 
-    def _place(self, draft: _Draft, batch: BatchToPut, store_timestamp: TimestampMs) -> PutResult:
-        """Gives a batch its offsets and adds its pairs to the draft."""
-        header, topic, queue_id = batch.header, batch.topic, batch.queue_id
-        size, count = header.total_size, header.message_count
-        if size > self._config.max_batch_bytes:
-            return PutResult(
-                PutStatus.MESSAGE_ILLEGAL, QueueOffset(-1), _NOWHERE, _NOWHERE, store_timestamp
+    def _add_pairs(self, draft: _Draft, places: InARow, placed: Sequence[Placed[Queue]]) -> None:
+        for (batch, queue, result), data in zip(placed, places.records(), strict=True):
+            header, position = batch.header, result.commitlog_offset
+            entry = layout.entry_key(queue.topic_id, queue.queue_id, result.base_queue_offset)
+            draft.pairs[layout.log_key(position)] = data
+            draft.pairs[entry] = layout.encode_entry(
+                position,
+                header.total_size,
+                header.message_count,
+                result.store_timestamp,
+                batch.tag_hashes,
             )
-        if not header.attributes & _REDELIVERED:
-            known = self._states.known(topic, queue_id, header, store_timestamp)
-            if known is not None:
-                draft.duplicates += known.status is PutStatus.DUPLICATE
-                return known
-        topic_id = self._topic_id(draft, topic)
-        base = draft.ends.get((topic, queue_id), -1)
-        if base < 0:
-            queue = self._contents.topics.get(topic, {}).get(queue_id)
-            base = 0 if queue is None else queue.end
-            if queue is None:
-                draft.pairs[layout.queue_key(topic_id, queue_id)] = b""
-        position, draft.end = draft.end, draft.end + size
-        draft.ends[topic, queue_id] = base + count
-        head = self._contents.head
-        part = stamp(
-            header,
-            commitlog_offset=position,
-            base_queue_offset=base,
-            store_timestamp=store_timestamp,
-            epoch=head.epoch,
-            store_id=head.store_id,
-        )
-        data = b"".join((part, memoryview(batch.data)[BROKER_PART_SIZE:]))
-        draft.pairs[layout.log_key(position)] = data
-        draft.pairs[layout.entry_key(topic_id, queue_id, base)] = layout.encode_entry(
-            position, size, count, store_timestamp, batch.tag_hashes
-        )
-        where = QueueOffset(base), CommitLogOffset(position), CommitLogOffset(draft.end)
-        key = (topic, queue_id, header.producer_id)
-        crc = header.producer_crc
-        stored = StoredBatch(header.first_sequence, count, *where, store_timestamp, crc)
-        if not header.attributes & _REDELIVERED:
-            self._states.note(*key, stored)
-            draft.noted.add(key)
-        draft.batches += 1
-        draft.messages += count
-        return PutResult(PutStatus.PUT_OK, *where, store_timestamp)
+            if not header.attributes & _REDELIVERED:
+                producer_id = header.producer_id
+                key = layout.producer_key(queue.topic_id, queue.queue_id, producer_id)
+                window = self._states.window((queue.topic, queue.queue_id, producer_id))
+                draft.pairs[key] = msgspec.msgpack.encode(window)
 
-    def _topic_id(self, draft: _Draft, topic: str) -> int:
-        topic_id = self._contents.topic_ids.get(topic) or draft.topic_ids.get(topic)
-        if topic_id is None:
-            topic_id = self._contents.next_topic_id + len(draft.topic_ids)
-            draft.topic_ids[topic] = topic_id
-            draft.pairs[layout.topic_key(topic)] = layout.encode_topic(topic_id, topic)
-        return topic_id
-
-    def _note_producers(self, draft: _Draft) -> None:
-        for topic, queue_id, producer_id in draft.noted:
-            key = layout.producer_key(self._topic_id(draft, topic), queue_id, producer_id)
-            window = self._states.window((topic, queue_id, producer_id))
-            draft.pairs[key] = msgspec.msgpack.encode(window)
-
-    def _apply(self, draft: _Draft) -> None:
+    def _apply(self, draft: _Draft, placed: Sequence[Placed[Queue]], end: int) -> None:
         """Takes up what was written."""
         contents = self._contents
-        self._duplicates += draft.duplicates
-        if not draft.batches:
-            return
         contents.topic_ids |= draft.topic_ids
         contents.next_topic_id += len(draft.topic_ids)
-        for (topic, queue_id), end in draft.ends.items():
-            queues = contents.topics.setdefault(topic, {})
-            queue = queues.get(queue_id)
-            if queue is None:
-                queue = queues[queue_id] = Queue(topic, contents.topic_ids[topic], queue_id)
-            queue.end = end
+        for (topic, queue_id), queue in draft.queues.items():
+            contents.topics.setdefault(topic, {})[queue_id] = queue
+        for batch, queue, _ in placed:
+            queue.end += batch.header.message_count
+            self._put_messages += batch.header.message_count
         producers = [key for key in draft.pairs if key.startswith(layout.PRODUCER)]
         contents.producers.update(producers)
         self._forgotten.difference_update(producers)
-        self._put_batches += draft.batches
-        self._put_messages += draft.messages
-        self._move_to(draft.end)
+        self._put_batches += len(placed)
+        self._move_to(end)
 
     def _move_to(self, end: int) -> None:
         self._end = end

@@ -112,6 +112,12 @@ class ConsumeQueues:
         queues[queue_id] = queue
         return queue
 
+    def find_or_add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; an empty one if there was none."""
+        queues = self.by_topic.get(topic)
+        queue = None if queues is None else queues.get(queue_id)
+        return self.add(topic, queue_id) if queue is None else queue
+
     def append(
         self,
         queue: ConsumeQueue,
