@@ -93,6 +93,12 @@ def _show_report(report: VerifyReport) -> None:
     for one in report.queue_damage:
         where = f"queue {one.queue_id} of {one.topic}, offsets {one.first} to {one.end - 1}"
         print(one_line(f"damaged: {where}: {one.reason}"))
+    for begun in report.epoch_damage:
+        where = f"epoch {begun.epoch} begins at {begun.start_offset}"
+        print(
+            f"damaged: epochs: {where}, and the table does not say so; remove epochs and "
+            f"epochs.bak, and the next start reads them from the log"
+        )
     if report.further_damage:
         print(f"damaged: {report.further_damage:,} further ranges")
     if report.sound:

@@ -83,6 +83,18 @@ def _ends(starts: Sequence[EpochStart], log_end: int) -> list[int]:
     return [start.start_offset for start in starts[1:]] + [log_end] * bool(starts)
 
 
+def decode_epochs(document: bytes) -> list[EpochStart]:
+    """Reads the document.
+
+    Raises:
+        CorruptRecord: It is none.
+    """
+    try:
+        return msgspec.json.decode(document, type=list[EpochStart])
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"the epochs cannot be decoded: {error}") from error
+
+
 Submit = Callable[[Callable[[], bool]], "Future[bool]"]
 """Has a helper thread do something."""
 
@@ -114,8 +126,8 @@ class EpochTable:
         try:
             document = load_document(path)
             if document is not None:
-                self._starts = msgspec.json.decode(document, type=list[EpochStart])
-        except (CorruptRecord, msgspec.MsgspecError) as error:
+                self._starts = decode_epochs(document)
+        except CorruptRecord as error:
             log.error("the epochs of the log are looked for in the log itself: %s", error)
         self.is_known = bool(self._starts)
         self.settled = take_room(path, len(document or b"") + _ROOM_BYTES)

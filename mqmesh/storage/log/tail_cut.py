@@ -131,6 +131,22 @@ class TailCut:
             raise storage_error(error, f"{self._path} cannot be written") from error
 
 
+def read_log_cut(path: Path) -> int | None:
+    """Where the log is being cut; None if it is not, or nobody knows. Changes nothing.
+
+    Args:
+        path: The note.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    try:
+        found = _decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return None if found == NO_CUT else found
+
+
 def _decode(data: bytes) -> int | None:
     if len(data) != _LAYOUT.size:
         return None

@@ -9,7 +9,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,14 +23,19 @@ from mqmesh.storage.commitlog.checkpoint import read_boot_id, read_checkpoint
 from mqmesh.storage.files.atomic_file import peek_document, storage_error
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
+from mqmesh.storage.interface import EpochStart
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb.opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load
 from mqmesh.storage.log.beginning import NAME, read_log_beginning
+from mqmesh.storage.log.epochs import NAME as EPOCHS
+from mqmesh.storage.log.epochs import decode_epochs
 from mqmesh.storage.log.marker import Marker, MarkerKind, decode_marker
 from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
 from mqmesh.storage.log.segments import FoundSegments
 from mqmesh.storage.log.store_key import StoreKey, read_store_key
+from mqmesh.storage.log.tail_cut import NAME as TAIL_CUT
+from mqmesh.storage.log.tail_cut import read_log_cut
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, entries_of
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.storage.queues.queue_table import QueueTable, decode_table
@@ -47,6 +52,7 @@ class Item(NamedTuple):
         end: Behind it; of the log's next record.
         header: Of a batch.
         meta: Of a batch.
+        epoch: Of a good record; 0 in stores that have none.
         deleted_topic: Name in the marker that a topic was deleted.
         data: The bytes of a batch; good until the next item is asked for.
         wrong: Why a stretch is damaged, None for a good record.
@@ -56,6 +62,7 @@ class Item(NamedTuple):
     end: int
     header: BatchHeader | None = None
     meta: BatchMeta | None = None
+    epoch: int = 0
     deleted_topic: str | None = None
     data: Buffer = b""
     wrong: str | None = None
@@ -82,6 +89,7 @@ class StoppedStore(ABC):
         clean: The last stop was an orderly one.
         torn_bytes: What a crash has left behind the last record, which the next start cuts
             off; known when ``items`` has come to its end.
+        epochs: Of the log; None if they are not known.
         deletions: Commit-log offset by topic: batches before it were deleted with an earlier
             topic of that name. Those of which the log's markers tell may be missing.
     """
@@ -92,6 +100,7 @@ class StoppedStore(ABC):
     likely_end: int
     clean: bool
     torn_bytes: int = 0
+    epochs: Sequence[EpochStart] | None = None
     deletions: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
@@ -187,11 +196,18 @@ class StoppedCommitLog(StoppedStore):
         self.start = next((segment.start for segment in self._segments), 0)
         begins = read_log_beginning(directory / NAME)
         self.kept_from = self.start if begins is None else min(begins, self.start)
+        try:
+            self._cut_at = read_log_cut(directory / TAIL_CUT) or EVERYTHING
+        except OSError as error:
+            raise storage_error(error, f"{directory / TAIL_CUT} cannot be read") from error
+        self._synced = min(self._synced, self._cut_at)
         self.likely_end = max(self._synced, self.start)
+        self.epochs = _load_epochs(directory / EPOCHS)
         self._rows: dict[tuple[str, int], QueueBounds] = {}
         self._entries_through = 0
         table = self._load_table(directory / "queue-table")
-        if table is not None and checkpoint is not None:
+        # While the log is being cut, the next start finds out what is left of the queues.
+        if table is not None and checkpoint is not None and self._cut_at == EVERYTHING:
             through = checkpoint.dispatched_through if same_boot else checkpoint.synced_through
             if checkpoint.tails_left or not (same_boot or checkpoint.clean):
                 through = checkpoint.queues_synced_through
@@ -220,12 +236,14 @@ class StoppedCommitLog(StoppedStore):
         position = max(self.start, start or 0)
         scanner = LogScanner(self._segments, key=self.key, store_id=self.store_id)
         try:
-            for found in scanner.walk(position, epoch=0, beyond=partial(self._beyond, scanner)):
+            beyond = partial(self._beyond, scanner)
+            for found in scanner.walk(position, epoch=0, beyond=beyond, stop=self._cut_at):
                 position = found.end
                 if isinstance(found, Damaged):
                     yield Item(found.start, found.end, wrong=found.reason)
                 else:
-                    yield _item(found.start, found.end, found.batch, found.marker, found.data)
+                    item = _item(found.start, found.end, found.batch, found.marker, found.data)
+                    yield item._replace(epoch=found.epoch)
             self.store_id = scanner.store_id
             self.torn_bytes = scanner.last_byte(position) - position
         finally:
@@ -355,6 +373,14 @@ class StoppedLmdb(StoppedStore):
     def close(self) -> None:
         """See ``StoppedStore.close``."""
         self._env.close()
+
+
+def _load_epochs(path: Path) -> Sequence[EpochStart] | None:
+    document = peek_document(path)
+    try:
+        return None if document is None else decode_epochs(document)
+    except CorruptRecord:
+        return None  # the next start reads them from the log
 
 
 def _item(

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.storage.interface import OnProgress, RecoveryProgress
+from mqmesh.storage.interface import EpochStart, OnProgress, RecoveryProgress
 from mqmesh.storage.log.beginning import LOST
 from mqmesh.storage.tools.stopped_store import Item, StoppedStore
 from mqmesh.units import MIB
@@ -58,6 +58,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         queues: Message queues that were compared with the log.
         log_damage: In the log, ascending.
         queue_damage: In queues.
+        epoch_damage: Where the table of epochs does not tell what the log does, ascending.
         further_damage: Ranges that are not in the two lists because there are too many.
     """
 
@@ -72,6 +73,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     queues: int
     log_damage: list[LogDamage]
     queue_damage: list[QueueDamage]
+    epoch_damage: list[EpochStart] = []
     further_damage: int = 0
 
 
@@ -84,6 +86,9 @@ class _Verifier:
         self.log_damage: list[LogDamage] = []
         # By topic: what came before its deletion does not matter.
         self.queue_damage: dict[str, dict[int, list[QueueDamage]]] = {}
+        self.epochs = None if store.epochs is None else set(store.epochs)
+        self.epoch = 0
+        self.epoch_damage: list[EpochStart] = []
         self.further = 0
         self.bounds = {(queue.topic, queue.queue_id): queue for queue in store.queues()}
         # Where retention has removed segments, a table that a crash left behind may be older: a
@@ -93,6 +98,8 @@ class _Verifier:
 
     def take(self, item: Item) -> None:
         self.end = item.end
+        if item.epoch > self.epoch:
+            self.compare_epoch(EpochStart(item.epoch, item.start))
         if item.wrong is not None:
             self.note_log(item.start, item.end, item.wrong)
         elif item.deleted_topic is not None:
@@ -104,6 +111,17 @@ class _Verifier:
             self.batches += 1
             self.messages += item.header.message_count
             self.compare(item, item.meta.topic)
+
+    def compare_epoch(self, found: EpochStart) -> None:
+        # Of the oldest one the beginning may be gone, and behind damage it may be lost.
+        is_first = self.epoch == 0 or bool(self.log_damage)
+        self.epoch = found.epoch
+        if is_first or self.epochs is None or found in self.epochs:
+            return
+        if len(self.epoch_damage) == MOST_RANGES:
+            self.further += 1
+            return
+        self.epoch_damage.append(found)
 
     def compare(self, item: Item, topic: str) -> None:
         header = item.header
@@ -134,7 +152,7 @@ class _Verifier:
             for one in found
         ]
         return VerifyReport(
-            sound=not self.log_damage and not queue_damage,
+            sound=not (self.log_damage or queue_damage or self.epoch_damage),
             backend=self.store.backend,
             clean_stop=self.store.clean,
             start_offset=self.store.start,
@@ -145,6 +163,7 @@ class _Verifier:
             queues=len(self.bounds),
             log_damage=self.log_damage,
             queue_damage=queue_damage,
+            epoch_damage=self.epoch_damage,
             further_damage=self.further,
         )
 

@@ -10,9 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mqmesh.checksum import crc32
 from mqmesh.errors import ConfigError
 from mqmesh.storage.backends import open_store
-from mqmesh.storage.interface import MessageStore, PutResult, RecoveryProgress, StoreConfig
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.interface import (
+    EpochStart,
+    MessageStore,
+    PutResult,
+    RecoveryProgress,
+    StoreConfig,
+)
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.log.beginning import write_log_beginning
@@ -300,6 +309,38 @@ def test_an_index_is_made_anew(tmp_path: Path) -> None:
     store = open_backend("commitlog", tmp_path)
     assert len(read_queue(store)) == 200
     store.close()
+
+
+def test_epochs_are_compared_with_the_log(tmp_path: Path) -> None:
+    fill("commitlog", tmp_path)
+    store = open_backend("commitlog", tmp_path)
+    assert isinstance(store, CommitLogStore)
+    place = store.stats().max_commitlog_offset
+    store.begin_epoch(5)
+    store.close()
+    assert verify(tmp_path).sound
+    save_document(tmp_path / "epochs", b"[[1,0],[5,10]]")
+    report = verify(tmp_path)
+    assert not report.sound
+    assert report.epoch_damage == [EpochStart(5, place)]
+    for name in ("epochs", "epochs.bak"):
+        (tmp_path / name).unlink()
+    # The next start reads them from the log.
+    assert verify(tmp_path).sound
+    open_backend("commitlog", tmp_path).close()
+    assert verify(tmp_path).sound
+    assert load_document(tmp_path / "epochs") == b"[[1,0],[5,%d]]" % place
+
+
+def test_a_log_that_is_being_cut_ends_there(tmp_path: Path) -> None:
+    results = fill("commitlog", tmp_path)
+    number = results[40].commitlog_offset.to_bytes(8, "little")
+    (tmp_path / "log-cut").write_bytes(b"MQT1" + crc32(number).to_bytes(4, "little") + number)
+    report = verify(tmp_path)
+    assert report.end_offset == results[40].commitlog_offset
+    torn_end = report.end_offset + report.torn_bytes
+    assert results[-1].commitlog_offset < torn_end <= results[-1].end_offset
+    assert report.sound
 
 
 def test_reports_are_json() -> None:
