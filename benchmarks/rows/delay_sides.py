@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from mqmesh.figures import Readings
 from mqmesh.message import Message
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
@@ -114,13 +114,14 @@ def _restart_ms(
     crew: Crew, cluster: Cluster, conditions: Conditions, service: Child, pending: int
 ) -> float:
     """Kills the service; the time until another one serves all that waits."""
-    sessions = int(_figures(cluster)["schedule_sessions"])
+    sessions = _figures(cluster).number("schedule_sessions")
     service.kill()
     began_s = time.monotonic()
     _start_service(crew, cluster, conditions)
     _wait(
         lambda: (
-            int(_figures(cluster)["schedule_sessions"]) > sessions and _pending(cluster) >= pending
+            _figures(cluster).number("schedule_sessions") > sessions
+            and _pending(cluster) >= pending
         ),
         "the service does not come back",
     )
@@ -170,10 +171,10 @@ def _stored(cluster: Cluster) -> int:
 
 
 def _pending(cluster: Cluster) -> int:
-    return int(_figures(cluster)["schedule_pending"])
+    return int(_figures(cluster).number("schedule_pending"))
 
 
-def _figures(cluster: Cluster) -> dict[str, FigureValue]:
+def _figures(cluster: Cluster) -> Readings:
     with AdminClient(cluster.namesrv) as admin:
         (figures,) = admin.runtime_info().values()
     return figures

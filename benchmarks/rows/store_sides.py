@@ -4,7 +4,7 @@ import random
 import time
 from typing import Final
 
-from mqmesh.protocol.admin import FigureValue
+from mqmesh.figures import Readings
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.units import MIB
@@ -38,8 +38,8 @@ def product_indexed(load: Load, conditions: Conditions) -> Sample:
         sample = measure_alone("producer", crew.client(task), cluster.child, conditions)
         begin_s = time.monotonic()
         figures = _figures(cluster)
-        sample.extra["index_lag_ms"] = float(figures["index_lag_ms"])
-        sample.extra["index_lag_mib"] = int(figures["index_lag_bytes"]) / MIB
+        sample.extra["index_lag_ms"] = figures.number("index_lag_ms")
+        sample.extra["index_lag_mib"] = figures.number("index_lag_bytes") / MIB
         wait_indexed(cluster)
         sample.extra["index_catch_up_ms"] = (time.monotonic() - begin_s) * 1_000
         return cluster.memory(sample)
@@ -87,7 +87,7 @@ def product_lookup(load: Load, conditions: Conditions) -> Sample:
         sample = Sample(value=percentile(latencies_us, 99.0), message_count=count)
         for percent in (50.0, 99.0, 100.0):
             sample.extra[f"p{percent:g}_us"] = percentile(latencies_us, percent)
-        sample.extra["index_disk_mib"] = int(_figures(cluster)["index_disk_bytes"]) / MIB
+        sample.extra["index_disk_mib"] = _figures(cluster).number("index_disk_bytes") / MIB
         return cluster.memory(sample)
 
 
@@ -137,20 +137,20 @@ def wait_at_rest(cluster: Cluster) -> None:
         before = cluster.child.usage().cpu_s
         time.sleep(_REST_S)
         used_s = cluster.child.usage().cpu_s - before
-        written = not int(_figures(cluster)["store_unwritten_queue_bytes"])
+        written = not _figures(cluster).number("store_unwritten_queue_bytes")
         if written and used_s < _REST_SHARE * _REST_S:
             return
         if time.monotonic() > deadline_s:
             raise BenchError(f"the broker has no rest after {INDEX_TIMEOUT_S:.0f} s")
 
 
-def _is_indexed(figures: dict[str, FigureValue], *, at_rest: bool) -> bool:
-    return not int(figures["index_lag_bytes"]) and (
-        not at_rest or bool(int(figures["index_at_rest"]))
+def _is_indexed(figures: Readings, *, at_rest: bool) -> bool:
+    return not figures.number("index_lag_bytes") and (
+        not at_rest or bool(figures.number("index_at_rest"))
     )
 
 
-def _figures(cluster: Cluster) -> dict[str, FigureValue]:
+def _figures(cluster: Cluster) -> Readings:
     with AdminClient(cluster.namesrv) as admin:
         (figures,) = admin.runtime_info().values()
     return figures

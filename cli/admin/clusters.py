@@ -1,5 +1,6 @@
 """`mqmesh cluster list`, `mqmesh broker show`: clusters as their name servers know them."""
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -7,7 +8,8 @@ from typing import Any, Final
 import click
 
 from mqmesh.errors import MQMeshError
-from mqmesh.protocol.admin import FigureValue, RoleInfo
+from mqmesh.figures import Distribution, FigureReading, FigureValue
+from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import namesrv_addresses
@@ -118,18 +120,54 @@ def show_broker(name: str, namesrv: str, as_json: bool) -> int:
         for broker_id, info in infos.items()
     ]
     if as_json:
-        print_json({"broker_name": name, "members": members, "figures": figures})
+        print_json({"broker_name": name, "members": members, "figures": figures_as_json(figures)})
         return ExitCode.OK
     for one in members:
         click.echo(
             f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
             f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
         )
-    print_table(("FIGURE", "VALUE"), [(one, _shown(figures[one])) for one in sorted(figures)])
+    print_table(("FIGURE", "OF", "VALUE", "UNIT"), figure_rows(figures))
     return ExitCode.OK
 
 
+def figures_as_json(readings: Iterable[FigureReading]) -> dict[str, Any]:
+    """Figures by name: what each is, and its ``value``, or ``values`` with their labels."""
+    shown: dict[str, Any] = {}
+    for figure, samples in ((one.figure, one.samples) for one in readings):
+        told: dict[str, Any] = {"kind": figure.kind, "unit": figure.unit, "help": figure.help}
+        if figure.metric:
+            told["metric"] = figure.metric
+        values = [_plain(one.value) for one in samples]
+        if figure.labels:
+            labels = [dict(zip(figure.labels, one.labels, strict=True)) for one in samples]
+            pairs = zip(labels, values, strict=True)
+            told["values"] = [{"labels": label, "value": value} for label, value in pairs]
+        else:
+            (told["value"],) = values
+        shown[figure.name] = told
+    return shown
+
+
+def figure_rows(readings: Iterable[FigureReading]) -> list[tuple[str, str, str, str]]:
+    """Figures for a table: name, labels, value and unit; sorted by name."""
+    return [
+        (reading.figure.name, " ".join(one.labels), _shown(one.value), reading.figure.unit)
+        for reading in sorted(readings, key=lambda one: one.figure.name)
+        for one in reading.samples
+    ]
+
+
+def _plain(value: FigureValue) -> Any:
+    if not isinstance(value, Distribution):
+        return value
+    return {"bounds": value.bounds, "counts": value.counts, "total": value.total}
+
+
 def _shown(value: FigureValue) -> str:
+    if isinstance(value, Distribution):
+        middle, high = value.quantile(0.5), value.quantile(0.99)
+        return f"{value.count}, half within {middle:g}, 99 % within {high:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

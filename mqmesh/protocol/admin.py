@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.figures import FigureReading
 from mqmesh.protocol.route import Name, TopicConfig
 
 
@@ -82,15 +83,15 @@ class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     queues: list[QueueStats]
 
 
-FigureValue = int | float | bool | str
-"""A number where there is something to count or measure, else a text."""
-
-
-class BrokerRuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class RuntimeInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """GET_BROKER_RUNTIME_INFO, answered with ``RuntimeInfo``."""
 
 
 class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Figures by name; the names are listed in ``docs/operations.md``."""
+    """What a process counts and measures; ``docs/operations.md`` lists it.
 
-    figures: Annotated[dict[str, FigureValue], msgspec.Meta(max_length=1_024)]
+    Attributes:
+        figures: Each with its values.
+    """
+
+    figures: Annotated[list[FigureReading], msgspec.Meta(max_length=1_024)]

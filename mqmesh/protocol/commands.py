@@ -164,6 +164,8 @@ NONE, PUB, SUB, VIEW, ADMIN, INTERNAL = Right
 _ROWS: Final = (
     # code, who serves it, right, where topics and groups stand; types of the headers.
     _row(C.PING, ALL, NONE, "", "", None, admin.RoleInfo),
+    _row(C.GET_BROKER_RUNTIME_INFO, ALL, VIEW, "", "",
+         admin.RuntimeInfoRequest, admin.RuntimeInfo),
     _row(C.PROBE_CLIENT, CLIENT, INTERNAL, "", "", oneway=True),
     # Name server.
     _row(C.REGISTER_BROKER, NAMESRV, INTERNAL, "topics[].topic", "",
@@ -276,8 +278,6 @@ _ROWS: Final = (
     _row(C.DELETE_TOPIC_IN_BROKER, BROKER, ADMIN, "topic", "", route.DeleteTopicRequest),
     _row(C.GET_TOPIC_STATS_INFO, BROKER, VIEW, "topic", "",
          admin.TopicStatsRequest, admin.TopicStats),
-    _row(C.GET_BROKER_RUNTIME_INFO, BROKER, VIEW, "", "",
-         admin.BrokerRuntimeInfoRequest, admin.RuntimeInfo),
     _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
          snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
     # Index process.
@@ -293,5 +293,5 @@ COMMANDS: Final[dict[RequestCode, CommandSpec]] = {row.code: row for row in _ROW
 
 
 def served_by(server: ServedBy) -> dict[RequestCode, CommandSpec]:
-    """The commands that a role serves, PING among them."""
+    """The commands that a role serves, those of every role among them."""
     return {code: spec for code, spec in COMMANDS.items() if spec.servers & {server, ServedBy.ALL}}

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.protocol.admin import FigureValue
+from mqmesh.figures import LabelValues, Measured, counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal, Reply, Request
 from mqmesh.protocol.commands import CommandSpec, ServedBy, served_by
@@ -101,18 +101,6 @@ class Dispatch:
 
         self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
 
-    def figures(self) -> dict[str, FigureValue]:
-        """What was asked so far, by command; those that nobody asked for are left out."""
-        found: dict[str, FigureValue] = {}
-        for code, count in self.counts.items():
-            if count.requests:
-                name = f"command_{code.name.lower()}"
-                found[f"{name}_total"] = count.requests
-                found[f"{name}_failures_total"] = count.failures
-                found[f"{name}_ms_total"] = count.spent_ns // _NS_PER_MS
-                found[f"{name}_longest_ms"] = count.longest_ns // _NS_PER_MS
-        return found
-
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
         # A closure rather than methods: this is on the way of every send and pull.
         decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
@@ -135,3 +123,43 @@ class Dispatch:
                     count.longest_ns = spent_ns
 
         return serve
+
+
+def _by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[LabelValues, int]:
+    met = {code: count for code, count in counts.items() if count.requests}
+    return {(code.name.lower(),): getattr(count, name) for code, count in met.items()}
+
+
+def _ms_by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[LabelValues, int]:
+    return {labels: ns // _NS_PER_MS for labels, ns in _by_command(counts, name).items()}
+
+
+FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
+    counter(
+        "command_requests_total",
+        "requests that were served",
+        lambda counts: _by_command(counts, "requests"),
+        labels=("request_code",),
+    ),
+    counter(
+        "command_failures_total",
+        "of them, those that failed at once",
+        lambda counts: _by_command(counts, "failures"),
+        labels=("request_code",),
+    ),
+    counter(
+        "command_spent_ms_total",
+        "what the event loop spent in handlers",
+        lambda counts: _ms_by_command(counts, "spent_ns"),
+        unit="ms",
+        labels=("request_code",),
+    ),
+    gauge(
+        "command_longest_ms",
+        "the longest turn of a handler",
+        lambda counts: _ms_by_command(counts, "longest_ns"),
+        unit="ms",
+        labels=("request_code",),
+    ),
+)
+"""Of ``Dispatch.counts``; commands that nobody asked for are left out."""

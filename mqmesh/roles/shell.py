@@ -1,18 +1,22 @@
 """What every role's server has: its command server with PING, its timers, figures, and an end."""
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
 from mqmesh.clock import Clock
-from mqmesh.protocol.admin import FigureValue, RoleInfo
+from mqmesh.figures import FigureBoard, Measured, counter, gauge, text
+from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
+from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 from mqmesh.version import VERSION
+
+_O = TypeVar("_O")
 
 LOOK_AFTER_MS: Final = 250
 """Connections and the memory that they take are looked after so often."""
@@ -53,11 +57,19 @@ class RoleShell:
         self.server: Server | None = None
         self.dispatch = Dispatch(role, self._clock.monotonic_ns)
         self.dispatch.open({RequestCode.PING: self._ping})
+        self._board = FigureBoard()
+        self.tell(_PROCESS_FIGURES, lambda: self)
+        self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
 
     @property
     def uptime_ms(self) -> int:
         """Since it was ready, 0 before."""
         return 0 if self._started_ms is None else self._clock.monotonic_ms() - self._started_ms
+
+    @property
+    def callback_failures(self) -> int:
+        """Bugs that the event loop survived."""
+        return self._loop.callback_failures
 
     def open(
         self,
@@ -73,9 +85,20 @@ class RoleShell:
             limits: What peers may take.
         """
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
+        self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self._tell_figures})
         self.dispatch.open(handlers or {})
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
+        self.tell(_CONNECTION_FIGURES, self._opened)
         return self.server
+
+    def tell(self, declared: Iterable[Measured[_O]], look: Callable[[], _O]) -> None:
+        """Tells these figures too, to whoever asks.
+
+        Args:
+            declared: Figures.
+            look: Called once for each answer; what it returns is what they are read from.
+        """
+        self._board.add(declared, look)
 
     def every(self, interval_ms: int, callback: Callable[[], None]) -> None:
         """Calls back each ``interval_ms`` until the role stops."""
@@ -115,33 +138,68 @@ class RoleShell:
         if self.server is not None:
             self.server.fail(request, error)
 
-    def figures(self) -> dict[str, FigureValue]:
-        """Of the process, its connections and its commands."""
-        server = self.server
-        assert server is not None
-        return {
-            "state": self.state,
-            "uptime_ms": self.uptime_ms,
-            "pid": os.getpid(),
-            "rss_bytes": resident_bytes(),
-            "private_bytes": anonymous_bytes(),
-            "connections": server.peer_count,
-            "requests_total": server.requests,
-            "malformed_frames_total": server.malformed_frames,
-            "dropped_replies_total": server.dropped_replies,
-            "pending_bytes": server.held_bytes,
-            "ended_connections_total": server.hung_up,
-            "silent_connections_total": server.silent,
-            "refusals_total": sum(server.refusals.counts.values()),
-            **{f"refused_{k.lower()}_total": n for k, n in server.refusals.counts.items()},
-            "callback_failures_total": self._loop.callback_failures,
-            **self.dispatch.figures(),
-        }
-
     def _ping(self, request: Request, header: None) -> Reply:
         info = RoleInfo(self._word, self._name, VERSION, os.getpid(), self.state, self.uptime_ms)
         return reply_with(info)
 
+    def _tell_figures(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
+        return reply_with(RuntimeInfo(self._board.read()))
+
+    def _opened(self) -> Server:
+        assert self.server is not None
+        return self.server
+
     def _look(self) -> None:
         if self.server is not None:
             self.server.tick(self._clock.monotonic_ms())
+
+
+_PROCESS_FIGURES: Final[tuple[Measured[RoleShell], ...]] = (
+    text("state", "starting, recovering, running, stopping", lambda shell: shell.state),
+    gauge("uptime_ms", "since it was ready", lambda shell: shell.uptime_ms, unit="ms"),
+    gauge("pid", "process id", lambda shell: os.getpid()),
+    gauge("rss_bytes", "memory that is resident", lambda shell: resident_bytes(), unit="bytes"),
+    gauge("private_bytes", "memory of its own", lambda shell: anonymous_bytes(), unit="bytes"),
+    counter(
+        "callback_failures_total",
+        "bugs that the event loop survived",
+        lambda shell: shell.callback_failures,
+    ),
+)
+
+_CONNECTION_FIGURES: Final[tuple[Measured[Server], ...]] = (
+    gauge("connections", "peers that are connected", lambda server: server.peer_count),
+    counter("requests_total", "requests that came", lambda server: server.requests),
+    counter(
+        "malformed_frames_total",
+        "frames that break the protocol",
+        lambda server: server.malformed_frames,
+    ),
+    counter(
+        "dropped_replies_total",
+        "answers whose peer was gone or did not read",
+        lambda server: server.dropped_replies,
+    ),
+    gauge(
+        "pending_bytes",
+        "answers that peers have not taken yet, and frames not read at the last look",
+        lambda server: server.held_bytes,
+        unit="bytes",
+    ),
+    counter(
+        "ended_connections_total",
+        "connections ended because they took too much",
+        lambda server: server.hung_up,
+    ),
+    counter(
+        "silent_connections_total",
+        "connections ended because their peers hang",
+        lambda server: server.silent,
+    ),
+    counter(
+        "refusals_total",
+        "requests and batches that were refused",
+        lambda server: {(name.lower(),): n for name, n in server.refusals.counts.items()},
+        labels=("response_code",),
+    ),
+)

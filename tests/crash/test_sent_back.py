@@ -77,7 +77,6 @@ class Broker:
             state=tables.state,
             creation_rates=CreationRates(1),
             admission=SendAdmission(wait_limit_ms=60_000, busy_timeout_ms=60_000),
-            process_figures=dict,
         )
         self._handlers = served(self.context)
         self.turn()

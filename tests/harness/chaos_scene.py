@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,8 @@ from harness.workload import (
     read_deliveries,
 )
 from mqmesh.errors import MQMeshError, NoRoute
-from mqmesh.protocol.admin import FigureValue, TopicStats, TopicStatsRequest
+from mqmesh.figures import Readings
+from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.pulling import ConsumerOffsets, QueryConsumerOffsetRequest, QueueOffsetEntry
@@ -313,7 +314,9 @@ class Scene:
             kills_ms=self.kills_ms,
             offset_window_ms=OFFSETS_SAVED_MS + OFFSETS_SLACK_MS,
             lookups=lookups,
-            returns=[came_back(self._before, after, int(figures["store_max_commitlog_offset"]))],
+            returns=[
+                came_back(self._before, after, int(figures.number("store_max_commitlog_offset")))
+            ],
             outages=self.outages,
             degradations=recovery_degradations(figures, self._log()),
         )
@@ -336,8 +339,8 @@ class Scene:
     ) -> None:
         self.close()
 
-    def _resources(self, figures: Mapping[str, FigureValue]) -> Resources:
-        return resources_of(BROKER, int(figures["pid"]), self._folder)
+    def _resources(self, figures: Readings) -> Resources:
+        return resources_of(BROKER, int(figures.number("pid")), self._folder)
 
     def _log(self) -> str:
         """What the broker has logged in all its lives."""
@@ -434,7 +437,7 @@ def _has_topic(admin: AdminClient) -> bool:
     return True
 
 
-def _figures(admin: AdminClient) -> dict[str, FigureValue]:
+def _figures(admin: AdminClient) -> Readings:
     return admin.runtime_info()[BROKER]
 
 

@@ -12,8 +12,8 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
     GetTopicConfigRequest,
+    RuntimeInfoRequest,
     TopicStatsRequest,
     UpdateTopicRequest,
 )
@@ -137,7 +137,7 @@ HEADERS: Final[dict[RequestCode, type[msgspec.Struct]]] = {
     RequestCode.GET_TOPIC_CONFIG: GetTopicConfigRequest,
     RequestCode.GET_TOPIC_STATS_INFO: TopicStatsRequest,
     RequestCode.DELETE_TOPIC_IN_BROKER: DeleteTopicRequest,
-    RequestCode.GET_BROKER_RUNTIME_INFO: BrokerRuntimeInfoRequest,
+    RequestCode.GET_BROKER_RUNTIME_INFO: RuntimeInfoRequest,
     RequestCode.OPEN_SCHEDULE: OpenScheduleRequest,
     RequestCode.PULL_SCHEDULE: PullScheduleRequest,
     RequestCode.DELIVER_DUE: DeliverDueRequest,

@@ -4,14 +4,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from harness.history import Degradation, Delivery, Lookup, Place, Resources, Return
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.protocol.admin import FigureValue
+from mqmesh.figures import Readings
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.units import KIB, MIB
 
@@ -106,7 +106,7 @@ def look_up(
     return found
 
 
-def recovery_degradations(figures: Mapping[str, FigureValue], log: str) -> list[Degradation]:
+def recovery_degradations(figures: Readings, log: str) -> list[Degradation]:
     """What a broker cut off or set aside when it was started, and whether it said so.
 
     Args:
@@ -115,15 +115,15 @@ def recovery_degradations(figures: Mapping[str, FigureValue], log: str) -> list[
     """
     return [
         Degradation("truncation of a torn tail", int(cut > 0), None, log.count(CUT_LINE), cut)
-        for cut in [int(figures.get("store_cut_bytes", 0))]
+        for cut in [int(figures.number("store_cut_bytes"))]
     ] + [
         Degradation("quarantine", damaged, None, log.count(DAMAGE_LINE), damaged)
-        for damaged in [int(figures.get("store_damaged", 0))]
+        for damaged in [int(figures.number("store_damaged"))]
     ]
 
 
 def refusal_degradation(
-    code: str, happened: int, error_codes: int, figures: Mapping[str, FigureValue], log: str
+    code: str, happened: int, error_codes: int, figures: Readings, log: str
 ) -> Degradation:
     """What a broker refused with a response code, and whether it said so.
 
@@ -135,7 +135,7 @@ def refusal_degradation(
         log: Its log.
     """
     lines = len(re.findall(rf"refused with {code}: ", log))
-    counted = int(figures.get(f"refused_{code.lower()}_total", 0))
+    counted = int(figures.number("refusals_total", code.lower()))
     return Degradation(f"refusal with {code}", happened, error_codes, lines, counted)
 
 

@@ -28,11 +28,12 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
+from mqmesh.figures import Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
     RoleInfo,
     RuntimeInfo,
+    RuntimeInfoRequest,
     UpdateTopicRequest,
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode
@@ -164,8 +165,9 @@ class Site:
         return self.wire.ask(client or self.client, code, header, kind)
 
     def figures(self):
-        request = BrokerRuntimeInfoRequest()
-        return self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
+        request = RuntimeInfoRequest()
+        info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo)
+        return Readings(info.figures)
 
     def held(self, count):
         """Wait until so many pulls are held."""

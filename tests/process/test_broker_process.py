@@ -11,11 +11,12 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
+from mqmesh.figures import Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
     RoleInfo,
     RuntimeInfo,
+    RuntimeInfoRequest,
     UpdateTopicRequest,
 )
 from mqmesh.protocol.codes import RequestCode
@@ -85,9 +86,9 @@ class Client:
         return found.queues[0].queue_offset
 
     def put_batches(self):
-        request = BrokerRuntimeInfoRequest()
+        request = RuntimeInfoRequest()
         info = self.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, kind=RuntimeInfo)
-        return info.figures["store_put_batches"]
+        return Readings(info.figures)["store_put_batches"]
 
 
 @pytest.fixture

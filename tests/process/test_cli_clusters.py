@@ -77,7 +77,11 @@ def test_a_broker_is_shown(run, cluster, capsys):
     code, (found,), _ = run("broker", "show", "broker-b")
     assert code == 0
     assert found["members"][0]["pid"] == cluster.brokers["broker-b"].pid
-    assert found["figures"]["schedule_service"] == "on"
+    figures = found["figures"]
+    assert figures["schedule_service"]["value"] == "on"
+    assert figures["index_lag_bytes"]["metric"] == "rocketmq_storage_dispatch_behind_bytes"
+    asked = {one["labels"]["request_code"] for one in figures["command_requests_total"]["values"]}
+    assert "open_schedule" in asked
     assert main.main(["broker", "show", "broker-b"]) == 0
     assert "schedule_service" in capsys.readouterr().out
     code, out, err = run("broker", "show", "broker-x")

@@ -21,8 +21,8 @@ from mqmesh.errors import (
     TopicNotFound,
     UnsupportedCommand,
 )
+from mqmesh.figures import Readings
 from mqmesh.message import Message, StoredMessage
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.queries import QueryClient, QueryResult
 from mqmesh.sdk.producer.producer import Producer
@@ -88,7 +88,7 @@ def check_all(query: QueryClient, acknowledged: list[tuple[str, SendResult]]) ->
         assert same == found
 
 
-def figures(query: QueryClient) -> dict[str, FigureValue]:
+def figures(query: QueryClient) -> Readings:
     return query.runtime_info()["broker-a"]
 
 
@@ -98,7 +98,7 @@ def index_pid(query: QueryClient, *, killed: int = 0) -> int:
     while True:
         found = figures(query)
         if found["index_state"] == "running" and found["index_pid"] not in (0, killed):
-            return int(found["index_pid"])
+            return int(found.number("index_pid"))
         assert time.monotonic() < deadline, found
 
 

@@ -13,8 +13,8 @@ from harness.observations import recovery_degradations, refusal_degradation
 
 from mqmesh.batch.record_batch import HEADER_SIZE, encode_batch
 from mqmesh.errors import BrokerError
+from mqmesh.figures import Readings
 from mqmesh.message import Message
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.route import Perm, TopicConfig
@@ -48,7 +48,7 @@ def log_of(cluster: ProcessCluster) -> str:
     return (cluster.folder / f"{BROKER}.log").read_text()
 
 
-def figures_of(cluster: ProcessCluster) -> dict[str, FigureValue]:
+def figures_of(cluster: ProcessCluster) -> Readings:
     with AdminClient(cluster.namesrv_addr) as admin:
         return admin.runtime_info()[BROKER]
 
@@ -119,7 +119,7 @@ def test_a_torn_tail_and_damage_are_told(cluster):
         admin.create_topic(TopicConfig("t", 1, 1))
     with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
         offsets = [producer.send(Message("t", b"%d" % n)).commitlog_offset for n in range(10)]
-        end = int(figures_of(cluster)["store_max_commitlog_offset"])
+        end = int(figures_of(cluster).number("store_max_commitlog_offset"))
     cluster.brokers[BROKER].kill()
     store = cluster.folder / BROKER
     (segment,) = [one for one in sorted(store.rglob("commitlog/0*")) if one.stat().st_size][:1]

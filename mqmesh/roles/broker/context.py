@@ -6,7 +6,6 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.errors import BrokerNotAvailable, StoreClosed
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
 from mqmesh.roles.broker.commit_point import CommitPoint
@@ -94,7 +93,6 @@ class BrokerContext(msgspec.Struct, frozen=True):
         state: Writes changes of topics, groups and offsets into the log.
         admission: Decides which sends have waited for too long.
         creation_rates: How many topics each client's messages have made lately.
-        process_figures: Figures that only the server knows: connections, memory, …
         index: Way to the index process, None if there is none.
         schedule: The schedule service, and who waits for it.
         replies: Replies to requests that are under way.
@@ -125,7 +123,6 @@ class BrokerContext(msgspec.Struct, frozen=True):
     state: StateLog
     admission: SendAdmission
     creation_rates: CreationRates
-    process_figures: Callable[[], dict[str, FigureValue]]
     index: IndexerLink | None = None
     schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mqmesh.figures import Measured
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.context import BrokerContext
@@ -49,6 +50,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
         client_gone: A connection broke: its routing id, and the monotonic clock in ms.
         stopping: The broker stops: what was begun is finished, who waits for messages is told.
         stopped: Nothing becomes durable any more: who still waits for that is told.
+        figures: What it counts and measures.
     """
 
     commands: Mapping[RequestCode, BrokerHandler] = {}
@@ -60,6 +62,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     client_gone: Callable[[BrokerContext, bytes, int], None] = _nothing
     stopping: Hook = _nothing
     stopped: Hook = _nothing
+    figures: Sequence[Measured[BrokerContext]] = ()
 
 
 class Features:

@@ -22,12 +22,12 @@ from mqmesh.errors import (
     SystemBusy,
     TransportError,
 )
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.protocol.snapshots import CopyIndexRequest
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.index_status import IndexStatus
 from mqmesh.roles.supervisor.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50
@@ -275,9 +275,9 @@ class IndexerLink:
             self._process.stop()
             self._process = None
 
-    def figures(self) -> dict[str, FigureValue]:
-        """Figures for administrators."""
-        now_ms, extent, progress = self._clock.monotonic_ms(), self._look(), self._progress
+    def status(self) -> IndexStatus:
+        """How the process and the index are."""
+        extent, progress = self._look(), self._progress
         visible = extent.visible_offset if extent is not None else 0
         if self._process is None or self._client is None or not self._client.connected:
             state = "down"
@@ -285,24 +285,15 @@ class IndexerLink:
             state = f"waiting: {progress.waiting}"
         else:
             state = "running"
-        return {
-            "index_state": state,
-            "index_pid": self._process.pid if self._process is not None else 0,
-            "index_starts_total": self._starts,
-            "index_lag_bytes": max(0, visible - progress.indexed_through),
-            "index_lag_ms": self._lag.lag_ms(now_ms),
-            "index_missing_bytes": progress.missing_bytes,
-            "index_segments": progress.segments,
-            "index_sealed_segments": progress.sealed,
-            "index_unsorted_texts": progress.texts,
-            "index_at_rest": int(progress.at_rest),
-            "index_disk_bytes": progress.disk_bytes,
-            "index_discarded_total": progress.discarded,
-            "index_skipped_bytes_total": progress.skipped_bytes,
-            "index_queries_total": progress.queries,
-            "index_query_refusals_total": self._refused,
-            "index_mismatches_total": progress.mismatches,
-        }
+        return IndexStatus(
+            state,
+            self._process.pid if self._process is not None else 0,
+            self._starts,
+            max(0, visible - progress.indexed_through),
+            self._lag.lag_ms(self._clock.monotonic_ms()),
+            self._refused,
+            progress,
+        )
 
     # ---- The process -----------------------------------------------------------------
 

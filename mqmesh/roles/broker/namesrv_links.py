@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
+from mqmesh.figures import Measured, gauge
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -210,3 +211,13 @@ def announced_topics(broker: BrokerContext) -> list[TopicConfig]:
 
 def _ignore(outcome: Command | MQMeshError) -> None:
     """Whoever leaves does not wait for an answer's content."""
+
+
+REGISTRATION_FIGURES: Final[tuple[Measured[NamesrvLinks], ...]] = (
+    gauge(
+        "namesrvs_registered",
+        "name servers that know this broker",
+        lambda links: links.registered_count,
+    ),
+    gauge("wiped_write_perm", "whether it is drained", lambda links: links.wiped_write_perm),
+)

@@ -12,7 +12,6 @@ from mqmesh.errors import StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import BrokerAddress, DataVersion
 from mqmesh.roles.broker.all_features import FEATURES
@@ -40,13 +39,15 @@ from mqmesh.roles.broker.features.transactions.transaction_desk import Transacti
 from mqmesh.roles.broker.features.transactions.transactions import (
     has_queue,
 )
+from mqmesh.roles.broker.index_status import INDEX_FIGURES, INDEX_STATE, IndexStatus
 from mqmesh.roles.broker.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
-from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, REGISTRATION_FIGURES, NamesrvLinks
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.saving import write_state
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
+from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
@@ -167,6 +168,7 @@ class BrokerServer:
         )
         self._features = Features(FEATURES, broker)
         self._shell.dispatch.open(self._features.handlers)
+        self._tell_figures(broker)
         self._loop.at_tick_end(self._on_tick_end)
         self._shell.every(TICK_MS, self._on_tick)
         self._shell.every(SAMPLE_MS, self._on_sample)
@@ -264,7 +266,6 @@ class BrokerServer:
                 wait_limit_ms=config.wait_time_mills_in_send_queue,
                 busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
             ),
-            process_figures=self._figures,
             index=self._make_index(),
             filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
             snapshots=SnapshotDesk(self._run_aside, self._root.absolute()),
@@ -483,18 +484,19 @@ class BrokerServer:
         if self._features is not None:
             self._features.durable()
 
-    # ---- What handlers may want --------------------------------------------------------
+    # ---- Figures -----------------------------------------------------------------------
 
-    def _figures(self) -> dict[str, FigureValue]:
-        links, index = self._links, self._index
+    def _tell_figures(self, broker: BrokerContext) -> None:
+        links, index, tell = self._links, self._index, self._shell.tell
         assert links is not None
-        followed: dict[str, FigureValue] = index.figures() if index else {"index_state": "off"}
-        return {
-            **self._shell.figures(),
-            "namesrvs_registered": links.registered_count,
-            "wiped_write_perm": links.wiped_write_perm,
-            **followed,
-        }
+        for feature in FEATURES:
+            tell(feature.figures, lambda: broker)
+        tell(STORE_FIGURES, broker.store.stats)
+        tell(REGISTRATION_FIGURES, lambda: links)
+        if index is None:
+            tell((INDEX_STATE,), IndexStatus)
+        else:
+            tell((INDEX_STATE, *INDEX_FIGURES), index.status)
 
 
 def _take_next_turn() -> None:

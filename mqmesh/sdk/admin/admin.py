@@ -14,13 +14,13 @@ from mqmesh.errors import (
     TopicNotFound,
     TransportError,
 )
+from mqmesh.figures import Readings
 from mqmesh.message import check_topic
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
-    FigureValue,
     GetTopicConfigRequest,
     RoleInfo,
     RuntimeInfo,
+    RuntimeInfoRequest,
     TopicConfigs,
     TopicStats,
     TopicStatsRequest,
@@ -201,7 +201,7 @@ class AdminClient:
             lambda answer: decode_header(TopicStats, answer.header),
         )
 
-    def runtime_info(self, broker_name: str = "") -> dict[str, dict[str, FigureValue]]:
+    def runtime_info(self, broker_name: str = "") -> dict[str, Readings]:
         """Figures of every master, by broker group; ``docs/operations.md`` lists them.
 
         Args:
@@ -217,9 +217,23 @@ class AdminClient:
         return self._ask_masters(
             {name: one for name, one in masters.items() if broker_name in ("", name)},
             RequestCode.GET_BROKER_RUNTIME_INFO,
-            BrokerRuntimeInfoRequest(),
-            lambda answer: decode_header(RuntimeInfo, answer.header).figures,
+            RuntimeInfoRequest(),
+            _readings,
         )
+
+    def role_info(self, endpoint: str) -> Readings:
+        """Figures of one process, of whatever role.
+
+        Args:
+            endpoint: ``host:port`` or any ZeroMQ endpoint.
+
+        Raises:
+            TransportError: No answer.
+            BrokerError, ProtocolError: A bad one.
+        """
+        header = encode_header(RuntimeInfoRequest())
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        return _readings(self._request(endpoint_of(endpoint), code, header))
 
     # ---- Changing --------------------------------------------------------------------
 
@@ -452,3 +466,7 @@ def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:
         for broker in brokers
         if MASTER_ID in broker.addresses
     }
+
+
+def _readings(answer: Command) -> Readings:
+    return Readings(decode_header(RuntimeInfo, answer.header).figures)

@@ -100,6 +100,7 @@ class AdminClient:
     topic_configs = awaited(BlockingAdminClient.topic_configs)
     topic_stats = awaited(BlockingAdminClient.topic_stats)
     runtime_info = awaited(BlockingAdminClient.runtime_info)
+    role_info = awaited(BlockingAdminClient.role_info)
     create_topic = awaited(BlockingAdminClient.create_topic)
     put_topic = awaited(BlockingAdminClient.put_topic)
     delete_topic = awaited(BlockingAdminClient.delete_topic)

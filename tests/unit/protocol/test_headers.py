@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import pkgutil
 import types
@@ -48,6 +49,10 @@ def values(kind: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any
         return st.one_of([values(one) for one in get_args(kind)])
     if get_origin(kind) is list:
         return st.lists(values(get_args(kind)[0]), max_size=3)
+    if get_origin(kind) is tuple:
+        return st.lists(values(get_args(kind)[0]), max_size=3).map(tuple)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(list(kind))
     if get_origin(kind) is dict:
         return st.dictionaries(*map(values, get_args(kind)), max_size=3)
     if kind is int:

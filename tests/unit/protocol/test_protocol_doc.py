@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import pkgutil
 import re
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 import mqmesh.protocol
+from mqmesh import figures
 from mqmesh.protocol import command, messaging, pulling, retries, route
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.commands import COMMANDS
@@ -31,6 +33,9 @@ HEADERS = {
     and issubclass(value, msgspec.Struct)
     and value.__module__ == f"mqmesh.protocol.{info.name}"
     and value.__struct_config__.array_like
+} | {
+    kind.__name__: kind
+    for kind in (figures.FigureReading, figures.Figure, figures.FigureSample, figures.Distribution)
 }
 
 
@@ -61,9 +66,15 @@ def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
         inner, *metas = get_args(kind)
         return type_name(inner, metas[-1])
     if get_origin(kind) in (Union, types.UnionType):
-        names = [type_name(one) for one in get_args(kind) if one is not type(None)]
-        return " or ".join([*names, "nil"])
+        kinds = sorted(get_args(kind), key=lambda one: one is type(None))
+        return " or ".join("nil" if one is type(None) else type_name(one) for one in kinds)
     most = f" ≤ {meta.max_length:,}" if meta and meta.max_length is not None else ""
+    if get_origin(kind) is tuple:
+        inner, rest = get_args(kind)
+        assert rest is Ellipsis
+        return f"[{type_name(inner)}]{most}"
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return type_name(str, meta)
     if get_origin(kind) is list:
         return f"[{type_name(get_args(kind)[0])}]{most}"
     if get_origin(kind) is dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
+from mqmesh.figures import FigureBoard, FigureSample
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ANYBODY,
@@ -17,7 +18,7 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.pulling import PullRequest
-from mqmesh.roles.dispatch import Dispatch
+from mqmesh.roles.dispatch import FIGURES, Dispatch
 
 PULL = PullRequest("g", "t", 0, 0)
 
@@ -87,17 +88,18 @@ def test_commands_are_counted_and_timed_also_those_that_fail():
 
     dispatch.open({RequestCode.PULL_MESSAGE: handler})
     serve = dispatch.handlers[RequestCode.PULL_MESSAGE]
-    assert dispatch.figures() == {}
     serve(request_of(RequestCode.PULL_MESSAGE, PULL))
     serve(request_of(RequestCode.PULL_MESSAGE, PULL))
     with pytest.raises(BrokerNotAvailable):
         serve(request_of(RequestCode.PULL_MESSAGE, PULL))
-    assert dispatch.figures() == {
-        "command_pull_message_total": 3,
-        "command_pull_message_failures_total": 1,
-        "command_pull_message_ms_total": 16,
-        "command_pull_message_longest_ms": 10,
-    }
+    board = FigureBoard()
+    board.add(FIGURES, lambda: dispatch.counts)
+    samples = {one.figure.name: one.samples for one in board.read()}
+    labels = ("pull_message",)
+    assert samples["command_requests_total"] == [FigureSample(labels, 3)]
+    assert samples["command_failures_total"] == [FigureSample(labels, 1)]
+    assert samples["command_spent_ms_total"] == [FigureSample(labels, 16)]
+    assert samples["command_longest_ms"] == [FigureSample(labels, 10)]
 
 
 def test_a_role_that_cannot_serve_refuses_all_but_ping_with_its_reason():

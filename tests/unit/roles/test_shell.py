@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.protocol.admin import RoleInfo
+from mqmesh.figures import Readings, gauge
+from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -17,6 +18,7 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.route import GetRouteRequest
+from mqmesh.refusals import Refusals
 from mqmesh.roles.shell import RoleShell
 from mqmesh.testing.clock import ManualClock
 
@@ -36,6 +38,7 @@ class PlannedWorld:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.loop = self
+        self.callback_failures = 2
         self.serve = Served
         self.timers: list[tuple[int, object, Planned]] = []
 
@@ -51,6 +54,9 @@ class Served:
         self.handlers = handlers
         self.ticks: list[int] = []
         self.closed = 0
+        self.peer_count, self.requests, self.held_bytes = 3, 7, 11
+        self.malformed_frames = self.dropped_replies = self.hung_up = self.silent = 0
+        self.refusals = Refusals()
 
     def ask(self, code, header=None):
         data = b"" if header is None else encode_header(header)
@@ -96,6 +102,19 @@ def test_what_has_no_handler_is_refused_and_after_the_stop_everything(shell):
     shell.stopping()
     with pytest.raises(BrokerNotAvailable, match="n1 is stopping"):
         server.ask(route, GetRouteRequest("t"))
+
+
+def test_every_role_tells_its_figures(shell):
+    shell.tell((gauge("topics", "topics", len),), lambda: ["a", "b"])
+    server = shell.open()
+    server.refusals.note("SYSTEM_BUSY", "planned")
+    ping(server)
+    asked = server.ask(RequestCode.GET_BROKER_RUNTIME_INFO, RuntimeInfoRequest())
+    told = Readings(decode_header(RuntimeInfo, asked.header).figures)
+    expected = {"state": "starting", "topics": 2, "connections": 3, "callback_failures_total": 2}
+    assert {name: told[name] for name in expected} == expected
+    assert told.number("refusals_total", "system_busy") == 1
+    assert told.number("command_requests_total", "ping") == 1
 
 
 def test_timers_end_with_the_role_and_closing_twice_does_no_harm(shell):

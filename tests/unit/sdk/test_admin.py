@@ -14,6 +14,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample
 from mqmesh.protocol import admin as words
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -212,14 +213,23 @@ def test_statistics_come_from_the_brokers_of_the_route(network, client):
 
 
 def test_figures_come_from_every_master_with_their_types(network, client):
-    figures = {"a": 1, "b": 0.5, "c": True, "d": "on"}
+    readings = [
+        FigureReading(Figure(name, FigureKind.GAUGE, "", ""), [FigureSample((), value)])
+        for name, value in {"a": 1, "b": 0.5, "c": True}.items()
+    ]
     for endpoint in (A, B):
         network.answer(
             endpoint,
             RequestCode.GET_BROKER_RUNTIME_INFO,
-            words.RuntimeInfo(figures),
+            words.RuntimeInfo(readings),
         )
-    assert client.runtime_info() == {"broker-a": figures, "broker-b": figures}
+    told = client.runtime_info()
+    assert {name: list(one) for name, one in told.items()} == {
+        "broker-a": readings,
+        "broker-b": readings,
+    }
+    assert told["broker-b"]["c"] is True
+    assert list(client.role_info(A)) == readings
 
 
 def test_a_topic_is_deleted_from_brokers_then_from_all_name_servers(network, client):

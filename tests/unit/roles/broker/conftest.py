@@ -127,7 +127,6 @@ class Stage:
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
             ),
             group_table=self.tables.groups,
-            process_figures=lambda: {"rss_bytes": 1},
         )
         self.handlers = served(self.context)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
 from mqmesh.protocol.filters import RegisterFilterServerRequest
 from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.broker.features.pulls.feature import PULLS
 from mqmesh.roles.broker.features.pulls.filter_servers import EXPIRY_MS, MAX_SERVERS, FilterServers
 
 
@@ -59,12 +62,16 @@ def test_figures_are_sums_over_those_that_are_there():
     for peer, name in ((b"1", "a"), (b"2", "b")):
         told = RegisterFilterServerRequest(name, BrokerAddress("h:1"), 3, 1, 100, 20)
         servers.on_register(peer, told, 0)
-    assert servers.figures() == {
+    owner = SimpleNamespace(filter_servers=servers)
+    figures = {
+        one.figure.name: one for one in PULLS.figures if one.figure.name.startswith("filter")
+    }
+    assert {name: one.read(owner) for name, one in figures.items()} == {
         "filter_servers": 2,
         "filters": 6,
         "filters_parked": 2,
-        "filter_matches_total": 200,
-        "filter_misses_total": 40,
+        "filter_matches": 200,
+        "filter_misses": 40,
     }
     servers.on_disconnect(b"1")
-    assert servers.figures()["filters"] == 3
+    assert figures["filters"].read(owner) == 3

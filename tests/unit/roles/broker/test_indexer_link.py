@@ -13,10 +13,12 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.index_status import INDEX_FIGURES, INDEX_STATE
 from mqmesh.roles.broker.indexer_link import (
     HANG_MS,
     IDLE_MS,
@@ -106,7 +108,9 @@ class Stage:
         self.link.tick()
 
     def figures(self, name: str) -> object:
-        return self.link.figures()[f"index_{name}"]
+        board = FigureBoard()
+        board.add((INDEX_STATE, *INDEX_FIGURES), self.link.status)
+        return Readings(board.read())[f"index_{name}"]
 
 
 @pytest.fixture

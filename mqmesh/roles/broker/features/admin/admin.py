@@ -1,16 +1,11 @@
-"""Topics, statistics, and single messages, for administrators."""
-
-from typing import Any, cast
+"""Topics, and single messages, for administrators."""
 
 from mqmesh.batch.delayed_batch import read_delayed_meta
 from mqmesh.batch.half_batch import is_half, read_half_meta
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
-    FigureValue,
     GetTopicConfigRequest,
     QueueStats,
-    RuntimeInfo,
     TopicConfigs,
     TopicStats,
     TopicStatsRequest,
@@ -90,51 +85,6 @@ def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsR
         updated = _last_update(context, topic, queue_id, high) if high > low else 0
         queues.append(QueueStats(queue_id, low, high, updated))
     return reply_with(TopicStats(name, queues))
-
-
-def get_broker_runtime_info(
-    context: BrokerContext, request: Request, asked: BrokerRuntimeInfoRequest
-) -> Reply:
-    """Figures about the broker, by name."""
-    version = context.topics.version
-    figures: dict[str, FigureValue] = {
-        "cluster_name": context.config.cluster_name,
-        "broker_name": context.config.broker_name,
-        "broker_id": context.config.broker_id,
-        "instance_id": str(context.instance_id),
-        "topics": len(context.topics),
-        "topic_data_version": f"{version.timestamp_ms}.{version.counter}",
-        "clients": context.groups.client_count,
-        "consumer_groups": context.groups.group_count,
-        "subscription_groups": len(context.group_table),
-        "offset_resets_pending": len(context.resets),
-        "consumer_offsets": len(context.offsets),
-        "held_pulls": len(context.holds),
-        "sync_flush_waits": context.commit_point.waiting_count,
-    }
-    if context.config.filter_server_enable:
-        figures |= context.filter_servers.figures()
-    total = context.stats.total
-    for name in total.__struct_fields__:
-        figures[f"{name}_total"] = getattr(total, name)
-    for name in ("put_messages", "put_bytes", "get_messages", "get_bytes", "send_requests"):
-        figures[f"{name}_per_s"] = round(context.stats.rate(name), 1)
-    store = context.store.stats()
-    for name in store.__struct_fields__:
-        value = getattr(store, name)
-        figures[f"store_{name}"] = _figure_of(name, value)
-    figures.update(context.transactions.figures())
-    figures.update(context.schedule.figures())
-    figures.update(context.snapshots.figures())
-    figures.update(context.process_figures())
-    return reply_with(RuntimeInfo(figures))
-
-
-def _figure_of(name: str, value: Any) -> FigureValue:
-    if name == "damaged":
-        return len(value)
-    # An identity is nothing to count with, and some readers of JSON would round it.
-    return str(value) if name == "store_id" else cast("FigureValue", value)
 
 
 def view_message(context: BrokerContext, request: Request, query: ViewMessageRequest) -> Reply:

@@ -1,10 +1,18 @@
-"""Topics, for administrators, and figures of the broker."""
+"""Topics, for administrators."""
 
 from typing import Final
 
+from mqmesh.figures import gauge, text
 from mqmesh.protocol.codes import RequestCode
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin import admin
+
+
+def _version(context: BrokerContext) -> str:
+    version = context.topics.version
+    return f"{version.timestamp_ms}.{version.counter}"
+
 
 ADMIN: Final = Feature(
     commands={
@@ -12,7 +20,18 @@ ADMIN: Final = Feature(
         RequestCode.GET_TOPIC_CONFIG: admin.get_topic_config,
         RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
         RequestCode.GET_TOPIC_STATS_INFO: admin.get_topic_stats,
-        RequestCode.GET_BROKER_RUNTIME_INFO: admin.get_broker_runtime_info,
         RequestCode.VIEW_MESSAGE: admin.view_message,
     },
+    figures=(
+        text("cluster_name", "cluster of the broker", lambda broker: broker.config.cluster_name),
+        text("broker_name", "broker group", lambda broker: broker.config.broker_name),
+        gauge("broker_id", "0 for the master", lambda broker: broker.config.broker_id),
+        text("instance_id", "another one with every start", lambda broker: str(broker.instance_id)),
+        gauge(
+            "topics", "topics", lambda broker: len(broker.topics), metric="rocketmq_topic_number"
+        ),
+        text(
+            "topic_data_version", "tells name servers whether they have the topic table", _version
+        ),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter, gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -20,6 +21,10 @@ def _forget_service(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     schedule.fail_cancels(context, context.schedule.on_disconnect(peer))
 
 
+def _service(context: BrokerContext) -> str:
+    return "off" if context.schedule.service is None else "on"
+
+
 DELAYS: Final = Feature(
     commands={
         RequestCode.OPEN_SCHEDULE: schedule.open_schedule,
@@ -33,4 +38,43 @@ DELAYS: Final = Feature(
     tick=_tick,
     sample=schedule.hold_log,
     client_gone=_forget_service,
+    figures=(
+        text("schedule_service", "whether the schedule service is there: on, off", _service),
+        gauge(
+            "schedule_sessions",
+            "how often the schedule service came",
+            lambda broker: broker.schedule.sessions,
+        ),
+        gauge(
+            "schedule_pending",
+            "delayed messages that wait",
+            lambda broker: broker.schedule.pending,
+            unit="messages",
+            metric="rocketmq_timing_messages",
+        ),
+        counter(
+            "schedule_delivered_total",
+            "delayed messages that went on their way",
+            lambda broker: broker.schedule.delivered,
+            unit="messages",
+        ),
+        counter(
+            "schedule_cancelled_total",
+            "delayed messages that were cancelled",
+            lambda broker: broker.schedule.cancelled,
+            unit="messages",
+        ),
+        counter(
+            "schedule_rolled_total",
+            "delayed messages written once more so that the log may go",
+            lambda broker: broker.schedule.rolled,
+            unit="messages",
+        ),
+        counter(
+            "schedule_gone_total",
+            "delayed messages that could not be read any more",
+            lambda broker: broker.schedule.gone,
+            unit="messages",
+        ),
+    ),
 )

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
 
@@ -122,15 +121,3 @@ class ScheduleDesk:
 
     def _take(self, tickets: list[int]) -> list[Request]:
         return [self._cancels.pop(ticket).request for ticket in tickets]
-
-    def figures(self) -> dict[str, FigureValue]:
-        """For the broker's runtime info."""
-        return {
-            "schedule_service": "off" if self.service is None else "on",
-            "schedule_sessions": self.sessions,
-            "schedule_pending": self.pending,
-            "schedule_delivered_total": self.delivered,
-            "schedule_cancelled_total": self.cancelled,
-            "schedule_rolled_total": self.rolled,
-            "schedule_gone_total": self.gone,
-        }

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -47,4 +48,36 @@ GROUPS: Final = Feature(
     tick=_tick,
     sample=offsets.tell_forced_losses,
     client_gone=_forget_client,
+    figures=(
+        gauge("clients", "clients that are registered", lambda broker: broker.groups.client_count),
+        gauge(
+            "consumer_groups",
+            "consumer groups with members",
+            lambda broker: broker.groups.group_count,
+        ),
+        gauge(
+            "subscription_groups",
+            "consumer groups with settings",
+            lambda broker: len(broker.group_table),
+            metric="rocketmq_consumer_group_number",
+        ),
+        gauge(
+            "offset_resets_pending",
+            "queues whose offset was moved and whose consumer has not followed yet",
+            lambda broker: len(broker.resets),
+            unit="queues",
+        ),
+        gauge("consumer_offsets", "offsets that are kept", lambda broker: len(broker.offsets)),
+        counter(
+            "offset_commits_total",
+            "offsets that were committed",
+            lambda broker: broker.stats.total.offset_commits,
+        ),
+        counter(
+            "forced_lost_messages_total",
+            "messages removed before their time that a group had not consumed",
+            lambda broker: broker.stats.total.forced_lost_messages,
+            unit="messages",
+        ),
+    ),
 )

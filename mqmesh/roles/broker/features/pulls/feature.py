@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -28,4 +29,68 @@ PULLS: Final = Feature(
     tick=pull.answer_expired_pulls,
     client_gone=_forget_peer,
     stopping=pull.fail_all_pulls,
+    figures=(
+        counter(
+            "pull_requests_total",
+            "requests for messages",
+            lambda broker: broker.stats.total.pull_requests,
+        ),
+        counter(
+            "pulls_held_total",
+            "pulls that had to wait for a message",
+            lambda broker: broker.stats.total.pulls_held,
+        ),
+        gauge("held_pulls", "pulls that wait for a message now", lambda broker: len(broker.holds)),
+        counter(
+            "get_messages_total",
+            "messages that were handed out",
+            lambda broker: broker.stats.total.get_messages,
+            unit="messages",
+        ),
+        counter(
+            "get_bytes_total",
+            "bytes that were handed out",
+            lambda broker: broker.stats.total.get_bytes,
+            unit="bytes",
+        ),
+        gauge(
+            "get_messages_per_s",
+            "messages handed out, of late",
+            lambda broker: broker.stats.rate("get_messages"),
+            unit="messages",
+        ),
+        gauge(
+            "get_bytes_per_s",
+            "bytes handed out, of late",
+            lambda broker: broker.stats.rate("get_bytes"),
+            unit="bytes",
+        ),
+        gauge(
+            "filter_servers",
+            "filter servers that are there",
+            lambda broker: len(broker.filter_servers.told),
+        ),
+        gauge(
+            "filters",
+            "filters in Python",
+            lambda broker: sum(one.filters for one in broker.filter_servers.told),
+        ),
+        gauge(
+            "filters_parked",
+            "filters that are parked because they kill their process",
+            lambda broker: sum(one.parked for one in broker.filter_servers.told),
+        ),
+        gauge(
+            "filter_matches",
+            "messages that filters wanted, told by the filter servers that are there",
+            lambda broker: sum(one.matched for one in broker.filter_servers.told),
+            unit="messages",
+        ),
+        gauge(
+            "filter_misses",
+            "messages that filters did not want, likewise",
+            lambda broker: sum(one.passed_over for one in broker.filter_servers.told),
+            unit="messages",
+        ),
+    ),
 )

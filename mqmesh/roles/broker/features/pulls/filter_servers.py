@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, SystemBusy
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.filters import FilterServerInfo, RegisterFilterServerRequest
 
 MAX_SERVERS: Final = 16
@@ -76,16 +75,10 @@ class FilterServers:
         chosen = found[sum(group.encode()) % len(found)]
         return FilterServerInfo(chosen.name, chosen.address)
 
-    def figures(self) -> dict[str, FigureValue]:
-        """Figures for administrators: sums over the filter servers."""
-        told = [one.told for one in self._known.values()]
-        return {
-            "filter_servers": len(told),
-            "filters": sum(one.filters for one in told),
-            "filters_parked": sum(one.parked for one in told),
-            "filter_matches_total": sum(one.matched for one in told),
-            "filter_misses_total": sum(one.passed_over for one in told),
-        }
+    @property
+    def told(self) -> list[RegisterFilterServerRequest]:
+        """What the filter servers said of themselves last."""
+        return [one.told for one in self._known.values()]
 
     def _check_allowed(self) -> None:
         if not self._allowed:

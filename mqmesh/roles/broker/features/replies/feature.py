@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
@@ -19,4 +20,18 @@ REPLIES: Final = Feature(
     },
     tick=reply.answer_expired_replies,
     client_gone=_forget_requester,
+    figures=(
+        counter(
+            "replies_pushed_total",
+            "replies handed to clients that asked",
+            lambda broker: broker.stats.total.replies_pushed,
+            unit="messages",
+        ),
+        counter(
+            "replies_undeliverable_total",
+            "replies whose client was not there, or did not acknowledge",
+            lambda broker: broker.stats.total.replies_undeliverable,
+            unit="messages",
+        ),
+    ),
 )

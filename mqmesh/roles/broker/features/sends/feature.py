@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -41,4 +42,73 @@ SENDS: Final = Feature(
     client_gone=_forget_producer,
     stopping=storing.finish_sends,
     stopped=_answer_all,
+    figures=(
+        counter(
+            "send_requests_total",
+            "requests to store messages",
+            lambda broker: broker.stats.total.send_requests,
+        ),
+        counter(
+            "put_batches_total",
+            "batches that were stored",
+            lambda broker: broker.stats.total.put_batches,
+            unit="batches",
+        ),
+        counter(
+            "put_messages_total",
+            "messages in them",
+            lambda broker: broker.stats.total.put_messages,
+            unit="messages",
+        ),
+        counter(
+            "put_bytes_total",
+            "their size in the log",
+            lambda broker: broker.stats.total.put_bytes,
+            unit="bytes",
+        ),
+        counter(
+            "put_duplicates_total",
+            "batches that had been stored before",
+            lambda broker: broker.stats.total.put_duplicates,
+            unit="batches",
+        ),
+        counter(
+            "put_refused_total",
+            "batches that were refused",
+            lambda broker: broker.stats.total.put_refused,
+            unit="batches",
+        ),
+        counter(
+            "busy_refusals_total",
+            "requests and batches refused for flow control",
+            lambda broker: broker.stats.total.busy_refusals,
+        ),
+        counter(
+            "flush_disk_timeouts_total",
+            "answers that the disk was too slow for",
+            lambda broker: broker.stats.total.flush_disk_timeouts,
+        ),
+        gauge(
+            "sync_flush_waits",
+            "sends that wait for the disk now",
+            lambda broker: broker.commit_point.waiting_count,
+        ),
+        gauge(
+            "send_requests_per_s",
+            "requests to store messages, of late",
+            lambda broker: broker.stats.rate("send_requests"),
+        ),
+        gauge(
+            "put_messages_per_s",
+            "messages stored, of late",
+            lambda broker: broker.stats.rate("put_messages"),
+            unit="messages",
+        ),
+        gauge(
+            "put_bytes_per_s",
+            "bytes stored, of late",
+            lambda broker: broker.stats.rate("put_bytes"),
+            unit="bytes",
+        ),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
@@ -18,4 +19,16 @@ SNAPSHOTS: Final = Feature(
     },
     tick=snapshots.tick_snapshot,
     stopping=_give_up,
+    figures=(
+        counter(
+            "snapshots_made_total",
+            "snapshots that became whole",
+            lambda broker: broker.snapshots.made,
+        ),
+        counter(
+            "snapshots_failed_total",
+            "snapshots that did not",
+            lambda broker: broker.snapshots.failed,
+        ),
+    ),
 )

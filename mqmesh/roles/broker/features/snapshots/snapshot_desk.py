@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from mqmesh.errors import MQMeshError, StorageError, SystemBusy
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 
 SYNC_WAIT_MS: Final = 2_000
@@ -145,13 +144,6 @@ class SnapshotDesk:
         self.job = None
         self.made += made
         self.failed += not made
-
-    def figures(self) -> dict[str, FigureValue]:
-        """Figures for administrators."""
-        return {
-            "snapshots_made_total": self.made,
-            "snapshots_failed_total": self.failed,
-        }
 
 
 def snapshot_name(broker_name: str, wall_ms: int, commitlog_offset: int) -> str:

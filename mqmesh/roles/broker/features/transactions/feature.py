@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -22,4 +23,40 @@ TRANSACTIONS: Final = Feature(
     turn_ended=_finish,
     tick=transactions.check_transactions,
     stopping=transactions.finish_transactions,
+    figures=(
+        gauge(
+            "half_messages_pending",
+            "half messages that wait for their decision",
+            lambda broker: broker.transactions.table.pending_count,
+            unit="messages",
+        ),
+        gauge(
+            "half_messages_parked",
+            "half messages asked about in vain",
+            lambda broker: broker.transactions.table.parked_count,
+            unit="messages",
+        ),
+        counter(
+            "half_messages_ended_total",
+            "half messages committed and rolled back",
+            lambda broker: broker.transactions.ended,
+            unit="messages",
+        ),
+        counter(
+            "half_messages_lost_total",
+            "half messages lost with the log",
+            lambda broker: broker.transactions.lost,
+            unit="messages",
+        ),
+        counter(
+            "transaction_checks_total",
+            "questions to producers about half messages",
+            lambda broker: broker.transactions.checks_sent,
+        ),
+        counter(
+            "transaction_ends_refused_total",
+            "decisions that could not be carried out",
+            lambda broker: broker.transactions.refused,
+        ),
+    ),
 )

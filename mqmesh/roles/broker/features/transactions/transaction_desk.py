@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
-from mqmesh.protocol.admin import FigureValue
 from mqmesh.protocol.command import Request
 from mqmesh.protocol.transactions import EndOutcome
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
@@ -194,14 +193,3 @@ class TransactionDesk:
         )
         self.lost += batch.left
         self.table.forget(batch)
-
-    def figures(self) -> dict[str, FigureValue]:
-        """Figures for administrators."""
-        return {
-            "half_messages_pending": self.table.pending_count,
-            "half_messages_parked": self.table.parked_count,
-            "half_messages_ended_total": self.ended,
-            "half_messages_lost_total": self.lost,
-            "transaction_checks_total": self.checks_sent,
-            "transaction_ends_refused_total": self.refused,
-        }

@@ -9,12 +9,11 @@ from mqmesh.batch.delayed_batch import DelayedMeta
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, check_stored, decode_messages
 from mqmesh.errors import InvalidArgument, NoPermission, OffsetOutOfRange, TopicNotFound
+from mqmesh.figures import FigureBoard, FigureKind, Readings
 from mqmesh.message import Message
 from mqmesh.protocol.admin import (
-    BrokerRuntimeInfoRequest,
     GetTopicConfigRequest,
     QueueStats,
-    RuntimeInfo,
     TopicConfigs,
     TopicStats,
     TopicStatsRequest,
@@ -23,6 +22,9 @@ from mqmesh.protocol.admin import (
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
+from mqmesh.roles.broker.all_features import FEATURES
+from mqmesh.roles.broker.store_figures import STORE_FIGURES
+from mqmesh.storage.interface import StoreStats
 
 
 def update(stage, *config, **options):
@@ -162,28 +164,33 @@ def test_a_batch_of_a_topic_that_nobody_may_read_is_not_shown(stage):
     stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(other.commitlog_offset))
 
 
+def readings_of(stage) -> Readings:
+    board = FigureBoard()
+    for feature in FEATURES:
+        board.add(feature.figures, lambda: stage.context)
+    board.add(STORE_FIGURES, stage.store.stats)
+    return Readings(board.read())
+
+
 def test_figures_are_told_by_name(stage):
     stage.send(stage.batch(bodies=(b"a", b"b")))
     stage.begin_pull(queue_offset=2, suspend_timeout_ms=1_000)
     stage.context.stats.sample(0)
-    request = BrokerRuntimeInfoRequest()
-    figures = stage.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
+    figures = readings_of(stage)
     expected = {
         "broker_name": "broker-a",
         "topics": 1,
         "put_messages_total": 2,
         "held_pulls": 1,
         "store_backend": "memory",
-        "rss_bytes": 1,
     }
     assert {name: figures[name] for name in expected} == expected
 
 
 def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
     stage.send(stage.batch())
-    request = BrokerRuntimeInfoRequest()
-    figures = stage.ask(RequestCode.GET_BROKER_RUNTIME_INFO, request, RuntimeInfo).figures
-    texts = {name for name, value in figures.items() if isinstance(value, str)}
+    told = {one.figure.name: one for one in readings_of(stage)}
+    texts = {name for name, one in told.items() if isinstance(one.samples[0].value, str)}
     assert texts == {
         "cluster_name",
         "broker_name",
@@ -193,5 +200,27 @@ def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
         "store_backend",
         "store_store_id",
     }
-    assert figures["store_writable"] is True
-    assert isinstance(figures["put_messages_per_s"], float)
+    assert texts == {name for name, one in told.items() if one.figure.kind is FigureKind.TEXT}
+    assert told["store_writable"].samples[0].value is True
+    assert isinstance(told["put_messages_per_s"].samples[0].value, float)
+
+
+def test_what_a_store_tells_of_itself_is_a_figure_and_has_a_help():
+    names = {one.figure.name for one in STORE_FIGURES}
+    assert names >= {f"store_{name}" for name in StoreStats.__struct_fields__}
+    declared = [*STORE_FIGURES, *(one for feature in FEATURES for one in feature.figures)]
+    assert all(one.figure.help for one in declared)
+    assert all(
+        one.figure.name.endswith("_total") == (one.figure.kind is FigureKind.COUNTER)
+        for one in declared
+        if not one.figure.name.startswith("store_")
+    )
+
+
+def test_every_counter_of_a_broker_is_a_figure(stage):
+    total = stage.context.stats.total
+    for number, name in enumerate(total.__struct_fields__, 1):
+        setattr(total, name, number)
+    figures = readings_of(stage)
+    for number, name in enumerate(total.__struct_fields__, 1):
+        assert figures[f"{name}_total"] == number, name

@@ -316,7 +316,7 @@ def test_half_messages_that_retention_took_are_told_and_forgotten(scene, caplog)
     )
     scene.tick()
     assert scene.desk.table.pending_count == 0
-    assert scene.desk.figures()["half_messages_lost_total"] == 1
+    assert scene.desk.lost == 1
     assert "file_reserved_time" in caplog.text
 
 
@@ -334,7 +334,7 @@ def test_a_decision_about_what_cannot_be_read_is_not_acknowledged(scene):
     outcomes = scene.end((bases[0], 0, 0, 1, Decision.COMMIT), (bases[1], 2, 0, 1, Decision.COMMIT))
     assert outcomes == [EndOutcome.NOT_PENDING, EndOutcome.ENDED]
     assert scene.bodies() == [b"there"]
-    assert scene.desk.figures()["half_messages_lost_total"] == 2
+    assert scene.desk.lost == 2
 
 
 def test_very_many_decisions_at_once_are_several_writes(scene, monkeypatch):

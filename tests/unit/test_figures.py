@@ -1,0 +1,163 @@
+"""Figures: declared once, read when somebody asks, told with bounds."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqmesh.figures import (
+    FOLDED,
+    OTHER,
+    Distribution,
+    Figure,
+    FigureBoard,
+    FigureKind,
+    FigureReading,
+    FigureSample,
+    Histogram,
+    Readings,
+    counter,
+    gauge,
+    histogram,
+    text,
+)
+
+
+class Desk:
+    """A part with numbers of its own."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.by_topic: dict[tuple[str, ...], int] = {}
+        self.looks = 0
+
+    def look(self) -> Desk:
+        self.looks += 1
+        return self
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_what_is_declared_once_is_read_with_its_values_of_now(desk):
+    board = FigureBoard()
+    board.add(
+        (
+            counter("made_total", "what was made", lambda desk: desk.made, unit="messages"),
+            text("state", "how it is", lambda desk: "on"),
+            gauge("free", "room", lambda desk: 0.5, metric="rocketmq_free"),
+        ),
+        desk.look,
+    )
+    desk.made = 3
+    first, state, free, folded = board.read()
+    figure = Figure("made_total", FigureKind.COUNTER, "messages", "what was made")
+    assert first == FigureReading(figure, [FigureSample((), 3)])
+    assert (state.figure.kind, state.samples) == (FigureKind.TEXT, [FigureSample((), "on")])
+    assert (free.figure.metric, free.samples[0].value) == ("rocketmq_free", 0.5)
+    assert (folded.figure.name, folded.samples[0].value) == (FOLDED, 0)
+    assert desk.looks == 1, "a part is looked at once for all of its figures"
+
+
+def test_labels_beyond_the_limit_are_added_up_and_counted(desk):
+    board = FigureBoard(most=2)
+    board.add((counter("n", "", lambda desk: desk.by_topic, labels=("topic",)),), desk.look)
+    desk.by_topic = {(name,): number for number, name in enumerate("abcd", 1)}
+    told = Readings(board.read())
+    assert [one.labels for one in next(iter(told)).samples] == [("a",), ("b",), (OTHER,)]
+    assert [told.number("n", name) for name in ("a", "b", "c", OTHER)] == [1, 2, 0, 3 + 4]
+    assert told[FOLDED] == 2
+
+
+def test_distributions_beyond_the_limit_are_added_up_too():
+    one, two = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    one.observe(1.0)
+    two.observe(1.5)
+    two.observe(9.0)
+    board = FigureBoard(most=0)
+    both = {("a",): one, ("b",): two}
+    board.add(
+        (
+            histogram(
+                "took",
+                "",
+                lambda owner: {labels: meter.read() for labels, meter in owner.items()},
+                unit="ms",
+                labels=("topic",),
+            ),
+        ),
+        lambda: both,
+    )
+    (sample,) = board.read()[0].samples
+    assert sample == FigureSample((OTHER,), Distribution((1.0, 2.0), (1, 1, 1), 11.5))
+
+
+def test_two_figures_of_a_process_cannot_have_one_name(desk):
+    board = FigureBoard()
+    declared = (gauge("n", "", lambda desk: 1),)
+    board.add(declared, desk.look)
+    with pytest.raises(AssertionError, match="two figures are n"):
+        board.add(declared, desk.look)
+
+
+@given(st.lists(st.floats(0, 100)))
+def test_an_observation_is_counted_where_its_bound_is_the_first_that_is_not_below(values):
+    bounds = (1.0, 3.0, 10.0)
+    meter = Histogram(bounds)
+    for value in values:
+        meter.observe(value)
+    edges = (-math.inf, *bounds, math.inf)
+    counts = tuple(sum(low < value <= high for value in values) for low, high in pairwise(edges))
+    told = meter.read()
+    assert (told.counts, told.count) == (counts, len(values))
+    assert told.total == pytest.approx(sum(values))
+
+
+def test_a_quantile_is_the_bound_that_so_many_lie_within():
+    meter = Histogram((1.0, 3.0))
+    assert meter.read().quantile(0.99) == 0.0
+    for value in (0.5, 0.5, 2.0, 9.0):
+        meter.observe(value)
+    assert [meter.read().quantile(share) for share in (0, 0.5, 0.75, 0.99)] == [
+        1.0,
+        1.0,
+        3.0,
+        math.inf,
+    ]
+
+
+def test_readings_come_over_the_wire_with_their_types():
+    readings = [
+        FigureReading(Figure("a", FigureKind.GAUGE, "", ""), [FigureSample((), value)])
+        for value in (1, 0.5, True, "on", Distribution((1.0,), (2, 3), 4.5))
+    ]
+    data = msgspec.msgpack.encode(readings)
+    told = msgspec.msgpack.decode(data, type=list[FigureReading])
+    assert told == readings
+    kinds = [type(one.samples[0].value) for one in told]
+    assert kinds == [int, float, bool, str, Distribution]
+
+
+def test_readings_are_asked_by_name():
+    labelled = Figure("refusals", FigureKind.COUNTER, "", "", ("code",))
+    told = Readings(
+        [
+            FigureReading(Figure("state", FigureKind.TEXT, "", ""), [FigureSample((), "on")]),
+            FigureReading(labelled, [FigureSample(("busy",), 2)]),
+        ]
+    )
+    assert (len(told), "state" in told, "else" in told) == (2, True, False)
+    assert told["state"] == "on"
+    assert [told.number("refusals", code) for code in ("busy", "full")] == [2, 0]
+    assert told.number("else") == 0
+    with pytest.raises(KeyError, match="refusals has labels: code"):
+        told["refusals"]
+    with pytest.raises(TypeError, match="state is no number: 'on'"):
+        told.number("state")
