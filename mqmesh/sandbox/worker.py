@@ -21,7 +21,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import decode_messages, read_header
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sandbox.confinement import ConfinementFailed, Limits, confine
@@ -86,11 +87,8 @@ def _serve(match: Match, broker_name: str) -> None:
 
 
 def _batches(body: memoryview, broker_name: str) -> Iterator[list[StoredMessage]]:
-    position = 0
-    while position < len(body):
-        header = read_header(body, position)
-        yield decode_messages(body, header, position=position, broker_name=broker_name)
-        position += header.total_size
+    for header, data in iter_batches(body):
+        yield decode_messages(data, header, broker_name=broker_name)
 
 
 def _read_question() -> tuple[int, memoryview]:

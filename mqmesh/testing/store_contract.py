@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 
 import pytest
 
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import (
     BROKER_PART_SIZE,
     Attributes,
@@ -82,14 +83,9 @@ def make_batch(
 
 def batches_in(result: GetResult) -> list[bytes]:
     """The stored batches of a read, one by one."""
-    batches = []
-    for buffer in result.data:
-        position = 0
-        while position < len(buffer):
-            size = check_stored(buffer, position).total_size
-            batches.append(bytes(buffer[position : position + size]))
-            position += size
-    return batches
+    return [
+        bytes(batch) for buffer in result.data for _, batch in iter_batches(buffer, check_stored)
+    ]
 
 
 def bodies_in(result: GetResult, queue_offset: int = 0) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import read_header
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord, StorageError
@@ -346,17 +347,13 @@ def _read_from(
         if found.status is not GetStatus.FOUND:
             return
         for data in found.data:
-            view, position = memoryview(data), 0
-            while position < len(view):
-                header = read_header(view, position)
-                batch = view[position : position + header.total_size]
+            for header, batch in iter_batches(data):
                 yield (
                     int(header.base_queue_offset),
                     int(header.commitlog_offset),
                     header.total_size,
                     _decoded(batch),
                 )
-                position += header.total_size
         place = int(found.next_queue_offset)
 
 

@@ -4,7 +4,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import BatchHeader, check_stored, read_meta, read_payload
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import check_stored, read_meta, read_payload
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.pulling import PullResponse, PullStatus
@@ -39,14 +40,8 @@ class Passage:
 
     def __init__(self, answer: PullResponse, body: memoryview, queue_offset: int) -> None:
         self._answer = answer
-        self._body = body
         self._queue_offset = queue_offset
-        self._batches: list[tuple[int, BatchHeader]] = []
-        position = 0
-        while position < len(body):
-            header = check_stored(body, position)
-            self._batches.append((position, header))
-            position += header.total_size
+        self._batches = list(iter_batches(body, check_stored))
         self._found = bytearray()
 
     def questions(self) -> list[Question]:
@@ -54,11 +49,11 @@ class Passage:
         questions: list[Question] = []
         parts: list[bytes | memoryview] = []
         messages = 0
-        for position, header in self._batches:
+        for header, batch in self._batches:
             if parts and messages + header.message_count > QUESTION_MESSAGES:
                 questions.append(Question(parts, messages))
                 parts, messages = [], 0
-            parts.append(self._body[position : position + header.total_size])
+            parts.append(batch)
             messages += header.message_count
         if parts:
             questions.append(Question(parts, messages))
@@ -73,7 +68,7 @@ class Passage:
         parts: list[bytes | memoryview] = []
         next_queue_offset = self._answer.next_queue_offset
         start = 0
-        for position, header in self._batches:
+        for header, batch in self._batches:
             if start == len(self._found):
                 next_queue_offset = max(header.base_queue_offset, self._queue_offset)
                 break
@@ -85,10 +80,10 @@ class Passage:
             if 1 not in found:
                 continue
             if 0 not in found:
-                parts.append(self._body[position : position + header.total_size])
+                parts.append(batch)
             else:
-                meta = read_meta(self._body, header, position)
-                payload = read_payload(self._body, header, position)
+                meta = read_meta(batch, header)
+                payload = read_payload(batch, header)
                 parts += cut_batch(header, meta, payload, bytes(found))
         status = PullStatus.FOUND if parts else PullStatus.NO_MATCHED_MSG
         answer = msgspec.structs.replace(

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
 from mqmesh.errors import CorruptBatch, NoRoute, RemoteProtocolError, TopicNotFound
 from mqmesh.message import (
@@ -320,11 +321,7 @@ class DeadLetterClient(QueryClient):
 def _letters(
     body: memoryview, broker_name: str, store_host: str, start: int, end: int
 ) -> Iterator[DeadLetter]:
-    position = 0
-    while position < len(body):
-        header = check_stored(body, position)
-        data = body[position : position + header.total_size]
-        position += header.total_size
+    for header, data in iter_batches(body, check_stored):
         try:
             messages = decode_messages(data, header, broker_name=broker_name, store_host=store_host)
         except CorruptBatch as error:

@@ -12,6 +12,7 @@ from mqmesh.batch.delayed_batch import (
     due_times,
     read_delayed_meta,
 )
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import BatchHeader, check_stored, decode_messages
 from mqmesh.batch.schedule_record import decode_record
 from mqmesh.errors import (
@@ -147,11 +148,7 @@ class DelayClient(AdminClient):
                 return  # nothing was ever delayed there
             told = decode_header(PullResponse, answer.header)
             if told.status == PullStatus.FOUND:
-                position = 0
-                while position < len(answer.body):
-                    header = check_stored(answer.body, position)
-                    yield header, answer.body[position : position + header.total_size]
-                    position += header.total_size
+                yield from iter_batches(answer.body, check_stored)
             if told.next_queue_offset <= place:
                 return
             place = told.next_queue_offset

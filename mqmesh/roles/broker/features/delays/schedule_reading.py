@@ -13,8 +13,8 @@ from mqmesh.batch.delayed_batch import (
     pack_due_times,
     read_delayed_meta,
 )
-from mqmesh.batch.payload import Buffer
-from mqmesh.batch.record_batch import BatchHeader, decode_messages, read_header
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import BatchHeader, decode_messages
 from mqmesh.errors import CorruptBatch, CorruptRecord, OffsetIllegal
 from mqmesh.message import SCHEDULE_TOPIC
 from mqmesh.protocol.schedule import ScheduledEntry
@@ -53,13 +53,13 @@ def read_schedule(store: MessageStore, cursors: Sequence[int]) -> ScheduleNewsRe
     ends = [store.queue_bounds(SCHEDULE_TOPIC, queue_id)[1] for queue_id in range(SCHEDULE_QUEUES)]
     for queue_id in range(RECORD_QUEUE):
         if found.cursors[queue_id] != ends[queue_id]:
-            for header, data, position in _read(store, queue_id, found):
-                _add_entry(found, header, data, position)
+            for header, data in _read(store, queue_id, found):
+                _add_entry(found, header, data)
             if found.cursors[queue_id] < ends[queue_id]:
                 found.more = True
     if not found.more and found.cursors[RECORD_QUEUE] != ends[RECORD_QUEUE]:
-        for header, data, position in _read(store, RECORD_QUEUE, found):
-            messages = decode_messages(data, header, position=position)
+        for header, data in _read(store, RECORD_QUEUE, found):
+            messages = decode_messages(data, header)
             found.records += [message.body for message in messages]
         found.more = found.cursors[RECORD_QUEUE] < ends[RECORD_QUEUE]
     return found
@@ -67,7 +67,7 @@ def read_schedule(store: MessageStore, cursors: Sequence[int]) -> ScheduleNewsRe
 
 def _read(
     store: MessageStore, queue_id: int, found: ScheduleNewsRead
-) -> Iterator[tuple[BatchHeader, Buffer, int]]:
+) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Batches of a queue from its cursor on, which is moved behind them."""
     cursor = found.cursors[queue_id]
     try:
@@ -86,18 +86,15 @@ def _read(
     if result.status is not GetStatus.FOUND:
         return
     for data in result.data:
-        position = 0
-        while position < len(data):
-            header = read_header(data, position)
+        for header, batch in iter_batches(data):
             if header.base_queue_offset >= cursor:
-                yield header, data, position
-            position += header.total_size
+                yield header, batch
     found.cursors[queue_id] = result.next_queue_offset
 
 
-def _add_entry(found: ScheduleNewsRead, header: BatchHeader, data: Buffer, position: int) -> None:
+def _add_entry(found: ScheduleNewsRead, header: BatchHeader, data: memoryview) -> None:
     try:
-        meta = read_delayed_meta(data, header, position)
+        meta = read_delayed_meta(data, header)
     except CorruptBatch as error:
         _log.error("delayed messages at %d are lost: %s", header.commitlog_offset, error)
         return

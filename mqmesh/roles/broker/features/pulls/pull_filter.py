@@ -6,13 +6,15 @@ bounded for each pull, whatever matches and however far messages inflate: an ans
 anywhere, even within a batch, and the consumer goes on from there.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import BatchHeader, check_batch, read_header, read_payload
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import BatchHeader, check_batch, read_payload
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.errors import CorruptBatch, UnsupportedCommand
 from mqmesh.filtering.predicate import Predicate
@@ -114,8 +116,8 @@ def get_filtered(
     if found.status is not GetStatus.FOUND:
         return found
     sieve = _Sieve(wanted, metas, place[2], found.next_queue_offset)
-    for data, header in _batches(found.data):
-        if not sieve.take(data, header):
+    for header, batch in chain.from_iterable(map(iter_batches, found.data)):
+        if not sieve.take(batch, header):
             break
     return GetResult(
         GetStatus.FOUND if sieve.message_count else GetStatus.NO_MATCHED_MESSAGE,
@@ -125,17 +127,6 @@ def get_filtered(
         sieve.pieces,
         sieve.message_count,
     )
-
-
-def _batches(data: Sequence[bytes | memoryview]) -> Iterator[tuple[memoryview, BatchHeader]]:
-    for buffer in data:
-        view = memoryview(buffer)
-        position = 0
-        while position < len(view):
-            header = read_header(view, position)
-            end = position + header.total_size
-            yield view[position:end], header
-            position = end
 
 
 class _Sieve:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import Attributes, check_stored, decode_messages, encode_batch
 from mqmesh.errors import CorruptBatch
@@ -157,12 +158,9 @@ class DeadLetterMarks:
         )
 
     def _take(self, data: Buffer) -> None:
-        position = 0
-        while position < len(data):
-            header = check_stored(data, position)
+        for header, batch in iter_batches(data, check_stored):
             try:
-                for message in decode_messages(data, header, position=position):
+                for message in decode_messages(batch, header):
                     self.add(_decoder.decode(message.body))
             except (CorruptBatch, msgspec.MsgspecError):
                 self.unreadable += 1
-            position += header.total_size

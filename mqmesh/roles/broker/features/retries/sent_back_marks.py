@@ -22,6 +22,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import (
     Attributes,
@@ -196,17 +197,14 @@ class SentBackMarks:
     def _decoded(
         self, data: Buffer
     ) -> Iterator[tuple[BatchHeader, list[tuple[int, SentBackMark]]]]:
-        position = 0
-        while position < len(data):
-            header = check_stored(data, position)
+        for header, batch in iter_batches(data, check_stored):
             marks: list[tuple[int, SentBackMark]] = []
             try:
-                for message in decode_messages(data, header, position=position):
+                for message in decode_messages(batch, header):
                     marks.append((message.queue_offset, _decoder.decode(message.body)))
             except (CorruptBatch, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 self.unreadable += 1
             yield header, marks
-            position += header.total_size
 
 
 def encode_marks(marks: Sequence[SentBackMark], *, producer_id: int, now_ms: int) -> bytes:

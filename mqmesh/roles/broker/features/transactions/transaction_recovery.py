@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.batch.half_batch import HALF_QUEUE, immunity_ms, is_half, read_half_meta
+from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import (
     Attributes,
@@ -163,12 +164,11 @@ class HalfRecovery:
             if result.status is not GetStatus.FOUND:
                 return
             for data in result.data:
-                view, position = memoryview(data), 0
-                while position < len(view) and found < most:
-                    header = read_header(view, position)
-                    yield header, view[position : position + header.total_size]
+                for header, batch in iter_batches(data):
+                    if found == most:
+                        break
+                    yield header, batch
                     found += 1
-                    position += header.total_size
             queue_offset = result.next_queue_offset
 
     def _take_half(self, header: BatchHeader, data: memoryview) -> HalfBatch | None:

@@ -1,0 +1,31 @@
+"""Batches that stand one behind the other: what stores read and brokers answer."""
+
+from collections.abc import Callable, Iterator
+
+from mqmesh.batch.payload import Buffer
+from mqmesh.batch.record_batch import BatchHeader, read_header
+
+
+def iter_batches(
+    data: Buffer, read: Callable[[Buffer, int], BatchHeader] = read_header
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Batches that stand one behind the other, as stores and brokers hand them out.
+
+    Args:
+        data: Whole batches, and nothing else.
+        read: Reads a header where a batch begins: ``read_header``, or one that looks at checksums,
+            ``check_stored`` or ``check_batch``.
+
+    Yields:
+        Header and bytes of each batch: a view, nothing is copied.
+
+    Raises:
+        CorruptBatch: What ``read`` finds; the batches before were yielded.
+    """
+    view = memoryview(data)
+    position = 0
+    while position < len(view):
+        header = read(view, position)
+        end = position + header.total_size
+        yield header, view[position:end]
+        position = end
