@@ -11,6 +11,7 @@ what was done (``schedule_record.py``).
 
 import re
 import struct
+from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
@@ -56,6 +57,7 @@ class DelayedMeta(BatchMeta, array_like=True, frozen=True, gc=False):
 _decoder = msgspec.msgpack.Decoder(DelayedMeta)
 
 
+@lru_cache(maxsize=16)
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """What the levels of a setting like ``1s 5s 2m`` mean, in ms; level 1 first.
 

@@ -7,7 +7,7 @@ birth; ``Attributes.REDELIVERED`` says that it takes no part in the detection of
 duplicates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,7 +16,6 @@ from mqmesh.batch.payload import (
     CODEC_NONE,
     Buffer,
     Payload,
-    encode_payload,
     join_payload,
     split_payload,
 )
@@ -26,18 +25,13 @@ from mqmesh.batch.record_batch import (
     BatchHeader,
     CommitMeta,
     batch_parts,
-    decode_messages,
     read_meta,
     read_payload,
 )
 from mqmesh.errors import InvalidArgument
-from mqmesh.message import Message, as_plain
 
 COMPRESS_OVER_BYTES: Final = 4 * 1024
 """Messages that were changed are compressed as a producer's are by default."""
-
-Change = Callable[[Message], Message]
-"""Makes the message to be written from the one that was stored; must not change its argument."""
 
 
 def redeliver(
@@ -51,7 +45,6 @@ def redeliver(
     queue_id: int,
     attributes: int = 0,
     prepared_offset: int | None = None,
-    change: Change | None = None,
     raws: Sequence[msgspec.Raw] | None = None,
 ) -> bytes:
     """Makes a batch for another topic or queue out of messages of a stored one.
@@ -68,7 +61,6 @@ def redeliver(
         queue_id: Queue it is for.
         attributes: Bits beside REDELIVERED and those for keys and tags.
         prepared_offset: Of committed messages: where their half messages begin in the log.
-        change: Applied to each message.
         raws: What ``payload.split_payload`` made of the batch, where that is known already.
 
     Returns:
@@ -85,16 +77,12 @@ def redeliver(
             f"messages {first} to {first + count - 1} of a batch of {header.message_count}"
         )
     meta = read_meta(buffer, header, position)
-    if change is None and count == header.message_count:
+    if count == header.message_count:
         payload = _whole_payload(buffer, header, position, meta.tag_hashes)
-    elif change is None:
+    else:
         if raws is None:
             raws = split_payload(read_payload(buffer, header, position))
         payload = _part_payload(header, raws[first : first + count])
-    else:
-        stored = decode_messages(buffer, header, position=position)[first : first + count]
-        messages = [change(as_plain(message)) for message in stored]
-        payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
     new_meta = None
     if prepared_offset is not None:
         new_meta = CommitMeta(topic, payload.tag_hashes, meta.born_host, prepared_offset)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+from functools import partial
+
 import pytest
 from harness.batches import PRODUCER_ID
 
@@ -16,8 +17,9 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, decode_messages, read_header
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.roles.broker.features.delays.delays import delayed_copy
-from mqmesh.roles.broker.features.storing.inner_send import inner_send
+from mqmesh.roles.broker.features.delays.delays import place_delayed
+from mqmesh.roles.broker.features.retries.retry_plan import plan_retry
+from mqmesh.roles.broker.features.storing.inner_send import inner_put
 
 
 def delayed(first_sequence=0, queue_id=2, **wish):
@@ -85,47 +87,20 @@ def test_wishes_that_make_no_sense_are_refused(make_stage, wish):
     assert outcome.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def stored(stage, batch):
-    told = []
-    inner_send(stage.context, [batch], told.extend)
-    stage.end_tick()
-    return told[0]
-
-
-def test_a_stored_message_is_put_back_for_later(make_stage):
+def test_a_retry_is_built_once_as_what_waits(make_stage):
     stage = make_stage()
     stage.send(stage.batch(bodies=(b"a", b"b", b"c"), first_sequence=10))
     data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
-
-    def change(message):
-        return msgspec.structs.replace(message, properties={"RECONSUME_TIMES": "1"})
-
-    copy = delayed_copy(
-        stage.context,
-        data,
-        read_header(data),
-        first=1,
-        count=1,
-        topic="%RETRY%g",
-        queue_id=0,
-        level=3,
-        change=change,
-    )
-    assert stored(stage, copy).code == 0
+    messages = decode_messages(data, read_header(data))
+    (step,) = plan_retry(messages[1:2], topic="t", max_reconsume_times=16, reason="no")
+    batch = step.batch("%RETRY%g", 0, partial(place_delayed, stage.context))
+    assert (batch.topic, batch.queue_id) == (SCHEDULE_TOPIC, 2)
+    assert read_header(batch.data) == batch.header
+    inner_put(stage.context, [batch], lambda outcomes: None)
+    stage.end_tick()
     data, header, meta = scheduled(stage, 2)
     (message,) = decode_messages(data, header)
     assert (message.topic, message.body, message.reconsume_times) == ("t", b"b", 1)
     assert (header.producer_id, header.first_sequence) == (PRODUCER_ID, 11)
     assert header.attributes & Attributes.REDELIVERED
-    assert (meta.real_topic, meta.delay_ms) == ("%RETRY%g", 10_000)
-
-
-def test_a_stored_message_is_put_back_for_a_point_in_time(make_stage):
-    stage = make_stage()
-    stage.send(stage.batch())
-    data = b"".join(stage.store.get("t", 0, 0, max_bytes=1_000).data)
-    header = read_header(data)
-    copy = delayed_copy(stage.context, data, header, topic="t", queue_id=1, due_ms=777)
-    assert stored(stage, copy).code == 0
-    _, _, meta = scheduled(stage, ANY_TIME_QUEUE)
-    assert meta.due_times == pack_due_times([777])
+    assert (meta.real_topic, meta.real_queue_id, meta.delay_ms) == ("%RETRY%g", 0, 10_000)

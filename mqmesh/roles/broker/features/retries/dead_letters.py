@@ -35,8 +35,13 @@ from mqmesh.roles.broker.features.retries.dead_letter_marks import ResentMark
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
 from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
 from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
-from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.inner_send import (
+    batch_to_put,
+    ensure_topic,
+    inner_put,
+)
 from mqmesh.sdk.producer.queue_selector import queue_index
+from mqmesh.storage.interface import BatchToPut
 
 _OK: Final = int(ResponseCode.SUCCESS)
 
@@ -49,7 +54,7 @@ def resend(context: BrokerContext, request: Request, wanted: ResendRequest) -> R
     context.topics.require(dlq_topic(wanted.group))
     context.retries.marks.load(context.store)
     results: list[ResendResult] = []
-    batches: list[bytes] = []
+    batches: list[BatchToPut] = []
     marks: list[ResentMark] = []
     stored = StoredBatches(context.store)
     for queue_offset in wanted.queue_offsets:
@@ -83,7 +88,7 @@ def _look(
     wanted: ResendRequest,
     queue_offset: int,
     stored: StoredBatches,
-    batches: list[bytes],
+    batches: list[BatchToPut],
     marks: list[ResentMark],
 ) -> ResendResult:
     """Decides about one dead letter; what is to be written is added to batches and marks."""
@@ -128,7 +133,7 @@ def _store(
     context: BrokerContext,
     request: Request,
     results: list[ResendResult],
-    batches: list[bytes],
+    batches: list[BatchToPut],
     marks: list[ResentMark],
 ) -> None:
     asked = request.without_frame()
@@ -155,7 +160,7 @@ def _store(
     try:
         ensure_topic(context, DEAD_LETTER_MARKS_TOPIC)
         mark = context.retries.marks.encode(marks, context.clock.wall_ms())
-        inner_send(context, [*batches, mark], stored)
+        inner_put(context, [*batches, batch_to_put(mark)], stored)
     except MQMeshError:
         forget()
         raise

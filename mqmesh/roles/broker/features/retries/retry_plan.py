@@ -1,11 +1,12 @@
 """What becomes of messages that were sent back: which retry, or dead letter. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from mqmesh.batch.delayed_batch import DelayedMeta
 from mqmesh.batch.payload import encode_payload
-from mqmesh.batch.record_batch import Attributes, batch_parts
+from mqmesh.batch.record_batch import Attributes, batch_parts, read_header
 from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
 from mqmesh.message import (
     PROPERTY_LAST_FAILURE,
@@ -16,6 +17,10 @@ from mqmesh.message import (
     as_plain,
 )
 from mqmesh.protocol.retries import FIRST_RETRY_LEVEL, TO_DEAD_LETTERS
+from mqmesh.storage.interface import BatchToPut
+
+Place = Callable[[DelayedMeta, int], tuple[int, DelayedMeta]]
+"""See ``delays.place_delayed``."""
 
 
 class RetryStep(msgspec.Struct, frozen=True):
@@ -44,14 +49,22 @@ class RetryStep(msgspec.Struct, frozen=True):
             msgspec.structs.replace(self, messages=self.messages[half:]),
         )
 
-    def batch(self, topic: str, queue_id: int) -> bytes:
+    def batch(self, topic: str, queue_id: int, place: Place) -> BatchToPut:
         """The messages as they are written.
+
+        Args:
+            topic: Physical topic of the retry or dead letter.
+            queue_id: Its queue.
+            place: Where a retry waits until it is due.
 
         Raises:
             LocalProtocolError: They are too many for one batch, with what is added.
         """
         changed = [with_properties(message, self.properties) for message in self.messages]
-        return moved(self.messages[0], changed, topic, queue_id)
+        first = self.messages[0]
+        if self.is_dead:
+            return moved(first, changed, topic, queue_id)
+        return moved(first, changed, topic, queue_id, level=self.level, place=place)
 
 
 def plan_retry(
@@ -95,7 +108,15 @@ def plan_retry(
     return steps
 
 
-def moved(first: StoredMessage, messages: Sequence[Message], topic: str, queue_id: int) -> bytes:
+def moved(
+    first: StoredMessage,
+    messages: Sequence[Message],
+    topic: str,
+    queue_id: int,
+    *,
+    level: int = 0,
+    place: Place | None = None,
+) -> BatchToPut:
     """A batch for another topic or queue, under the ids that its messages have.
 
     Args:
@@ -103,25 +124,33 @@ def moved(first: StoredMessage, messages: Sequence[Message], topic: str, queue_i
         messages: What is written of it and those behind it.
         topic: Physical topic of the new batch.
         queue_id: Queue it is for.
-
-    Returns:
-        Layout: record batch, its broker part blank.
+        level: Delay level after which it goes there; 0 for at once.
+        place: Where it waits meanwhile.
 
     Raises:
         LocalProtocolError: They are too many for one batch.
     """
     info = first.info
+    payload = encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES)
+    attributes, meta = Attributes.REDELIVERED, None
+    if level:
+        assert place is not None
+        wish = DelayedMeta(topic, payload.tag_hashes, info.born_host, level)
+        queue_id, meta = place(wish, queue_id)
+        topic, attributes = meta.topic, attributes | Attributes.HAS_DELAY
     parts = batch_parts(
-        encode_payload(messages, compress_over_bytes=COMPRESS_OVER_BYTES),
+        payload,
         topic=topic,
         queue_id=queue_id,
         producer_id=info.producer_id,
         first_sequence=info.first_sequence + first.ordinal,
         born_timestamp=info.born_timestamp,
         born_host=info.born_host,
-        attributes=Attributes.REDELIVERED,
+        attributes=attributes,
+        meta=meta,
     )
-    return b"".join(parts)
+    data = b"".join(parts)
+    return BatchToPut(topic, queue_id, read_header(data), data, payload.tag_hashes)
 
 
 def with_properties(message: StoredMessage, added: dict[str, str]) -> Message:

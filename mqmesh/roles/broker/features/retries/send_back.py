@@ -5,11 +5,11 @@ its message for done then. What was sent back from one place is not sent back fr
 whoever asks: the retries and the marks that tell of them are one write.
 """
 
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from mqmesh.batch.record_batch import read_header, read_meta
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
 from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
@@ -23,7 +23,7 @@ from mqmesh.protocol.retries import (
     SendBackResult,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.delays.delays import delayed_copy
+from mqmesh.roles.broker.features.delays.delays import place_delayed
 from mqmesh.roles.broker.features.retries.retry_plan import RetryStep, plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import (
     DEAD,
@@ -33,7 +33,12 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import (
     encode_marks,
 )
 from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
-from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
+from mqmesh.roles.broker.features.storing.inner_send import (
+    batch_to_put,
+    ensure_topic,
+    inner_put,
+)
+from mqmesh.storage.interface import BatchToPut
 
 RETRY_QUEUE: Final = 0
 """Retry and dead-letter topics have one queue on each broker."""
@@ -50,22 +55,21 @@ class _Gathering:
         self._request = request.without_frame()
         self._results = [SendBackResult(_OK) for _ in back.entries]
         self._writes: list[tuple[int, SentBackMark]] = []
-        self._batches: list[bytes] = []
+        self._batches: list[BatchToPut] = []
 
-    def add(self, index: int, batch: bytes, mark: SentBackMark) -> None:
+    def add(self, index: int, batch: BatchToPut, mark: SentBackMark) -> None:
         limit = self._context.config.storage.max_batch_bytes
-        if len(batch) > limit:
+        if batch.header.total_size > limit:
             # The store would refuse it alone, and take the mark that says that it is there.
             raise LocalProtocolError(
-                f"a retry of {len(batch)} bytes does not fit a segment of the log, which takes "
-                f"{limit} (storage.mapped_file_size_commit_log)"
+                f"a retry of {batch.header.total_size} bytes does not fit a segment of the log, "
+                f"which takes {limit} (storage.mapped_file_size_commit_log)"
             )
-        header = read_header(batch)
         mark = msgspec.structs.replace(
             mark,
-            topic=read_meta(batch, header).topic,
-            queue_id=header.queue_id,
-            producer_crc=header.producer_crc,
+            topic=batch.topic,
+            queue_id=batch.queue_id,
+            producer_crc=batch.header.producer_crc,
         )
         self._context.retries.sent_back.begin(mark)
         self._writes.append((index, mark))
@@ -87,20 +91,22 @@ class _Gathering:
             self._answer()
             return
         try:
-            inner_send(self._context, self._with_marks(), self._stored)
+            inner_put(self._context, self._with_marks(), self._stored)
         except MQMeshError:
             for _, mark in self._writes:
                 self._context.retries.sent_back.withdraw(mark)
             raise
 
-    def _with_marks(self) -> list[bytes]:
+    def _with_marks(self) -> list[BatchToPut]:
         """Marks, and behind them what they tell of; some at a time."""
-        context, batches = self._context, []
+        context = self._context
+        batches: list[BatchToPut] = []
         for start in range(0, len(self._writes), MARKS_A_BATCH):
             stop = start + MARKS_A_BATCH
             marks = [mark for _, mark in self._writes[start:stop]]
             now_ms = context.clock.wall_ms()
-            batches.append(encode_marks(marks, producer_id=context.instance_id, now_ms=now_ms))
+            data = encode_marks(marks, producer_id=context.instance_id, now_ms=now_ms)
+            batches.append(batch_to_put(data))
             batches += self._batches[start:stop]
         return batches
 
@@ -216,7 +222,7 @@ def _bury_whole(
     header = found.header
     batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
     mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
-    gathering.add(index, batch, mark)
+    gathering.add(index, batch_to_put(batch), mark)
 
 
 def _take_step(
@@ -224,7 +230,7 @@ def _take_step(
 ) -> None:
     topic = _topic_of(context, group, is_dead=step.is_dead)
     try:
-        batch = step.batch(topic, RETRY_QUEUE)
+        batch = step.batch(topic, RETRY_QUEUE, partial(place_delayed, context))
     except LocalProtocolError:
         # With the reason in each message, a full batch is too large.
         if len(step.messages) == 1:
@@ -235,14 +241,6 @@ def _take_step(
     if not step.is_dead:
         # Now, so that the members have found it when the messages are due.
         ensure_topic(context, topic)
-        batch = delayed_copy(
-            context,
-            batch,
-            read_header(batch),
-            topic=topic,
-            queue_id=RETRY_QUEUE,
-            level=step.level,
-        )
     source = step.messages[0]
     mark = SentBackMark(
         group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead

@@ -36,6 +36,11 @@ def ensure_topic(context: BrokerContext, name: str, queues: int = 1) -> Topic:
 
 
 def inner_send(context: BrokerContext, batches: Sequence[bytes], on_stored: Outcomes) -> None:
+    """Has whole, right batches stored; see ``inner_put``."""
+    inner_put(context, [batch_to_put(data) for data in batches], on_stored)
+
+
+def inner_put(context: BrokerContext, batches: Sequence[BatchToPut], on_stored: Outcomes) -> None:
     """Has batches of the broker's own stored with the sends of this tick.
 
     They are not refused for a topic's permission. The store may refuse them (full, too slow),
@@ -43,19 +48,22 @@ def inner_send(context: BrokerContext, batches: Sequence[bytes], on_stored: Outc
 
     Args:
         context: The broker.
-        batches: Whole, right batches, at least one; a missing topic is created.
+        batches: At least one; a missing topic is created.
         on_stored: Called on the event loop, later, with an outcome for each batch.
 
     Raises:
         SystemBusy: A topic is missing, and there are more than a broker may have at all.
     """
-    staged = []
-    for data in batches:
-        header = read_header(data)
-        meta = read_meta(data, header)
-        ensure_topic(context, meta.topic, header.queue_id + 1)
-        staged.append(BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes))
-    outcomes: list[BatchOutcome | None] = [None] * len(staged)
-    context.stage.batches += staged
+    for batch in batches:
+        ensure_topic(context, batch.topic, batch.queue_id + 1)
+    outcomes: list[BatchOutcome | None] = [None] * len(batches)
+    context.stage.batches += batches
     context.stage.sends.append(OpenSend(None, outcomes, on_stored=on_stored))
-    context.stage.staged_bytes += sum(map(len, batches))
+    context.stage.staged_bytes += sum(batch.header.total_size for batch in batches)
+
+
+def batch_to_put(data: bytes) -> BatchToPut:
+    """What the store needs to know of a whole, right batch."""
+    header = read_header(data)
+    meta = read_meta(data, header)
+    return BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes)
