@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from mqmesh.sdk.consumer.pull_consumer import PullConsumer as PullConsumer
     from mqmesh.sdk.consumer.push_consumer import ConsumeResult as ConsumeResult
     from mqmesh.sdk.consumer.push_consumer import PushConsumer as PushConsumer
+    from mqmesh.sdk.hooks import ConsumeContext as ConsumeContext
+    from mqmesh.sdk.hooks import Hooks as Hooks
+    from mqmesh.sdk.hooks import SendContext as SendContext
     from mqmesh.sdk.producer.producer import Producer as Producer
     from mqmesh.sdk.producer.producer_options import ProducerKeywords as ProducerKeywords
     from mqmesh.sdk.producer.producer_options import ProducerOptions as ProducerOptions
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "AdminClient": "mqmesh.sdk.admin.admin",
     "ClientOptions": "mqmesh.sdk.client.options",
+    "ConsumeContext": "mqmesh.sdk.hooks",
     "ConsumeFromWhere": "mqmesh.protocol.membership",
     "ConsumeResult": "mqmesh.sdk.consumer.push_consumer",
     "DeadLetter": "mqmesh.sdk.admin.dead_letters",
@@ -68,6 +72,7 @@ _MODULE_OF = {
     "DelayClient": "mqmesh.sdk.admin.delays",
     "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
+    "Hooks": "mqmesh.sdk.hooks",
     "LocalTransactionState": "mqmesh.sdk.transactions.transactions",
     "MQMeshError": "mqmesh.errors",
     "Message": "mqmesh.message",
@@ -88,6 +93,7 @@ _MODULE_OF = {
     "QueryClient": "mqmesh.sdk.admin.queries",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
+    "SendContext": "mqmesh.sdk.hooks",
     "SendFuture": "mqmesh.sdk.producer.send_result",
     "SendResult": "mqmesh.sdk.producer.send_result",
     "SendStatus": "mqmesh.protocol.messaging",
@@ -106,6 +112,7 @@ _MODULE_OF = {
 __all__ = [
     "AdminClient",
     "ClientOptions",
+    "ConsumeContext",
     "ConsumeFromWhere",
     "ConsumeResult",
     "DeadLetter",
@@ -114,6 +121,7 @@ __all__ = [
     "DelayClient",
     "GroupAdmin",
     "GroupConfig",
+    "Hooks",
     "LocalTransactionState",
     "MQMeshError",
     "Message",
@@ -134,6 +142,7 @@ __all__ = [
     "QueryClient",
     "ResendTarget",
     "ResetWhere",
+    "SendContext",
     "SendFuture",
     "SendResult",
     "SendStatus",

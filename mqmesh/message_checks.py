@@ -162,7 +162,7 @@ def _check_message(message: Message, topic: str, max_message_size: int) -> Messa
         check_keys(message.keys)
     properties = message.properties
     if properties is not None:
-        _check_properties(properties)
+        check_properties(properties)
         if isinstance(message, StoredMessage):
             message = without_reserved(message)  # who sends on what came tells nothing of its way
         elif not isinstance(message, SystemMessage):
@@ -251,7 +251,12 @@ def check_keys(keys: Sequence[str]) -> None:
         _check_text("key", key, MAX_KEY_LENGTH)
 
 
-def _check_properties(properties: dict[str, str]) -> None:
+def check_properties(properties: dict[str, str]) -> None:
+    """Checks the properties of a message, but for reserved names.
+
+    Raises:
+        InvalidArgument: Names what is wrong, and the limit.
+    """
     if type(properties) is not dict:
         raise InvalidArgument(
             f"properties must be a dict of str to str, not {describe(properties)}"

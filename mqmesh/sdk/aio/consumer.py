@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
@@ -15,11 +15,13 @@ from mqmesh.sdk.client.run import run_async
 from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords, PushConsumerKeywords
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
-from mqmesh.sdk.consumer.listening.consume_result import is_coroutine_function
+from mqmesh.sdk.consumer.listening.consume_result import hooked_coroutine, is_coroutine_function
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Workers
+from mqmesh.sdk.consumer.listening.consume_work import AnyListener
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsumer
 from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
+from mqmesh.sdk.hooks import HookCalls, Hooks
 from mqmesh.transport.interface import Transport
 
 
@@ -34,7 +36,8 @@ class PullConsumer:
                 print(message.body)
 
     Args:
-        group, namesrv_addr, strategy, client, transport, options: As for ``mqmesh.PullConsumer``.
+        group, namesrv_addr, strategy, client, transport, hooks, options: As for
+            ``mqmesh.PullConsumer``.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class PullConsumer:
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self._inner = BlockingPullConsumer(
@@ -53,6 +57,7 @@ class PullConsumer:
             strategy=strategy,
             client=client,
             transport=transport,
+            hooks=hooks,
             **options,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -251,7 +256,7 @@ class PullConsumer:
         iterated = bool(self._polled or self._current or self._done)
         if iterated and self._inner.options.auto_commit:
             self._inner.acknowledge(self._done_here())
-            self._inner.close(unfinished=True)
+            self._inner.close(unfinished=bool(self._polled or self._current))
         else:
             self._inner.close(unfinished=unfinished)
 
@@ -274,6 +279,12 @@ class _InnerPushConsumer(BlockingPushConsumer):
             raise InvalidArgument("listener must be a coroutine function (async def)")
         self._subscribe(topic, expression, listener)
 
+    def _hooked(
+        self, listener: AnyListener, hooks: HookCalls, wall_ms: Callable[[], int]
+    ) -> AnyListener:
+        awaited = cast("Callable[[list[StoredMessage]], Awaitable[Any]]", listener)
+        return hooked_coroutine(awaited, hooks, wall_ms)
+
     def _make_workers(self, service: ConsumeService) -> Workers:
         return WorkerTasks(service, self.options.consume_thread_count, lambda: self.closer)
 
@@ -285,7 +296,8 @@ class PushConsumer:
     ``start`` was called in. A listener that computes for long holds up the whole loop.
 
     Args:
-        group, namesrv_addr, strategy, client, transport, options: As for ``mqmesh.PushConsumer``.
+        group, namesrv_addr, strategy, client, transport, hooks, options: As for
+            ``mqmesh.PushConsumer``.
     """
 
     def __init__(
@@ -296,6 +308,7 @@ class PushConsumer:
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self._inner = _InnerPushConsumer(
@@ -304,6 +317,7 @@ class PushConsumer:
             strategy=strategy,
             client=client,
             transport=transport,
+            hooks=hooks,
             **options,
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.aio.completions import Completions
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
@@ -24,7 +25,7 @@ class Producer:
     loop that it was started in.
 
     Args:
-        group, namesrv_addr, client, transport, options: As for ``mqmesh.Producer``.
+        group, namesrv_addr, client, transport, hooks, options: As for ``mqmesh.Producer``.
     """
 
     def __init__(
@@ -34,10 +35,16 @@ class Producer:
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self._inner = self._make(
-            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **options
+            group,
+            namesrv_addr=namesrv_addr,
+            client=client,
+            transport=transport,
+            hooks=hooks,
+            **options,
         )
         self._completions: Completions | None = None
         # Senders that wait, by topic, and who serves them.

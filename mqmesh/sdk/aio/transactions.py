@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Unpack, cast
 
@@ -10,6 +10,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.message import Message, MessageQueue, StoredMessage
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords, TransactionKeywords
 from mqmesh.sdk.producer.queue_selector import QueueSelector
@@ -102,7 +103,8 @@ class TransactionProducer(Producer):
     asks another member of the group, or again later.
 
     Args:
-        group, namesrv_addr, client, transport, options: As for ``mqmesh.TransactionProducer``.
+        group, namesrv_addr, client, transport, hooks, options: As for
+            ``mqmesh.TransactionProducer``.
         listener: Has coroutine methods ``execute_local_transaction`` and
             ``check_local_transaction``.
 
@@ -118,6 +120,7 @@ class TransactionProducer(Producer):
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[TransactionKeywords],
     ) -> None:
         if not all(asyncio.iscoroutinefunction(getattr(listener, name, None)) for name in METHODS):
@@ -125,7 +128,12 @@ class TransactionProducer(Producer):
         self._bridge = _TransactionBridge(listener)
         common = cast("ProducerKeywords", options)  # _make takes the others, too
         super().__init__(
-            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **common
+            group,
+            namesrv_addr=namesrv_addr,
+            client=client,
+            transport=transport,
+            hooks=hooks,
+            **common,
         )
 
     def _make(self, group: str, **options: Any) -> BlockingProducer:

@@ -3,7 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
@@ -34,6 +36,7 @@ from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.hooks import ConsumeContext, Hooks, make_hook_calls
 from mqmesh.transport.interface import Transport
 from mqmesh.units import MAX_OFFSET, MIB
 
@@ -69,6 +72,8 @@ class PullConsumer:
             ``mqmesh.sdk.consumer.rebalance``.
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
+        hooks: Called for what a poll returns of each queue, before it does, and when the next poll
+            says that it is done.
         options: Fields of ``PullConsumerOptions``, by name.
 
     Raises:
@@ -83,6 +88,7 @@ class PullConsumer:
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
@@ -102,6 +108,8 @@ class PullConsumer:
         self._mode = ""
         self._state = "new"
         self._hook: Callable[[], None] | None = None
+        self._hooks = make_hook_calls(hooks, self.group)
+        self._hooked: list[ConsumeContext] = []
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -142,6 +150,7 @@ class PullConsumer:
             if self.options.auto_commit and not unfinished:
                 self._ack()
             self._arrived()  # whoever polls finds the consumer closed
+        self._polled_is_done("its consumer was closed before" if unfinished else None)
         if running:
             self._engine.close(lambda: None)
         else:
@@ -264,6 +273,7 @@ class PullConsumer:
                 that queue's turn, until ``seek`` passes them over; other queues go on.
         """
         self._check_running()
+        self._polled_is_done(None)
         most = self.options.pull_batch_size if max_messages is None else max_messages
         if most < 1:
             raise InvalidArgument(f"max_messages must be at least 1, not {most}")
@@ -281,6 +291,10 @@ class PullConsumer:
                 self._check_running()
                 found = self._order.poll(self._buffers, most)
         self._pull_on()
+        if self._hooks is not None:
+            now_ms = self._engine.client.loop.clock.wall_ms()
+            for _, some in groupby(found, attrgetter("message_queue")):
+                self._hooked.append(self._hooks.before_consume(list(some), now_ms))
         return found
 
     def pause(self, *queues: MessageQueue) -> None:
@@ -464,6 +478,12 @@ class PullConsumer:
         self._hook = hook
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _polled_is_done(self, why_not: str | None) -> None:
+        if self._hooks is not None:
+            hooked, self._hooked = self._hooked, []
+            for context in hooked:
+                self._hooks.after_consume(context, why_not)
 
     def _choose_mode(self, mode: str) -> None:
         if self._state == "closed":

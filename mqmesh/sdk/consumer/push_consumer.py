@@ -1,7 +1,7 @@
 """Consumes by calling a listener."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, Unpack
 
@@ -29,7 +29,7 @@ from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters, QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.listening.back_sender import BackSender
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult as ConsumeResult
-from mqmesh.sdk.consumer.listening.consume_result import Listener, is_coroutine_function
+from mqmesh.sdk.consumer.listening.consume_result import Listener, hooked, is_coroutine_function
 from mqmesh.sdk.consumer.listening.consume_service import (
     ConcurrentService,
     ConsumeService,
@@ -43,6 +43,7 @@ from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_le
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
+from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
 from mqmesh.transport.interface import Transport
 
 WATCH_INTERVAL_MS: Final = 1_000
@@ -171,6 +172,7 @@ class PushConsumer:
             ``mqmesh.sdk.consumer.rebalance``.
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
+        hooks: Called around each call of a listener, in this order.
         options: Fields of ``PushConsumerOptions``, by name.
 
     Raises:
@@ -185,10 +187,12 @@ class PushConsumer:
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
         self.group = check_consumer_group(group)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
+        self._hooks = make_hook_calls(hooks, self.group)
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
             client_options(client, namesrv_addr),
@@ -442,6 +446,11 @@ class PushConsumer:
             )
         return listener
 
+    def _hooked(
+        self, listener: AnyListener, hooks: HookCalls, wall_ms: Callable[[], int]
+    ) -> AnyListener:
+        return hooked(listener, hooks, wall_ms)
+
     def _listen_again(self, messages: list[StoredMessage]) -> object:
         return self._listener_of(messages[0].topic)(messages)
 
@@ -453,6 +462,9 @@ class PushConsumer:
             listener, batch_size = self._listen_again, 1
         else:
             listener = self._listeners[queue.topic]
+        if self._hooks is not None:
+            clock = self._engine.client.loop.clock
+            listener = self._hooked(listener, self._hooks, clock.wall_ms)
 
         def progress() -> None:
             one = self._engine.assigned.get(queue)

@@ -5,11 +5,14 @@ import threading
 from typing import Final
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError
+from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.send_result import PendingBatch
-from mqmesh.sdk.producer.sender import BatchCodec, read_outcomes
+from mqmesh.sdk.producer.sender import BatchCodec, Sender, read_outcomes
 from mqmesh.transport.interface import Channel
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -18,7 +21,7 @@ CLOSE_TIMEOUT_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class DirectPath:
+class DirectLink:
     """Sends one batch at a time, without the client loop; one thread at a time.
 
     It is taken only to brokers that the engine is connected to, so a broker that is known to
@@ -124,3 +127,65 @@ class DirectPath:
         if self._closed:
             channel.cancel()  # it was made after close had looked
         return channel
+
+
+class DirectPath:
+    """The way of a synchronous send past the buffer, where its lane and the link are free.
+
+    Args:
+        engine: The client's engine.
+        buffer: Holds the lanes.
+        sender: Takes the outcome.
+        link: Asks brokers.
+    """
+
+    def __init__(
+        self, engine: ClientEngine, buffer: SendBuffer, sender: Sender, link: DirectLink
+    ) -> None:
+        self._engine = engine
+        self._buffer = buffer
+        self._sender = sender
+        self._link = link
+        self.interrupt = link.interrupt
+        self.close = link.close
+
+    def send(
+        self,
+        lane: Lane,
+        message: Message,
+        deadline_ms: int,
+        *,
+        bound: bool,
+        retries: int,
+        wait_store: bool,
+    ) -> PendingBatch | None:
+        """Sends a message once, in the calling thread; arguments as of ``SendBuffer.append``.
+
+        Returns:
+            Its batch, which the sender goes on with unless it is done; None when the message was
+            not sent, because the way is not free.
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
+        if endpoint is None or not self._link.enter():
+            return None
+        try:
+            batch = self._buffer.lone_batch(
+                lane, message, deadline_ms, bound=bound, retries=retries, wait_store=wait_store
+            )
+            try:
+                if not self._buffer.claim(lane, batch):
+                    return None
+                clock = self._engine.loop.clock
+                began_ms = clock.monotonic_ms()
+                answer = self._link.send(batch, endpoint, began_ms)
+                self._sender.take_first(lane, batch, answer, clock.monotonic_ms() - began_ms)
+            except BaseException:
+                # Ctrl-C in the middle: the lane must not stay claimed for ever.
+                self._sender.give_back(lane, batch)
+                raise
+            return batch
+        finally:
+            self._link.leave()

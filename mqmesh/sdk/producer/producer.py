@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, Unpack
 
-from mqmesh.errors import ClientClosed, InvalidArgument
+from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -17,15 +17,15 @@ from mqmesh.message import (
 )
 from mqmesh.message_checks import check_messages, is_plain
 from mqmesh.producer_key import new_key
-from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.membership import HeartbeatRequest
-from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
-from mqmesh.sdk.producer.direct_path import DirectPath
+from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
+from mqmesh.sdk.producer.direct_path import DirectLink, DirectPath
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
 from mqmesh.sdk.producer.fast_send import fast_send
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
@@ -35,7 +35,13 @@ from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.requests import Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
-from mqmesh.sdk.producer.send_result import GRACE_MS, OnDone, PendingBatch, SendFuture, SendResult
+from mqmesh.sdk.producer.send_result import (
+    GRACE_MS,
+    OnDone,
+    SendFuture,
+    SendResult,
+    tell_hooks,
+)
 from mqmesh.sdk.producer.sender import (
     GIVE_WAY_BATCH_BYTES,
     GIVE_WAY_MESSAGES,
@@ -47,7 +53,6 @@ from mqmesh.version import VERSION
 
 MAX_TIMEOUT_MS: Final = 600_000
 
-_SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WHY_NOT: Final = {
     "new": "the producer is not started; call start() or use it with 'with'",
     "closed": "the producer is closed",
@@ -77,6 +82,7 @@ class Producer(ProducerRequests):
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
+        hooks: Called around each batch that is sent, in this order.
         options: Fields of ``ProducerOptions``, by name.
 
     Raises:
@@ -92,12 +98,14 @@ class Producer(ProducerRequests):
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[ProducerKeywords],
     ) -> None:
         self.group = check_group(group)
         self.options = make_options(self._options_type, options, "producer option")
         self._client = client_options(client, namesrv_addr)
         self._transport = transport
+        self._hooks = make_hook_calls(hooks, self.group)
         self._make_parts()
         self._short: Callable[..., SendFuture] | None = None
         self._life = threading.Lock()
@@ -130,7 +138,9 @@ class Producer(ProducerRequests):
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
         self._codec = BatchCodec(
-            new_key(self._engine.transport.random), one.compress_msg_body_over_how_much
+            new_key(self._engine.transport.random),
+            one.compress_msg_body_over_how_much,
+            self._hooks,
         )
         self._routes = PublishRoutes(
             self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
@@ -144,7 +154,8 @@ class Producer(ProducerRequests):
             max_in_flight=one.max_requests_in_flight,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
-        self._direct = DirectPath(self._engine, self._codec, one.busy_poll_us)
+        link = DirectLink(self._engine, self._codec, one.busy_poll_us)
+        self._direct = DirectPath(self._engine, self._buffer, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
@@ -258,7 +269,9 @@ class Producer(ProducerRequests):
         if lane is None:
             lane = self._routes.next_lane(topic)
         retries = self.options.retry_times_when_send_failed
-        batch = self._send_directly(lane, message, deadline_ms, bound, retries, wait_store)
+        batch = self._direct.send(
+            lane, message, deadline_ms, bound=bound, retries=retries, wait_store=wait_store
+        )
         if batch is not None:
             future = SendFuture(batch, 0)
             return future.result() if batch.outcome else self._await(future, deadline_ms)
@@ -483,52 +496,43 @@ class Producer(ProducerRequests):
             del vars(self)["send_async"]
         self._short = None
 
-    def _send_directly(
-        self, lane: Lane, message: Message, deadline_ms: int, bound: bool, retries: int, waits: bool
-    ) -> PendingBatch | None:
-        """One try in the calling thread; None when there is no free way, nor an idle lane."""
-        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
-        if endpoint is None or not self._direct.enter():
-            return None
-        try:
-            batch = self._buffer.lone_batch(
-                lane, message, deadline_ms, bound=bound, retries=retries, wait_store=waits
-            )
-            return batch if self._try_directly(lane, batch, endpoint) else None
-        finally:
-            self._direct.leave()
-
-    def _try_directly(self, lane: Lane, batch: PendingBatch, endpoint: str) -> bool:
-        """The try; False when the lane is not idle.
-
-        What does not end with it is retried like any other.
-        """
-        try:
-            if not self._buffer.claim(lane, batch):
-                return False
-            started_ms = self._now_ms()
-            answer = self._direct.send(batch, endpoint, started_ms)
-            outcome = answer if isinstance(answer, BatchOutcome) else None
-            latency_ms = self._now_ms() - started_ms
-            self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
-            if outcome is not None and self._is_final(outcome):
-                batch.outcome = outcome
-                if self._buffer.unclaim(lane, batch):
-                    self._sender.schedule()
-            else:
-                self._sender.hand_over(lane, batch, answer)
-        except BaseException:
-            # Ctrl-C in the middle: the lane must not stay claimed for ever.
-            if self._buffer.unclaim(lane, batch):
-                self._sender.schedule()
-            raise
-        return True
-
-    def _is_final(self, outcome: BatchOutcome) -> bool:
-        again = self.options.retry_another_broker_when_not_store_ok
-        return outcome.code == _SUCCESS and not (outcome.status and again)
-
     def _add_batch(
+        self,
+        messages: Sequence[Message],
+        on_done: OnDone | None,
+        queue: MessageQueue | None,
+        deadline_ms: int,
+        retries: int,
+    ) -> SendFuture:
+        if self._hooks is not None:
+            return self._add_hooked(self._hooks, messages, on_done, queue, deadline_ms, retries)
+        return self._add_plain(messages, on_done, queue, deadline_ms, retries)
+
+    def _add_hooked(
+        self,
+        hooks: HookCalls,
+        messages: Sequence[Message],
+        on_done: OnDone | None,
+        queue: MessageQueue | None,
+        deadline_ms: int,
+        retries: int,
+    ) -> SendFuture:
+        checked = check_messages(messages, max_message_size=self._max_message_size)
+        context = hooks.before_send(checked, queue, self._engine.loop.clock.wall_ms())
+
+        def done(sent: SendFuture) -> None:
+            tell_hooks(hooks, context, sent)
+            if on_done is not None:
+                on_done(sent)
+
+        try:
+            return self._add_plain(context.messages.copy(), done, queue, deadline_ms, retries)
+        except MQMeshError as error:
+            context.error = error
+            hooks.after_send(context)
+            raise
+
+    def _add_plain(
         self,
         messages: Sequence[Message],
         on_done: OnDone | None,

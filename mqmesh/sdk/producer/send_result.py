@@ -12,6 +12,7 @@ from mqmesh.batch.payload import Payload
 from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import Message, MessageQueue, format_message_id
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
+from mqmesh.sdk.hooks import HookCalls, SendContext
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 GRACE_MS: Final = 1_000
@@ -235,6 +236,27 @@ def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
             f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored is "
             "unknown"
         )
+
+
+def tell_hooks(hooks: HookCalls, context: SendContext, sent: SendFuture) -> None:
+    """Calls ``after_send`` for a batch that is done.
+
+    Args:
+        hooks: The producer's.
+        context: What ``before_send`` made of the batch.
+        sent: Its first message's future.
+    """
+    batch = sent.batch
+    if batch.outcome is not None:
+        result = make_result(batch, 0)
+        context.succeeded(
+            result.status,
+            result.message_queue,
+            result.queue_offset,
+            (result.producer_id, result.sequence),
+        )
+    context.error = batch.error
+    hooks.after_send(context)
 
 
 def make_result(batch: PendingBatch, index: int) -> SendResult:

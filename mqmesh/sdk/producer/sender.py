@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
@@ -38,10 +39,11 @@ from mqmesh.protocol.messaging import (
 )
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import born_host
+from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.producer.send_buffer import AT_TIMES, SendBuffer
-from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks
 
 MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
@@ -80,10 +82,17 @@ class BatchCodec:
     Args:
         key: Of the instance, see ``producer_key``.
         compress_over_bytes: See ``record_batch.encode_batch``.
+        hooks: Called before a batch is encoded, and when it is done.
     """
 
-    def __init__(self, key: bytes, compress_over_bytes: int | None) -> None:
+    is_half = False
+    """The messages are half messages of transactions."""
+
+    def __init__(
+        self, key: bytes, compress_over_bytes: int | None, hooks: HookCalls | None = None
+    ) -> None:
         self.key = key
+        self._hooks = hooks
         self.producer_id = producer_id_of(key)
         self._compress_over_bytes = compress_over_bytes
         self._born_host = born_host()
@@ -130,6 +139,8 @@ class BatchCodec:
             return batch.encoded
         payload = batch.payload
         if payload is None:
+            if self._hooks is not None:
+                self._call_hooks(self._hooks, batch, now_ms)
             # Checked when they were sent; this is the quickest way to encode most of them.
             payload = self.at_once(batch.messages, MAX_RAW_BYTES, is_one=False)
             if payload is None:
@@ -148,6 +159,13 @@ class BatchCodec:
             # Whatever it is: a batch that is taken must have its outcome.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
+
+    def _call_hooks(self, hooks: HookCalls, batch: PendingBatch, now_ms: int) -> None:
+        context = hooks.before_send(batch.messages, batch.queue, now_ms, is_half=self.is_half)
+        batch.messages = context.messages.copy()
+        done = partial(tell_hooks, hooks, context)
+        with batch.lock:
+            batch.callbacks.insert(0, (done, SendFuture(batch, 0)))
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
@@ -291,21 +309,36 @@ class Sender:
                     break
                 self._send(broker_name, taken)
 
-    def hand_over(
-        self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError
+    def take_first(
+        self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError, latency_ms: int
     ) -> None:
-        """Goes on with a batch whose first try went past the buffer; from any thread.
+        """Ends a batch whose first try went past the buffer, or goes on with it; from any thread.
 
         Args:
             lane: Claimed by the batch.
             batch: Sent once.
             answer: What came of it.
+            latency_ms: How long that took.
 
         Raises:
             ClientClosed: The client is closed.
         """
-        self._coming.add(batch)
-        self._engine.post(lambda: self._adopt(lane, batch, answer))
+        outcome = answer if isinstance(answer, BatchOutcome) else None
+        self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
+        is_again = outcome is None or (outcome.status and self._retry_not_stored)
+        if outcome is not None and outcome.code == _OK and not is_again:
+            batch.outcome = outcome
+            self.give_back(lane, batch)
+            if batch.callbacks:
+                batch.tell()
+        else:
+            self._coming.add(batch)
+            self._engine.post(lambda: self._adopt(lane, batch, answer))
+
+    def give_back(self, lane: Lane, batch: PendingBatch) -> None:
+        """Ends a batch's claim of a lane, unless that has ended; from any thread."""
+        if self._buffer.unclaim(lane, batch):
+            self.schedule()
 
     def end_all(self, error: MQMeshError, whose: str) -> None:
         """Ends every batch that has no outcome yet, and lets no message in any more.

@@ -5,6 +5,7 @@ from mqmesh.batch.payload import Payload
 from mqmesh.batch.record_batch import Attributes
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
@@ -17,8 +18,12 @@ from mqmesh.sdk.producer.sender import BatchCodec, Sender
 class HalfCodec(BatchCodec):
     """Encodes batches of half messages of one producer group."""
 
-    def __init__(self, key: bytes, compress_over_bytes: int | None, group: str) -> None:
-        super().__init__(key, compress_over_bytes)
+    is_half = True
+
+    def __init__(
+        self, key: bytes, compress_over_bytes: int | None, group: str, hooks: HookCalls | None
+    ) -> None:
+        super().__init__(key, compress_over_bytes, hooks)
         self._group = group
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
@@ -56,10 +61,16 @@ class HalfSender:
         group: Its group.
         options: Its options.
         key: A key of its own, see ``producer_key``.
+        hooks: See ``BatchCodec``.
     """
 
     def __init__(
-        self, engine: ClientEngine, group: str, options: ProducerOptions, key: bytes
+        self,
+        engine: ClientEngine,
+        group: str,
+        options: ProducerOptions,
+        key: bytes,
+        hooks: HookCalls | None = None,
     ) -> None:
         self.key = key
         self._retries = options.retry_times_when_send_async_failed
@@ -71,7 +82,7 @@ class HalfSender:
             clock=engine.loop.clock,
             may_wait=lambda: not engine.loop.in_loop_thread,
         )
-        codec = HalfCodec(key, options.compress_msg_body_over_how_much, group)
+        codec = HalfCodec(key, options.compress_msg_body_over_how_much, group, hooks)
         self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
         self.sender = Sender(
             engine,

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -27,6 +27,7 @@ from mqmesh.producer_key import new_key
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.producer_options import (
     ProducerKeywords,
@@ -66,7 +67,7 @@ class TransactionProducer(Producer):
     Args:
         group: Producer group; its members share the transactions.
         listener: Runs and checks local transactions.
-        namesrv_addr, client: As for ``Producer``.
+        namesrv_addr, client, transport, hooks: As for ``Producer``.
         options: Fields of ``TransactionOptions``, by name.
 
     Raises:
@@ -83,6 +84,7 @@ class TransactionProducer(Producer):
         namesrv_addr: NamesrvAddr | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
         **options: Unpack[TransactionKeywords],
     ) -> None:
         if not callable(getattr(listener, "check_local_transaction", None)) or not callable(
@@ -92,7 +94,12 @@ class TransactionProducer(Producer):
         self._listener = listener
         common = cast("ProducerKeywords", options)  # the others are of _options_type
         super().__init__(
-            group, namesrv_addr=namesrv_addr, client=client, transport=transport, **common
+            group,
+            namesrv_addr=namesrv_addr,
+            client=client,
+            transport=transport,
+            hooks=hooks,
+            **common,
         )
 
     def _make_parts(self) -> None:
@@ -100,7 +107,7 @@ class TransactionProducer(Producer):
         one = self.options
         assert isinstance(one, TransactionOptions)
         self._halves = HalfSender(
-            self._engine, self.group, one, new_key(self._engine.transport.random)
+            self._engine, self.group, one, new_key(self._engine.transport.random), self._hooks
         )
         self._ends = EndSender(self._engine, self.group)
         self._executors = self._make_pool("mqmesh-transaction", one.execute_thread_count)

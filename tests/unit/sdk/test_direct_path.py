@@ -12,7 +12,7 @@ from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer import direct_path
-from mqmesh.sdk.producer.direct_path import DirectPath
+from mqmesh.sdk.producer.direct_path import DirectLink
 from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.producer.sender import BatchCodec
 
@@ -20,7 +20,7 @@ from mqmesh.sdk.producer.sender import BatchCodec
 @pytest.fixture
 def path(world):
     producer = world.producer()
-    path = DirectPath(producer._engine, BatchCodec(PRODUCER_KEY, None), 0)
+    path = DirectLink(producer._engine, BatchCodec(PRODUCER_KEY, None), 0)
     yield path
     path.close(0)
 

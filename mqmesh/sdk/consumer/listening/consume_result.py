@@ -1,11 +1,12 @@
-"""What a listener answers."""
+"""What a listener answers, and how hooks hear of it."""
 
 import enum
 import inspect
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from mqmesh.message import StoredMessage
+from mqmesh.sdk.hooks import HookCalls
 
 
 class ConsumeResult(enum.Enum):
@@ -56,3 +57,47 @@ def is_coroutine_function(listener: object) -> bool:
     """True for what returns a coroutine when it is called: functions, methods, and objects."""
     call = getattr(type(listener), "__call__", None)  # noqa: B004 - which one, not whether
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+
+
+def hooked(
+    listener: Callable[[list[StoredMessage]], object], hooks: HookCalls, wall_ms: Callable[[], int]
+) -> Callable[[list[StoredMessage]], object]:
+    """A listener around whose calls hooks are called.
+
+    Args:
+        listener: The user's.
+        hooks: The consumer's.
+        wall_ms: The time, ms since 1970.
+    """
+
+    def call(messages: list[StoredMessage]) -> object:
+        context = hooks.before_consume(messages, wall_ms())
+        try:
+            result = listener(messages)
+        except BaseException as error:
+            hooks.after_consume(context, error)
+            raise
+        hooks.after_consume(context, why_again(result))
+        return result
+
+    return call
+
+
+def hooked_coroutine(
+    listener: Callable[[list[StoredMessage]], Awaitable[Any]],
+    hooks: HookCalls,
+    wall_ms: Callable[[], int],
+) -> Callable[[list[StoredMessage]], Awaitable[Any]]:
+    """The same for what returns a coroutine, a cancelled one included."""
+
+    async def call(messages: list[StoredMessage]) -> object:
+        context = hooks.before_consume(messages, wall_ms())
+        try:
+            result = await listener(messages)
+        except BaseException as error:
+            hooks.after_consume(context, error)
+            raise
+        hooks.after_consume(context, why_again(result))
+        return result
+
+    return call
