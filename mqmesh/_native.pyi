@@ -3,8 +3,7 @@ from typing import Any
 
 from mqmesh.batch.payload import Buffer
 from mqmesh.message import BatchInfo, Message, StoredMessage
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes
-from mqmesh.sdk.producer.send_buffer import SendBuffer
+from mqmesh.sdk.producer.lanes import TopicLanes
 from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
 
 _FieldLimits = tuple[int, int, int, int, int, int, int]
@@ -48,24 +47,31 @@ class Checker:
     def check(self, payload: Buffer, count: int, topic: str, max_body_bytes: int, /) -> bool: ...
     def keys(self, payload: Buffer, count: int, /) -> tuple[bytes, int] | None: ...
 
-class FastSend:
+class OpenBatch:
+    def __init__(
+        self,
+        pending: PendingBatch,
+        messages: list[Message],
+        deadline_ms: int,
+        deadline_max_ms: int,
+        usual: bool,
+    ) -> None: ...
+
+class Admission:
     def __init__(
         self,
         *,
-        otherwise: Callable[..., SendFuture],
-        buffer: SendBuffer,
         topics: dict[str, TopicLanes],
         lock: Any,
         clock_ns: Callable[[], int],
-        give_way: Callable[[int], Any],
+        give_way: Callable[[int], None],
+        make_future: Callable[[PendingBatch, int], SendFuture],
         reserved: frozenset[str],
         message_type: type,
-        lanes_type: type[TopicLanes],
-        lane_type: type[Lane],
-        batch_type: type[PendingBatch],
-        future_type: type[SendFuture],
+        batch_type: type[OpenBatch],
         timeout_ms: int,
+        max_bytes: int,
         limits: tuple[int, int, int, int, int, int],
         field_limits: _FieldLimits,
     ) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> SendFuture: ...
+    def join(self, message: Message, /) -> SendFuture | None: ...

@@ -42,7 +42,7 @@ module_exec(PyObject *module)
 {
     PyType_Spec *specs[] = {
         &mq_encoder_spec, &mq_decoder_spec, &mq_field_spec, &mq_property_spec, &mq_checker_spec,
-        &mq_fast_send_spec
+        &mq_open_batch_spec, &mq_admission_spec
     };
     for (size_t number = 0; number < Py_ARRAY_LENGTH(specs); number++) {
         PyObject *type = PyType_FromSpec(specs[number]);

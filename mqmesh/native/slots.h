@@ -32,7 +32,7 @@ int mq_find_message_slots(PyTypeObject *message, MessageSlots *slots);
 
 /* The types of this module, each in a file of its own. */
 extern PyType_Spec mq_encoder_spec, mq_decoder_spec, mq_field_spec, mq_property_spec,
-    mq_checker_spec, mq_fast_send_spec;
+    mq_checker_spec, mq_open_batch_spec, mq_admission_spec;
 
 /* ---- Texts of messages: their bytes as UTF-8, or NULL where only Python can tell ------------- */
 

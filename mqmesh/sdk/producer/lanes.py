@@ -4,11 +4,54 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.message import MessageQueue
+from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.producer.send_result import PendingBatch
 
 LANES_LOOKED_AT: Final = 8
 """How many queues are looked at for an idle one."""
+
+
+class PlainOpenBatch:
+    """The open batch of a lane: what may join it. Guarded by the buffer's lock.
+
+    Args:
+        pending: The batch that it is to be.
+        messages: Those of ``pending``.
+        deadline_ms: Of its first message, monotonic.
+        deadline_max_ms: Messages with later deadlines belong into another batch.
+        usual: An asynchronous send without wishes of its own may join it.
+
+    Attributes:
+        size: What its messages are taken to need, in bytes.
+        deadline_ms: Of its youngest message.
+        bound: It must go to its lane's queue and no other.
+    """
+
+    __slots__ = (
+        "bound",
+        "deadline_max_ms",
+        "deadline_ms",
+        "messages",
+        "pending",
+        "size",
+        "usual",
+    )
+
+    def __init__(
+        self,
+        pending: PendingBatch,
+        messages: list[Message],
+        deadline_ms: int,
+        deadline_max_ms: int,
+        usual: bool,
+    ) -> None:
+        self.pending = pending
+        self.messages = messages
+        self.size = 0
+        self.deadline_ms = deadline_ms
+        self.deadline_max_ms = deadline_max_ms
+        self.usual = usual
+        self.bound = False
 
 
 class Lane:
@@ -27,7 +70,7 @@ class Lane:
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
-        self.open: PendingBatch | None = None
+        self.open: PlainOpenBatch | None = None
         self.closed: deque[PendingBatch] = deque()
         self.returned: deque[PendingBatch] = deque()
         self.in_flight = 0
@@ -44,20 +87,28 @@ class Lane:
         """Nothing waits, and nothing is in flight."""
         return not self.in_flight and not self.waits
 
+    def close_open(self) -> None:
+        """Nothing more joins the open batch."""
+        found, self.open = self.open, None
+        if found is not None:
+            batch = found.pending
+            batch.size, batch.deadline_ms, batch.bound = found.size, found.deadline_ms, found.bound
+            self.closed.append(batch)
+
     def first(self) -> PendingBatch | None:
-        """The batch to be sent next."""
+        """The batch to be sent next, which nothing joins any more."""
         if self.returned:
             return self.returned[0]
-        return self.closed[0] if self.closed else self.open
+        if not self.closed:
+            self.close_open()
+        return self.closed[0] if self.closed else None
 
     def pop_first(self) -> None:
         """Takes it out."""
         if self.returned:
             self.returned.popleft()
-        elif self.closed:
-            self.closed.popleft()
         else:
-            self.open = None
+            self.closed.popleft()
 
 
 class TopicLanes:

@@ -27,12 +27,12 @@ from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options
 from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
 from mqmesh.sdk.producer.direct_path import DirectLink, DirectPath
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
-from mqmesh.sdk.producer.fast_send import fast_send
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.pace import GIVE_WAY_BATCH_BYTES, SendPace
 from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptions
 from mqmesh.sdk.producer.producer_requests import ProducerRequests
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
-from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
+from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector, SendWishes
 from mqmesh.sdk.producer.requests import Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import (
@@ -42,12 +42,7 @@ from mqmesh.sdk.producer.send_result import (
     SendResult,
     tell_hooks,
 )
-from mqmesh.sdk.producer.sender import (
-    GIVE_WAY_BATCH_BYTES,
-    GIVE_WAY_MESSAGES,
-    BatchCodec,
-    Sender,
-)
+from mqmesh.sdk.producer.sender import BatchCodec, Sender
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
@@ -107,7 +102,6 @@ class Producer(ProducerRequests):
         self._transport = transport
         self._hooks = make_hook_calls(hooks, self.group)
         self._make_parts()
-        self._short: Callable[..., SendFuture] | None = None
         self._life = threading.Lock()
         self._state = "new"
         self._is_copy = False
@@ -125,15 +119,8 @@ class Producer(ProducerRequests):
             transport=self._transport,
         )
         one = self.options
-        self._buffer = SendBuffer(
-            max_bytes=one.buffer_memory_bytes,
-            usual_retries=one.retry_times_when_send_async_failed,
-            max_batch_bytes=one.batch_size_bytes,
-            max_batch_messages=one.batch_messages,
-            clock=self._engine.loop.clock,
-            may_wait=lambda: not self._engine.loop.in_loop_thread,
-        )
-        self._clock_ns = self._engine.loop.clock.monotonic_ns
+        self._pace = SendPace(self._engine.loop)
+        self._buffer = SendBuffer(one, self._engine.loop, self._pace.give_way)
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
@@ -142,15 +129,16 @@ class Producer(ProducerRequests):
             one.compress_msg_body_over_how_much,
             self._hooks,
         )
+        self._join = self._buffer.join
         self._routes = PublishRoutes(
             self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
         )
-        self._topics = self._routes.topics
         self._sender = Sender(
             self._engine,
             self._buffer,
             self._codec,
             self._routes,
+            self._pace,
             max_in_flight=one.max_requests_in_flight,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
@@ -174,7 +162,6 @@ class Producer(ProducerRequests):
                 if self._is_copy:
                     self._engine.loop.close()  # the parent's; what it was to watch never began
                     self._make_parts()
-                self._shorten()
                 self._engine.start()
                 self._state = "running"
                 close_at_exit(self)
@@ -191,7 +178,7 @@ class Producer(ProducerRequests):
             return  # the parent may have held any lock
         with self._life:
             before, self._state = self._state, "closed"
-            self._lengthen()
+            self._buffer.stop_joins()
         if before == "closed":
             return
         patience_s = 0.0
@@ -210,7 +197,7 @@ class Producer(ProducerRequests):
             self._is_copy = True
             return
         self._state = "forked"
-        self._lengthen()
+        self._buffer.stop_joins()
 
     def __enter__(self) -> Self:
         self.start()
@@ -282,11 +269,7 @@ class Producer(ProducerRequests):
         self,
         message: Message,
         on_done: OnDone | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        selector: QueueSelector | None = None,
-        arg: Any = None,
-        timeout_ms: int | None = None,
+        **wishes: Unpack[SendWishes],
     ) -> SendFuture:
         """Sends a message without waiting for its outcome.
 
@@ -302,20 +285,29 @@ class Producer(ProducerRequests):
             InvalidArgument, NoRoute, ClientClosed: As for ``send``.
             QueueFull: No room in the buffer within the timeout; at once in a callback.
         """
+        if on_done is None and not wishes:
+            # Nobody needs to look at the state: what is not running lets nothing join.
+            joined = self._join(message)
+            if joined is not None:
+                return joined
+        return self._send_async(message, on_done, **wishes)
+
+    def _send_async(
+        self,
+        message: Message,
+        on_done: OnDone | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture:
         if self._state != "running":
             self._refuse()
-        topic = None
-        if is_plain(message, self._max_message_size):
-            topic = self._topics.get(message.topic)
-            usual = on_done is None and queue is None and selector is None and timeout_ms is None
-            if usual and topic is not None:
-                joined = self._join(topic, message)
-                if joined is not None:
-                    return joined
-        else:
+        if not is_plain(message, self._max_message_size):
             (message,) = check_messages((message,), max_message_size=self._max_message_size)
         deadline_ms = self._deadline(timeout_ms)
-        topic = topic or self._topic(message.topic, deadline_ms)
+        topic = self._topic(message.topic, deadline_ms)
         lane = None
         if message.sharding_key is not None or queue is not None or selector is not None:
             lane = self._routes.bound_lane(topic, message, queue, selector, arg)
@@ -467,35 +459,6 @@ class Producer(ProducerRequests):
             raise
         return future
 
-    def _join(self, topic: TopicLanes, message: Message) -> SendFuture | None:
-        deadline_ms = self._clock_ns() // 1_000_000 + self._timeout_ms
-        future = self._buffer.join(topic, message, deadline_ms)
-        if future is not None and (future.index + 1) % GIVE_WAY_MESSAGES == 0:
-            self._sender.give_way(GIVE_WAY_MESSAGES * message_size(message))
-        return future
-
-    def _shorten(self) -> None:
-        # Not where somebody put a send_async of his own, which would be passed over.
-        if type(self).send_async is not _SEND_ASYNC or "send_async" in vars(self):
-            return
-        short = fast_send(
-            self.send_async,
-            self._buffer,
-            self._topics,
-            clock_ns=self._clock_ns,
-            give_way=self._sender.give_way,
-            options=self.options,
-        )
-        if short is not None:
-            # In place of the method, whose call would cost as much again.
-            vars(self)["send_async"] = self._short = short
-
-    def _lengthen(self) -> None:
-        self._buffer.stop_joins()  # for those who keep it
-        if self._short is not None and vars(self).get("send_async") is self._short:
-            del vars(self)["send_async"]
-        self._short = None
-
     def _add_batch(
         self,
         messages: Sequence[Message],
@@ -549,7 +512,7 @@ class Producer(ProducerRequests):
         )
         if not lane.in_flight and self._sender.has_room(lane.queue.broker_name):
             self._sender.schedule()
-        self._sender.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
+        self._pace.give_way(len(made.payload.data), GIVE_WAY_BATCH_BYTES)
         return future
 
     def _await(self, future: SendFuture, deadline_ms: int) -> SendResult:
@@ -580,7 +543,7 @@ class Producer(ProducerRequests):
         with self._life:
             if self._state == "running":
                 self._state = "dead"
-                self._lengthen()
+                self._buffer.stop_joins()
         self._sender.end_all(
             ClientClosed("the producer was closed before it was known that the message is stored"),
             f"producer group {self.group}",
@@ -604,7 +567,3 @@ class Producer(ProducerRequests):
 
     def _refuse(self) -> NoReturn:
         raise ClientClosed(_WHY_NOT[self._state])
-
-
-_SEND_ASYNC: Final = Producer.send_async
-"""As it is written here, whatever is put in its place later."""

@@ -42,7 +42,7 @@ class PublishRoutes:
         self._engine = engine
         self._buffer = buffer
         self._faults = FaultTable() if avoid_slow else None
-        self.topics: dict[str, TopicLanes] = {}
+        self.topics = buffer.topics
         self._lock = threading.Lock()
 
     def known(self, topic: str) -> TopicLanes | None:

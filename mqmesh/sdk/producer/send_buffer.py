@@ -12,17 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mqmesh.batch.payload import Payload
-from mqmesh.clock import Clock
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
+from mqmesh.sdk.producer.admission import (
+    MESSAGE_OVERHEAD_BYTES,
+    STRING_OVERHEAD_BYTES,
+    make_admission,
+)
+from mqmesh.sdk.producer.lanes import Lane, PlainOpenBatch, TopicLanes, next_lane
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
+from mqmesh.transport.interface import Loop
 
-MESSAGE_OVERHEAD_BYTES: Final = 64
-"""What a message is taken to need beside its body."""
-STRING_OVERHEAD_BYTES: Final = 16
-"""The same for each of its texts; more than on the wire, so that few fit into one batch."""
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
 AT_TIMES: Final = -1
@@ -35,51 +37,31 @@ class SendBuffer:
     """All lanes of a producer. Thread-safe; ``lock`` also guards the batches' outcomes.
 
     Args:
-        max_bytes: Room for messages without an outcome. A message is let in while there is
-            any room, so the last one may go beyond.
-        usual_retries: How often an asynchronous send is repeated if it does not say.
-        max_batch_bytes: A batch of several messages is never larger.
-        max_batch_messages: A batch is closed at so many messages.
-        clock: Of the deadlines.
-        may_wait: False in threads that must not wait for room.
+        options: The producer's: its room, and what batches may grow to. A message is let in while
+            there is any room, so the last one may go beyond.
+        loop: The client loop, whose thread must not wait for room.
+        give_way: See ``SendPace.give_way``.
+
+    Attributes:
+        topics: Lanes of the topics that were sent to before; read it, never change it.
+        join: See ``PlainAdmission.join``.
     """
 
-    # Slots, because native/send.c looks for the accounts there.
-    __slots__ = (
-        "_admitted_bytes",
-        "_bytes",
-        "_clock",
-        "_closed",
-        "_lanes",
-        "_max_batch_bytes",
-        "_max_batch_messages",
-        "_max_bytes",
-        "_may_wait",
-        "_ready",
-        "_room",
-        "_usual_retries",
-        "lock",
-    )
-
     def __init__(
-        self,
-        *,
-        max_bytes: int,
-        usual_retries: int,
-        max_batch_bytes: int,
-        max_batch_messages: int,
-        clock: Clock,
-        may_wait: Callable[[], bool],
+        self, options: ProducerOptions, loop: Loop, give_way: Callable[[int], None]
     ) -> None:
         self.lock = threading.Lock()
+        self.topics: dict[str, TopicLanes] = {}
         self._room = threading.Condition(self.lock)
-        self._max_bytes = self._admitted_bytes = max_bytes
-        self._usual_retries = usual_retries
-        self._max_batch_bytes = max_batch_bytes
-        self._max_batch_messages = max_batch_messages
-        self._clock = clock
-        self._may_wait = may_wait
-        self._bytes = 0
+        self._max_bytes = options.buffer_memory_bytes
+        self._usual_retries = options.retry_times_when_send_async_failed
+        self._max_batch_bytes = options.batch_size_bytes
+        self._max_batch_messages = options.batch_messages
+        self._loop = loop
+        self._admission = make_admission(
+            self.topics, self.lock, loop.clock.monotonic_ns, give_way, options
+        )
+        self.join = self._admission.join
         self._closed = False
         self._lanes: dict[MessageQueue, Lane] = {}
         self._ready: dict[str, deque[Lane]] = {}
@@ -87,7 +69,7 @@ class SendBuffer:
     @property
     def pending_bytes(self) -> int:
         """Bytes of all messages without an outcome."""
-        return self._bytes
+        return self._admission.bytes
 
     # ---- Lanes -----------------------------------------------------------------------
 
@@ -147,7 +129,7 @@ class SendBuffer:
             ClientClosed: After ``close``.
         """
         with self.lock:
-            if self._bytes >= self._max_bytes or self._closed:
+            if self._admission.bytes >= self._max_bytes or self._closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 assert topic is not None
@@ -159,58 +141,26 @@ class SendBuffer:
             if (
                 batch is None
                 or batch.size + size > self._max_batch_bytes
-                or not batch.deadline_min_ms <= deadline_ms <= batch.deadline_max_ms
-                or batch.wait_store is not wait_store
-                or batch.retries != retries
-                or batch.delay != delay_of(message)
+                or not 0 <= batch.deadline_max_ms - deadline_ms <= 2 * DEADLINE_SPREAD_MS
+                or batch.pending.wait_store is not wait_store
+                or batch.pending.retries != retries
+                or batch.pending.delay != delay_of(message)
             ):
                 batch = self._open(lane, deadline_ms, retries, wait_store, delay_of(message))
             elif deadline_ms > batch.deadline_ms:
                 batch.deadline_ms = deadline_ms
             messages = batch.messages
-            future = SendFuture(batch, len(messages))
+            future = SendFuture(batch.pending, len(messages))
             messages.append(message)
             batch.size += size
-            self._bytes += size
+            self._admission.bytes += size
             if bound:
                 batch.bound = True
             if on_done is not None:
-                batch.callbacks.append((on_done, future))
+                batch.pending.callbacks.append((on_done, future))
             if batch.size >= self._max_batch_bytes or len(messages) >= self._max_batch_messages:
-                self._close_batch(lane)
+                lane.close_open()
         return future, lane
-
-    def join(self, topic: TopicLanes, message: Message, deadline_ms: int) -> SendFuture | None:
-        """``append`` for most messages, if a batch is open that they can join.
-
-        Any queue will do, nobody is called back, usual retries. Nothing needs to be scheduled: that
-        was done for the batch's first message. ``native/send.c`` does the same.
-
-        Args:
-            topic, deadline_ms: As for ``append``.
-            message: Nothing but topic and body.
-        """
-        size = len(message.body) + MESSAGE_OVERHEAD_BYTES
-        with self.lock:
-            batch = topic.sticky.open
-            if (
-                batch is None
-                or not batch.usual
-                or batch.bound
-                or not batch.deadline_ms <= deadline_ms <= batch.deadline_max_ms
-                or batch.size + size >= self._max_batch_bytes
-                or self._bytes >= self._admitted_bytes
-            ):
-                return None
-            messages = batch.messages
-            index = len(messages)
-            if index + 1 >= self._max_batch_messages:
-                return None
-            messages.append(message)
-            batch.deadline_ms = deadline_ms
-            batch.size += size
-            self._bytes += size
-            return SendFuture(batch, index)
 
     def append_batch(
         self,
@@ -238,7 +188,7 @@ class SendBuffer:
         size = len(payload.data)
         bound = lane is not None
         with self.lock:
-            if self._bytes >= self._max_bytes or self._closed:
+            if self._admission.bytes >= self._max_bytes or self._closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
@@ -253,15 +203,14 @@ class SendBuffer:
                 batch.callbacks.append((on_done, future))
             if not (lane.in_flight or lane.listed):
                 self._list(lane)
-            self._bytes += size
-            if lane.open is not None:
-                self._close_batch(lane)
+            self._admission.bytes += size
+            lane.close_open()
             lane.closed.append(batch)
         return future, lane
 
     def stop_joins(self) -> None:
         """``join`` and the fast path let nothing in any more. Needs no lock: also after a fork."""
-        self._admitted_bytes = -1
+        self._admission.admitted_bytes = -1
 
     def wait_room(self, deadline_ms: int) -> None:
         """Waits until the buffer is below its bound.
@@ -330,7 +279,7 @@ class SendBuffer:
             if lane.claimant is not batch:
                 return False
             lane.claimant = None
-            self._bytes += batch.size
+            self._admission.bytes += batch.size
             return True
 
     # ---- Out ---------------------------------------------------------------------------
@@ -388,7 +337,7 @@ class SendBuffer:
         """Takes the batches of a lane, in order, that some other broker might take."""
         taken: list[PendingBatch] = []
         with self.lock:
-            self._close_batch(lane)
+            lane.close_open()
             for batches in (lane.returned, lane.closed):
                 for _ in range(len(batches)):
                     batch = batches.popleft()
@@ -450,7 +399,7 @@ class SendBuffer:
         with self.lock:
             for (lane, batch), outcome in zip(items, outcomes, strict=True):
                 self._release(lane)
-                self._bytes -= batch.size
+                self._admission.bytes -= batch.size
                 if batch.conclude(outcome, None):
                     first.append(batch)
             self._room.notify_all()
@@ -459,13 +408,13 @@ class SendBuffer:
     def settle(self, batch: PendingBatch) -> None:
         """Gives back the room of a batch that has its outcome."""
         with self.lock:
-            self._bytes -= batch.size
+            self._admission.bytes -= batch.size
             self._room.notify_all()
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Waits until every message has its outcome; False when that takes too long."""
         with self.lock:
-            return self._room.wait_for(lambda: self._bytes == 0, timeout_s)
+            return self._room.wait_for(lambda: self._admission.bytes == 0, timeout_s)
 
     def close(self) -> list[PendingBatch]:
         """Lets nothing in any more, and takes out every batch that is not in flight."""
@@ -474,7 +423,7 @@ class SendBuffer:
             self.stop_joins()
             found: list[PendingBatch] = []
             for lane in self._lanes.values():
-                self._close_batch(lane)
+                lane.close_open()
                 found += [*lane.returned, *lane.closed]
                 lane.returned.clear()
                 lane.closed.clear()
@@ -486,12 +435,12 @@ class SendBuffer:
     # ---- With the lock held -------------------------------------------------------------
 
     def _wait_for_room(self, deadline_ms: int) -> None:
-        while self._bytes >= self._max_bytes and not self._closed:
-            left_ms = deadline_ms - self._clock.monotonic_ms()
-            if left_ms <= 0 or not self._may_wait():
+        while self._admission.bytes >= self._max_bytes and not self._closed:
+            left_ms = deadline_ms - self._loop.clock.monotonic_ms()
+            if left_ms <= 0 or self._loop.in_loop_thread:
                 raise QueueFull(
-                    f"{self._bytes} bytes wait to be sent; the limit is {self._max_bytes} "
-                    "(buffer_memory_bytes)"
+                    f"{self._admission.bytes} bytes wait to be sent; the limit is "
+                    f"{self._max_bytes} (buffer_memory_bytes)"
                 )
             self._room.wait(left_ms / 1_000)
         if self._closed:
@@ -499,23 +448,19 @@ class SendBuffer:
 
     def _open(
         self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
-    ) -> PendingBatch:
+    ) -> PlainOpenBatch:
         # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
         if not (lane.in_flight or lane.listed):
             self._list(lane)
-        self._close_batch(lane)
-        batch = PendingBatch(self.lock, lane.queue, deadline_ms, False, 0, retries, wait_store)
-        batch.deadline_min_ms = deadline_ms - DEADLINE_SPREAD_MS
-        batch.deadline_max_ms = deadline_ms + DEADLINE_SPREAD_MS
+        lane.close_open()
+        latest_ms = deadline_ms + DEADLINE_SPREAD_MS
+        batch = PendingBatch(self.lock, lane.queue, latest_ms, False, 0, retries, wait_store)
         batch.delay = delay
-        batch.usual = wait_store and retries == self._usual_retries and not delay
-        lane.open = batch
-        return batch
-
-    def _close_batch(self, lane: Lane) -> None:
-        if lane.open is not None:
-            lane.closed.append(lane.open)
-            lane.open = None
+        is_usual = wait_store and retries == self._usual_retries and not delay
+        lane.open = self._admission.batch_type(
+            batch, batch.messages, deadline_ms, latest_ms, is_usual
+        )
+        return lane.open
 
     def _release(self, lane: Lane) -> bool:
         lane.claimant = None

@@ -72,17 +72,15 @@ class PendingBatch(msgspec.Struct, eq=False):
         lock: The send buffer's: it guards ``messages`` until the batch is taken for sending, and
             the outcome with those who wait for it.
         queue: Where to.
-        deadline_ms: That of its youngest message.
+        deadline_ms: That of its youngest message; the latest possible while it is open.
         bound: It must go to this queue and no other.
         explicit_count: Messages of a batch that its sender made, 0 for one that grew by itself.
         retries: How often it may be sent again.
         wait_store: It wants to be on disk and at the slave, as the broker's mode says.
-        deadline_min_ms, deadline_max_ms: Messages with other deadlines belong into another batch.
         size: What its messages are taken to need, in bytes.
         payload: Its messages encoded, as soon as none is added any more.
         delay: Delay level of its messages, ``AT_TIMES`` for points in time, 0 for no delay.
         due_times: Those points in time; see ``delayed_batch.DelayedMeta``.
-        usual: An asynchronous send without wishes of its own may join it.
         attempts: How often it was sent, as far as that counts.
         producer_id, first_sequence: Of its first message; -1 for none yet.
         born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
@@ -105,13 +103,10 @@ class PendingBatch(msgspec.Struct, eq=False):
     retries: int
     wait_store: bool
     messages: list[Message] = []
-    deadline_min_ms: int = 0
-    deadline_max_ms: int = 0
     size: int = 0
     payload: Payload | None = None
     delay: int = 0
     due_times: bytes = b""
-    usual: bool = False
     attempts: int = 0
     producer_id: int = 0
     first_sequence: int = -1

@@ -41,21 +41,11 @@ from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.pace import MAX_REQUEST_BYTES, SendPace
 from mqmesh.sdk.producer.retry import BACKOFF_MS, SendFailure, judge, leaves_doubt
 from mqmesh.sdk.producer.send_buffer import AT_TIMES, SendBuffer
 from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks
 
-MAX_REQUEST_BYTES: Final = 512 * 1024
-"""A request takes no further batch beyond it. With more, one request would take all that is ready,
-and the broker would have nothing to do from its answer to the next one."""
-GIVE_WAY_BYTES: Final = 256 * 1024
-"""Who is so much ahead of the client loop by single messages lets it do what it has to. With
-less, requests get smaller than they need to be."""
-GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
-"""The same of batches that senders make, which come to the client loop encoded."""
-GIVE_WAY_MESSAGES: Final = 512
-"""After so many single messages of a batch it is seen whether that is due; a power of two."""
-GIVE_WAY_S: Final = 0.001
 WATCH_MS: Final = 100
 """Between looks at what waits for brokers without a connection."""
 
@@ -203,6 +193,7 @@ class Sender:
         buffer: Where batches come from.
         codec: Encodes them.
         routes: For retries at another broker; is told how brokers do.
+        pace: Told when it works, and when it is to.
         max_in_flight: Requests in flight a broker. More would not be faster: what waits
             meanwhile makes the next request larger.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
@@ -214,6 +205,7 @@ class Sender:
         buffer: SendBuffer,
         codec: BatchCodec,
         routes: Routes,
+        pace: SendPace,
         *,
         max_in_flight: int,
         retry_not_stored: bool = False,
@@ -222,6 +214,7 @@ class Sender:
         self._buffer = buffer
         self._codec = codec
         self._routes = routes
+        self._pace = pace
         self._max_in_flight = max_in_flight
         self._retry_not_stored = retry_not_stored
         self._in_flight: dict[str, int] = {}
@@ -229,13 +222,6 @@ class Sender:
         self._coming: set[PendingBatch] = set()
         self._absent: set[str] = set()
         self._watching = False
-        self._scheduled = False
-        self._pumping = False
-        self._ahead_bytes = 0
-        self._turns = 0
-        self._turned = threading.Event()
-        self._turned.set()
-        engine.loop.at_tick_end(self._on_turn)
 
     def has_room(self, broker_name: str) -> bool:
         """True when another request may go to a broker now; from any thread, a hint only."""
@@ -246,54 +232,21 @@ class Sender:
 
     def schedule(self) -> None:
         """Makes the client loop pump soon; from any thread."""
-        if not self._scheduled:
-            self._scheduled = True
+        if self._pace.plan():
             try:
                 self._engine.post(self.pump)
             except ClientClosed:
                 return  # whoever closes ends what is in the buffer
 
-    def give_way(self, size: int, most_ahead: int = GIVE_WAY_BYTES) -> None:
-        """Lets the client loop have the interpreter when it needs it; from any other thread.
-
-        A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
-        in which the client loop can neither send what there is nor see an answer, and the
-        broker has nothing to do. So whoever finds it in the middle of its work waits until its
-        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``most_ahead`` also
-        if there is work that it has not begun. It never waits for the broker.
-
-        Args:
-            size: Bytes that were added to the buffer since the last call, about.
-            most_ahead: ``GIVE_WAY_BYTES``, or ``GIVE_WAY_BATCH_BYTES`` for batches.
-        """
-        self._ahead_bytes += size
-        loop = self._engine.loop
-        if loop.in_loop_thread:
-            return
-        turns = self._turns
-        is_ahead = self._ahead_bytes >= most_ahead
-        if self._pumping or (is_ahead and (self._scheduled or loop.has_news())):
-            self._turned.clear()
-            # It may have ended its turn since it was looked at.
-            if self._turns == turns:
-                self._turned.wait(GIVE_WAY_S)
-
     def pump(self) -> None:
         """Sends what is ready and may be sent."""
-        self._pumping = True
+        self._pace.begin()
         try:
             self._pump()
         finally:
-            self._pumping = False
-            self._ahead_bytes = 0
-
-    def _on_turn(self) -> None:
-        self._turns += 1
-        if not self._turned.is_set():
-            self._turned.set()
+            self._pace.end()
 
     def _pump(self) -> None:
-        self._scheduled = False
         # First forgotten and then looked for again: who reads it meanwhile schedules in vain,
         # whereas the other way round a message could be overlooked.
         self._absent = set()

@@ -7,6 +7,7 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.lanes import Lane
+from mqmesh.sdk.producer.pace import SendPace
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueSelector
@@ -74,14 +75,8 @@ class HalfSender:
     ) -> None:
         self.key = key
         self._retries = options.retry_times_when_send_async_failed
-        self.buffer = SendBuffer(
-            max_bytes=options.buffer_memory_bytes,
-            usual_retries=self._retries,
-            max_batch_bytes=options.batch_size_bytes,
-            max_batch_messages=options.batch_messages,
-            clock=engine.loop.clock,
-            may_wait=lambda: not engine.loop.in_loop_thread,
-        )
+        pace = SendPace(engine.loop)
+        self.buffer = SendBuffer(options, engine.loop, pace.give_way)
         codec = HalfCodec(key, options.compress_msg_body_over_how_much, group, hooks)
         self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
         self.sender = Sender(
@@ -89,6 +84,7 @@ class HalfSender:
             self.buffer,
             codec,
             self.routes,
+            pace,
             max_in_flight=options.max_requests_in_flight,
         )
 

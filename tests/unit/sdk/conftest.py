@@ -6,11 +6,7 @@ import pytest
 from harness.simulated_cluster import SimulatedCluster
 from harness.simulated_network import SimulatedNetwork
 
-from mqmesh.sdk.producer.fast_send import is_compiled
 from mqmesh.sdk.producer.producer import Producer
-
-# What it tests is not there without a C compiler; all else must work all the same.
-collect_ignore = [] if is_compiled() else ["test_fast_send.py"]
 
 
 class World:

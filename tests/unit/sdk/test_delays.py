@@ -6,28 +6,22 @@ import time
 
 import pytest
 from harness.batches import PRODUCER_KEY
+from harness.threadless_loop import ThreadlessLoop
 
 from mqmesh.batch.delayed_batch import pack_due_times, read_delayed_meta
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.sender import BatchCodec
-from mqmesh.testing.clock import ManualClock
 
 QUEUE = MessageQueue("t", "a", 0)
 
 
 @pytest.fixture
 def buffer():
-    return SendBuffer(
-        max_bytes=1_000_000,
-        usual_retries=2,
-        max_batch_bytes=100_000,
-        max_batch_messages=100,
-        clock=ManualClock(),
-        may_wait=lambda: False,
-    )
+    return SendBuffer(ProducerOptions(), ThreadlessLoop(), len)
 
 
 def append(buffer, *messages):
@@ -70,10 +64,11 @@ def test_messages_delayed_alike_share_batches_and_no_others(buffer):
 
 
 def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
-    lanes = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset())
-    append(buffer, Message("t", b"0", delay_level=1))
+    lanes = buffer.topics["t"] = buffer.topic_lanes((QUEUE,), 0, lambda _: frozenset())
+    buffer.append(lanes.sticky, None, Message("t", b"0", delay_level=1), 100, 4_000, None, 2, False)
     assert lanes.sticky.open is not None
-    assert buffer.join(lanes, Message("t", b"1"), lanes.sticky.open.deadline_ms) is None
+    assert lanes.sticky.open.deadline_ms == 4_000, "that of a usual send at this time"
+    assert buffer.join(Message("t", b"1")) is None
 
 
 def test_a_lone_delayed_message_says_so(buffer):

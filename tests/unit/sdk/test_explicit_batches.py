@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.batches import PRODUCER_KEY
+from harness.threadless_loop import ThreadlessLoop
 
 from mqmesh.batch.fast_encode import encode_at_once
 from mqmesh.batch.payload import encode_payload
@@ -11,39 +12,30 @@ from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer import sender as sender_module
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.sender import BatchCodec
-from mqmesh.testing.clock import ManualClock
-
-MANY = 10**9
 
 
 class Buffer(SendBuffer):
     """A buffer with a topic of four queues on each of two brokers."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
         self.avoided: frozenset[str] = frozenset()
-        super().__init__(
-            max_bytes=MANY,
-            max_batch_bytes=1_000,
-            max_batch_messages=10,
-            usual_retries=2,
-            clock=self.clock,
-            may_wait=lambda: False,
-        )
+        options = ProducerOptions(batch_size_bytes=1_000, batch_messages=10)
+        super().__init__(options, ThreadlessLoop(in_loop_thread=True), len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
         self.topic = self.topic_lanes(queues, 0, lambda _: self.avoided)
 
     def put_batch(self, lane: int | None, *bodies: str, on_done=None):
         payload = encode_payload([Message("t", body.encode()) for body in bodies])
-        deadline_ms = self.clock.monotonic_ms() + 3_000
+        deadline_ms = self._loop.clock.monotonic_ms() + 3_000
         place = None if lane is None else self.topic.lanes[lane]
         future, _ = self.append_batch(place, self.topic, payload, deadline_ms, on_done, 2)
         return future
 
     def take_all(self):
-        return self.take("a", MANY, 4_096)
+        return self.take("a", 1 << 30, 4_096)
 
 
 def test_batches_go_round_the_queues_and_keep_away_from_brokers_to_avoid():

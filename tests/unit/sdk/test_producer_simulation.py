@@ -7,6 +7,7 @@ answers, refusals, brokers that move, topics that grow, name servers that forget
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from harness.simulated_cluster import Fault, FaultKind, SimulatedCluster
@@ -15,7 +16,7 @@ from harness.simulated_network import SimulatedNetwork
 from mqmesh.errors import InvalidArgument, MQMeshError, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.sdk.producer import fast_send
+from mqmesh.sdk.producer import admission
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 
@@ -155,10 +156,11 @@ def network():
 def test_whatever_happens(network, monkeypatch, seed, closing):
     chance = random.Random(seed)
     if seed % 2:
-        monkeypatch.setattr(fast_send, "FastSend", None)  # as on machines without a compiler
+        monkeypatch.setattr(admission, "NativeAdmission", None)  # as on machines without a compiler
     network.random = chance
     course = Course(seed, network)
-    course.producer._buffer._may_wait = lambda: False
+    loop = SimpleNamespace(clock=course.producer._engine.loop.clock, in_loop_thread=True)
+    course.producer._buffer._loop = loop  # nobody waits for room
     for _ in range(STEPS):
         course.step()
     if not closing:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from harness.threadless_loop import ThreadlessLoop
 
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.sdk.producer.send_buffer import SendBuffer
@@ -20,14 +22,7 @@ class Setup:
     def __init__(self, *, avoid_slow: bool = False) -> None:
         self.engine = ClientEngine(ClientOptions(), heartbeat=lambda: None)
         self.clock = self.engine.loop.clock
-        self.buffer = SendBuffer(
-            usual_retries=2,
-            max_bytes=10**6,
-            max_batch_bytes=10**5,
-            max_batch_messages=100,
-            clock=self.clock,
-            may_wait=lambda: False,
-        )
+        self.buffer = SendBuffer(ProducerOptions(), ThreadlessLoop(), len)
         self.routes = PublishRoutes(self.engine, self.buffer, avoid_slow=avoid_slow)
 
     def update(self, queues: int = 2, brokers: str = "ab") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from harness.threadless_loop import ThreadlessLoop
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -13,6 +14,7 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import (
     BATCHES_A_FLIGHT,
     DEADLINE_SPREAD_MS,
@@ -20,7 +22,6 @@ from mqmesh.sdk.producer.send_buffer import (
     SendBuffer,
     message_size,
 )
-from mqmesh.testing.clock import ManualClock
 
 MANY = 10**9
 NOBODY: frozenset[str] = frozenset()
@@ -30,19 +31,18 @@ class Buffer(SendBuffer):
     """A buffer with a topic of four queues on each of two brokers, moved by hand."""
 
     def __init__(self, *, max_bytes=MANY, max_batch_bytes=1_000, max_batch_messages=10) -> None:
-        self.clock = ManualClock()
-        self.waiting_allowed = False
+        self.loop = ThreadlessLoop(in_loop_thread=True)
+        self.clock = self.loop.clock
         self.avoided = NOBODY
-        super().__init__(
-            max_bytes=max_bytes,
-            max_batch_bytes=max_batch_bytes,
-            max_batch_messages=max_batch_messages,
-            usual_retries=2,
-            clock=self.clock,
-            may_wait=lambda: self.waiting_allowed,
+        options = ProducerOptions(
+            buffer_memory_bytes=max_bytes,
+            batch_size_bytes=max_batch_bytes,
+            batch_messages=max_batch_messages,
         )
+        super().__init__(options, self.loop, len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
         self.topic: TopicLanes = self.topic_lanes(queues, 0, lambda _: self.avoided)
+        self.topics["t"] = self.topic
 
     def put(
         self,
@@ -103,9 +103,8 @@ def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
     assert bodies(buffer.take_all()) == [["2", "3"]]
 
 
-def join(buffer: Buffer, body: str, timeout_ms: int = 3_000):
-    deadline_ms = buffer.clock.monotonic_ms() + timeout_ms
-    return buffer.join(buffer.topic, Message("t", body.encode()), deadline_ms)
+def join(buffer: Buffer, body: str):
+    return buffer.join(Message("t", body.encode()))
 
 
 def test_a_plain_message_joins_an_open_batch_and_opens_none():
@@ -126,8 +125,8 @@ def test_a_plain_message_joins_no_batch_of_other_wishes():
     buffer.put("first")
     buffer.clock.advance(5_000)
     assert join(buffer, "much later") is None
-    buffer.put("opens another")
-    assert join(buffer, "sooner than those before", timeout_ms=2_999) is None
+    buffer.put("opens another", timeout_ms=3_001)
+    assert join(buffer, "sooner than those before") is None
     buffer.put("bound", buffer.topic.sticky)
     assert join(buffer, "free") is None
     buffer.put("no retry", retries=0)
@@ -422,7 +421,7 @@ def test_without_room_a_message_is_refused_and_nothing_is_changed():
 
 def test_who_waits_for_room_gets_it_when_a_batch_ends():
     buffer = Buffer(max_bytes=100)
-    buffer.waiting_allowed = True
+    buffer.loop.in_loop_thread = False
     buffer.put("x" * 60, 0)
     found = []
     threads = [
@@ -444,7 +443,7 @@ def test_who_waits_for_room_gets_it_when_a_batch_ends():
 
 def test_who_waits_for_room_is_told_when_the_buffer_is_closed():
     buffer = Buffer(max_bytes=100)
-    buffer.waiting_allowed = True
+    buffer.loop.in_loop_thread = False
     buffer.put("x" * 60, 0)
     found = []
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
@@ -15,13 +13,9 @@ from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolEr
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
-from mqmesh.sdk.producer import sender as sender_module
 from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.producer.sender import (
-    GIVE_WAY_BATCH_BYTES,
-    GIVE_WAY_BYTES,
     BatchCodec,
-    Sender,
     read_outcomes,
 )
 
@@ -215,129 +209,3 @@ def test_the_watch_goes_on_after_a_failure(world, monkeypatch) -> None:
     monkeypatch.setattr(producer._sender, "_look_after", fail)
     world.run(1_000)
     assert isinstance(future.exception(), EndpointUnreachable)
-
-
-# ---- Giving way ----------------------------------------------------------------------------
-
-
-class ThreadlessLoop:
-    """A loop whose thread is the test."""
-
-    def __init__(self) -> None:
-        self.in_loop_thread = False
-        self.news = False
-        self.tick_ends: list[Callable[[], None]] = []
-
-    def at_tick_end(self, callback: Callable[[], None]) -> None:
-        self.tick_ends.append(callback)
-
-    def has_news(self) -> bool:
-        return self.news
-
-    def end_turn(self) -> None:
-        for callback in self.tick_ends:
-            callback()
-
-
-class ThreadlessEngine:
-    """An engine whose thread is the test."""
-
-    def __init__(self) -> None:
-        self.loop = ThreadlessLoop()
-        self.closed = True  # a pump has nothing to do
-        self.posted: list[Callable[[], None]] = []
-
-    def post(self, callback: Callable[[], None]) -> None:
-        self.posted.append(callback)
-
-
-@pytest.fixture
-def engine(monkeypatch) -> ThreadlessEngine:
-    monkeypatch.setattr(sender_module, "GIVE_WAY_S", 60)
-    return ThreadlessEngine()
-
-
-def sender_of(engine: ThreadlessEngine) -> Sender:
-    parts: Any = [engine, None, None, None]
-    return Sender(*parts, max_in_flight=2)
-
-
-def waits_for_a_turn(engine: ThreadlessEngine, sender: Sender, size: int) -> bool:
-    """True when ``give_way`` waits until the engine's turn is over; it must not wait longer."""
-    waiting = threading.Thread(target=sender.give_way, args=(size,))
-    waiting.start()
-    waiting.join(0.01)
-    waits = waiting.is_alive()
-    engine.loop.end_turn()
-    waiting.join(10)
-    assert not waiting.is_alive()
-    return waits
-
-
-def test_who_is_far_ahead_of_a_planned_turn_waits_until_it_is_over(engine) -> None:
-    sender = sender_of(engine)
-    sender.schedule()
-    sender.give_way(GIVE_WAY_BYTES - 1)
-    assert waits_for_a_turn(engine, sender, 1)
-
-
-def test_batches_may_be_further_ahead(engine) -> None:
-    sender = sender_of(engine)
-    sender.schedule()
-    sender.give_way(GIVE_WAY_BATCH_BYTES - 1, GIVE_WAY_BATCH_BYTES)  # does not wait
-    assert GIVE_WAY_BATCH_BYTES > GIVE_WAY_BYTES
-    assert waits_for_a_turn(engine, sender, 1)
-
-
-def test_who_is_far_ahead_waits_while_an_answer_is_looked_at(engine) -> None:
-    sender = sender_of(engine)
-    engine.loop.news = True
-    sender.give_way(GIVE_WAY_BYTES - 1)
-    assert waits_for_a_turn(engine, sender, 1)
-
-
-def test_nobody_waits_for_a_broker(engine) -> None:
-    sender_of(engine).give_way(10 * GIVE_WAY_BYTES)  # no turn is planned, and no answer there
-
-
-def test_an_engine_in_the_middle_of_its_turn_is_let_finish(engine, monkeypatch) -> None:
-    sender = sender_of(engine)
-    waits: list[bool] = []
-    monkeypatch.setattr(sender, "_pump", lambda: waits.append(waits_for_a_turn(engine, sender, 1)))
-    sender.pump()
-    assert waits == [True]
-    sender.give_way(1)  # and afterwards nobody waits
-
-
-def test_an_engine_that_ran_is_not_waited_for(engine) -> None:
-    sender = sender_of(engine)
-    sender.schedule()
-    sender.give_way(GIVE_WAY_BYTES - 1)
-    engine.posted[0]()
-    sender.give_way(GIVE_WAY_BYTES - 1)  # counted anew
-    sender.give_way(GIVE_WAY_BYTES)  # nothing is planned, and no answer there
-
-
-def test_a_turn_that_ends_while_it_is_looked_at_is_not_waited_for(engine) -> None:
-    sender = sender_of(engine)
-
-    def has_news() -> bool:
-        engine.loop.end_turn()
-        return True
-
-    engine.loop.has_news = has_news  # type: ignore[method-assign]
-    sender.give_way(GIVE_WAY_BYTES)
-
-
-def test_the_engines_own_thread_never_waits_for_itself(engine) -> None:
-    sender = sender_of(engine)
-    engine.loop.in_loop_thread = True
-    sender.schedule()
-    sender.give_way(10 * GIVE_WAY_BYTES)
-
-
-def test_an_engine_that_does_not_run_is_not_waited_for_long(engine, monkeypatch) -> None:
-    monkeypatch.setattr(sender_module, "GIVE_WAY_S", 0.001)
-    sender = sender_of(engine)
-    sender.schedule()
-    sender.give_way(GIVE_WAY_BYTES)

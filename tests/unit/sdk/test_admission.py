@@ -1,9 +1,9 @@
-"""The fast path does what the careful way does, or leaves it to that."""
+"""What joins an open batch ends as if it had been added with care, in C and in Python."""
 
 from __future__ import annotations
 
+import enum
 import gc
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.threadless_loop import ThreadlessLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,16 +27,14 @@ from mqmesh.message import (
     MessageQueue,
 )
 from mqmesh.message_checks import check_messages
-from mqmesh.sdk.producer import fast_send as fast_send_module
-from mqmesh.sdk.producer.fast_send import fast_send, is_compiled
-from mqmesh.sdk.producer.lanes import TopicLanes
-from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer import admission
+from mqmesh.sdk.producer.admission import is_compiled
+from mqmesh.sdk.producer.lanes import PlainOpenBatch, TopicLanes
+from mqmesh.sdk.producer.pace import GIVE_WAY_MESSAGES
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import SendFuture
-from mqmesh.sdk.producer.sender import GIVE_WAY_MESSAGES
-from mqmesh.testing.clock import ManualClock
 
 OPTIONS = ProducerOptions(
     max_message_size=1_000, buffer_memory_bytes=6_000, batch_size_bytes=2_000, batch_messages=12
@@ -48,42 +47,46 @@ ROOMY = ProducerOptions(
 )
 
 
+class Ways(enum.Enum):
+    """How messages come into batches."""
+
+    CAREFUL = "append only"
+    PLAIN = "joined in Python"
+    NATIVE = "joined in C"
+
+
+FAST = Ways.NATIVE if is_compiled() else Ways.PLAIN
+needs_c = pytest.mark.parametrize("way", [Ways.NATIVE] if is_compiled() else [])
+
+
 class Sends:
     """A buffer, and ``send_async`` into it."""
 
-    def __init__(self, options: ProducerOptions = OPTIONS, *, fast: bool = True) -> None:
+    def __init__(self, options: ProducerOptions = OPTIONS, way: Ways = FAST) -> None:
         self.options = options
-        self.clock = ManualClock()
-        self.buffer = SendBuffer(
-            max_bytes=options.buffer_memory_bytes,
-            usual_retries=options.retry_times_when_send_async_failed,
-            max_batch_bytes=options.batch_size_bytes,
-            max_batch_messages=options.batch_messages,
-            clock=self.clock,
-            may_wait=lambda: False,
-        )
-        queues = tuple(MessageQueue("t", name, number) for name in "ab" for number in range(3))
-        self.topics = {"t": self.buffer.topic_lanes(queues, 0, lambda _: frozenset())}
-        self.careful_calls = 0
+        self.loop = ThreadlessLoop(in_loop_thread=True)
+        self.clock = self.loop.clock
         self.gave_way: list[int] = []
-        self.send: Callable[..., SendFuture] = self.carefully
-        if fast:
-            short = fast_send(
-                self.carefully,
-                self.buffer,
-                self.topics,
-                clock_ns=self.clock.monotonic_ns,
-                give_way=self.gave_way.append,
-                options=options,
-            )
-            assert short is not None
-            self.send = short
+        with pytest.MonkeyPatch.context() as patch:
+            if way is not Ways.NATIVE:
+                patch.setattr(admission, "NativeAdmission", None)
+            self.buffer = SendBuffer(options, self.loop, self.gave_way.append)
+        queues = tuple(MessageQueue("t", name, number) for name in "ab" for number in range(3))
+        self.topics = self.buffer.topics
+        self.topics["t"] = self.buffer.topic_lanes(queues, 0, lambda _: frozenset())
+        self.careful_calls = 0
+        self.send: Callable[..., SendFuture] = self.joining
+        if way is Ways.CAREFUL:
+            self.send = self.carefully
+
+    def joining(self, message: Message) -> SendFuture:
+        return self.buffer.join(message) or self.carefully(message)
 
     @property
     def lanes(self) -> TopicLanes:
         return self.topics["t"]
 
-    def carefully(self, message: Message, **wishes: Any) -> SendFuture:
+    def carefully(self, message: Message) -> SendFuture:
         self.careful_calls += 1
         (message,) = check_messages((message,), max_message_size=self.options.max_message_size)
         key = message.sharding_key
@@ -114,14 +117,19 @@ class Sends:
         """All that sends change."""
         return [self.buffer.pending_bytes, self.lanes.index] + [
             [
-                (
-                    (batch.messages, batch.size, batch.usual, batch.bound),
-                    (batch.deadline_ms, batch.deadline_min_ms, batch.deadline_max_ms),
-                )
-                for batch in [*lane.returned, *lane.closed, *([lane.open] if lane.open else [])]
+                *((batch.messages, batch.size, batch.bound, batch.deadline_ms) for batch in closed),
+                open_state(lane.open),
             ]
             for lane in self.lanes.lanes
+            for closed in [[*lane.returned, *lane.closed]]
         ]
+
+
+def open_state(batch: PlainOpenBatch | None) -> object:
+    if batch is None:
+        return None
+    facts = (batch.messages, batch.size, batch.usual, batch.bound)
+    return (*facts, batch.deadline_ms, batch.deadline_max_ms)
 
 
 TEXTS = st.sampled_from(["k", "a" * 30, "é", "x y", "", " x", "x\t", "a|b", "|", "a||b", "\ud800"])
@@ -155,8 +163,8 @@ STEPS = st.lists(
 class Walk:
     """Carries out steps, and says what came of each."""
 
-    def __init__(self, *, fast: bool) -> None:
-        self.sends = Sends(fast=fast)
+    def __init__(self, way: Ways) -> None:
+        self.sends = Sends(way=way)
         self.taken: list[Any] = []
 
     def step(self, step: Any) -> object:
@@ -184,11 +192,13 @@ class Walk:
 
 @given(STEPS)
 @settings(max_examples=300)
-def test_whatever_is_sent_the_two_ways_end_the_same(steps):
-    careful, fast = Walk(fast=False), Walk(fast=True)
+def test_whatever_is_sent_all_ways_end_the_same(steps):
+    careful, *others = (Walk(way) for way in Ways)
     for step in steps:
-        assert fast.step(step) == careful.step(step)
-        assert fast.sends.state() == careful.sends.state()
+        expected = careful.step(step)
+        for other in others:
+            assert other.step(step) == expected
+            assert other.sends.state() == careful.sends.state()
 
 
 @pytest.mark.parametrize(
@@ -209,8 +219,9 @@ def test_whatever_is_sent_the_two_ways_end_the_same(steps):
         Message("t", b"x", flag=MAX_FLAG),
     ],
 )
-def test_what_wants_nothing_special_goes_the_fast_way(message):
-    assert Sends(ROOMY).is_fast(message)
+@needs_c
+def test_what_wants_nothing_special_joins_in_c(message, way):
+    assert Sends(ROOMY, way).is_fast(message)
 
 
 class Text(str):
@@ -262,27 +273,31 @@ class Letter(Message, array_like=True, gc=False):
         Message("t", b"x", deliver_at_ms=False),
     ],
 )
-def test_what_needs_a_closer_look_goes_the_careful_way(message):
-    assert not Sends(ROOMY).is_fast(message)
+@pytest.mark.parametrize("way", [Ways.PLAIN, FAST])
+def test_what_needs_a_closer_look_does_not_join(message, way):
+    assert not Sends(ROOMY, way).is_fast(message)
 
 
 @pytest.mark.parametrize("key", ["s", "é", "another", "k" * 255])
-def test_a_sharding_key_goes_the_fast_way_into_a_batch_of_its_queue(key):
-    sends = Sends(ROOMY)
+@needs_c
+def test_a_sharding_key_joins_the_batch_of_its_queue(key, way):
+    sends = Sends(ROOMY, way)
     first, second = (sends.send(Message("t", body, sharding_key=key)) for body in (b"1", b"2"))
     assert second.batch is first.batch
     assert first.batch.queue == sends.lanes.queues[queue_index(key, 6)]
     assert sends.careful_calls == 1
 
 
-def test_what_may_go_anywhere_stays_apart_from_what_may_not():
-    sends = Sends(ROOMY)
+@needs_c
+def test_what_may_go_anywhere_stays_apart_from_what_may_not(way):
+    sends = Sends(ROOMY, way)
     one_key = [sends.send(Message("t", b"bound", sharding_key="s")) for _ in range(50)]
     loose = [sends.send(Message("t", b"anywhere")) for _ in range(50)]
     more = sends.send(Message("t", b"bound", sharding_key="s"))
     assert {one.batch for one in one_key} == {more.batch}
     assert len({one.batch for one in loose}) == 1
-    assert (more.batch.bound, loose[0].batch.bound) == (True, False)
+    opened = [lane.open for lane in sends.lanes.lanes if lane.open is not None]
+    assert {one.pending: one.bound for one in opened} == {more.batch: True, loose[0].batch: False}
     assert sends.careful_calls == 2
 
 
@@ -296,30 +311,16 @@ def test_a_field_that_was_deleted_is_no_crash():
             sends.send(message)
 
 
-def test_wishes_go_the_careful_way():
-    sends = Sends()
-    sends.send(Message("t", b"opens a batch"))
-    sends.send(Message("t", b"x"), timeout_ms=1)
-    sends.send(message=Message("t", b"x"))
-    with pytest.raises(TypeError):
-        sends.send()
-    with pytest.raises(TypeError):
-        sends.send(Message("t", b"x"), None, None)
-    assert sends.careful_calls == 3
-
-
-def test_a_locked_buffer_is_left_alone():
-    sends = Sends()
+@needs_c
+def test_a_locked_buffer_is_left_alone(way):
+    sends = Sends(way=way)
     sends.send(Message("t", b"opens a batch"))
     state = sends.state()
-    waiting = threading.Thread(target=sends.send, args=(Message("t", b"x"),))
     with sends.buffer.lock:
-        waiting.start()
-        waiting.join(0.01)
-        assert waiting.is_alive(), "the careful way waits for the lock"
+        assert sends.buffer.join(Message("t", b"x")) is None
         assert sends.state() == state
-    waiting.join(10)
-    assert sends.state() != state
+    assert sends.buffer.join(Message("t", b"x")) is not None
+    assert not sends.buffer.lock.locked()
 
 
 def test_a_closed_buffer_takes_nothing():
@@ -330,27 +331,34 @@ def test_a_closed_buffer_takes_nothing():
         sends.send(Message("t", b"x"))
 
 
-def test_it_gives_way_each_so_many_messages():
-    sends = Sends(ROOMY)
+@pytest.mark.parametrize("way", [Ways.PLAIN, FAST])
+def test_it_gives_way_each_so_many_messages(way):
+    sends = Sends(ROOMY, way)
     for _ in range(3 * GIVE_WAY_MESSAGES - 1):
         sends.send(Message("t", b"x" * 36))
     assert sends.gave_way == [100 * GIVE_WAY_MESSAGES] * 2
 
 
-@pytest.mark.parametrize("broken", ["clock_ns", "give_way"])
-def test_an_error_of_those_it_calls_is_told(broken):
+@pytest.mark.parametrize("way", [Ways.PLAIN, FAST])
+@pytest.mark.parametrize("broken", ["clock", "give_way"])
+def test_an_error_of_those_it_calls_is_told_and_the_lock_is_free(broken, way):
     def fail(*_: object) -> int:
         raise RuntimeError(broken)
 
-    sends = Sends(ROOMY)
-    calls: dict[str, Any] = {"clock_ns": sends.clock.monotonic_ns, "give_way": len}
-    short = fast_send(
-        sends.carefully, sends.buffer, sends.topics, options=ROOMY, **(calls | {broken: fail})
-    )
-    assert short is not None
+    sends = Sends(ROOMY, way)
+    loop = ThreadlessLoop(in_loop_thread=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if way is Ways.PLAIN:
+            patch.setattr(admission, "NativeAdmission", None)
+        if broken == "clock":
+            patch.setattr(loop.clock, "monotonic_ns", fail)
+        buffer = SendBuffer(ROOMY, loop, fail if broken == "give_way" else len)
+    buffer.topics.update(sends.topics)
+    sends.carefully(Message("t", b"opens a batch"))
     with pytest.raises(RuntimeError, match=broken):
         for _ in range(GIVE_WAY_MESSAGES + 1):
-            short(Message("t", b"x"))
+            buffer.join(Message("t", b"x"))
+    assert not buffer.lock.locked()
 
 
 def test_threads_lose_nothing_and_no_place_is_given_twice():
@@ -401,121 +409,58 @@ def test_it_goes_with_the_last_who_knows_it():
     sends = Sends()
     sends.send(Message("t", b"x"))
     gc.collect()
-    count = sum(type(one).__name__ == "FastSend" for one in gc.get_objects())
+    kind = type(sends.buffer.join.__self__)
+    count = sum(type(one) is kind for one in gc.get_objects())
     del sends  # a cycle: it has send, which has its method carefully
     gc.collect()
-    assert sum(type(one).__name__ == "FastSend" for one in gc.get_objects()) == count - 1
+    assert sum(type(one) is kind for one in gc.get_objects()) == count - 1
 
 
-def test_classes_of_another_build_are_refused():
-    sends = Sends()
-    buffer = SimpleNamespace(_bytes=0, _admitted_bytes=0, lock=threading.Lock())
-    with pytest.raises((TypeError, AttributeError)):
-        fast_send(
-            sends.carefully,
-            buffer,  # type: ignore[arg-type]
-            sends.topics,
-            clock_ns=sends.clock.monotonic_ns,
-            give_way=len,
-            options=OPTIONS,
-        )
+@needs_c
+def test_what_is_no_open_batch_is_left_alone(way):
+    sends = Sends(way=way)
+    for nothing in (None, "a text", PlainOpenBatch):
+        sends.lanes.sticky.open = nothing
+        assert sends.buffer.join(Message("t", b"x")) is None
+    sends.topics["t"] = SimpleNamespace()
+    with pytest.raises(AttributeError, match="sticky"):
+        sends.buffer.join(Message("t", b"x"))
+    assert not sends.buffer.lock.locked()
 
 
 # ---- At a producer ---------------------------------------------------------------------------
 
 
-def is_short(producer: Producer) -> bool:
-    return "send_async" in vars(producer)
-
-
-def test_a_producer_has_it_while_it_runs(world):
+def test_a_producer_that_ended_lets_nothing_join(world):
     producer = world.producer()
-    assert is_short(producer)
-    documented = inspect.signature(Producer.send_async).parameters
-    assert list(inspect.signature(producer.send_async).parameters) == list(documented)[1:]
     futures = [producer.send_async(Message("t", b"%d" % n, "tag")) for n in range(100)]
     world.run()
     assert [future.result().message_count for future in futures] == [1] * 100
+    producer.send_async(Message("t", b"opens a batch"))
+    kept = producer.send_async
     producer.close()
-    assert not is_short(producer)
     with pytest.raises(ClientClosed):
-        producer.send_async(Message("t", b"x"))
+        kept(Message("t", b"x"))
 
 
-def test_a_forked_producer_has_it_no_more(world):
+def test_a_forked_producer_lets_nothing_join(world):
     producer = world.producer()
+    producer.send_async(Message("t", b"opens a batch"))
     producer.on_fork()
-    assert not is_short(producer)
     with pytest.raises(ClientClosed, match="fork"):
         producer.send_async(Message("t", b"x"))
-
-
-@pytest.mark.parametrize("end", ["close", "on_fork"])
-def test_who_kept_the_fast_path_hears_of_the_end(world, end):
-    producer = world.producer()
-    kept = producer.send_async
-    for _ in range(3):
-        kept(Message("t", b"x"))
-    getattr(producer, end)()
-    with pytest.raises(ClientClosed):
-        kept(Message("t", b"x"))
     producer._state = "running"  # so that it is closed after a "fork", too
 
 
-def test_a_wrapper_of_the_method_sees_every_message(world, monkeypatch):
-    method = Producer.send_async
-    seen: list[Message] = []
-
-    def watched(producer: Producer, message: Message, *args: Any, **wishes: Any) -> SendFuture:
-        seen.append(message)
-        return method(producer, message, *args, **wishes)
-
-    monkeypatch.setattr(Producer, "send_async", watched)
+def test_wishes_are_named(world):
     producer = world.producer()
-    for _ in range(10):
-        producer.send_async(Message("t", b"x"))
-    assert len(seen) == 10
-
-
-def test_a_wrapper_at_the_producer_stays_there(world):
-    producer = world.producer(topic=None)
-    producer.close()
-    producer = Producer(
-        "g", namesrv_addr=world.cluster.namesrv_addr, transport=world.network.transport()
-    )
-    world.producers.append(producer)
-    seen: list[Message] = []
-    vars(producer)["send_async"] = seen.append
-    producer.start()
-    producer.send_async(Message("t", b"x"))
-    producer.close()
-    producer.send_async(Message("t", b"x"))
-    assert len(seen) == 2
+    with pytest.raises(TypeError, match="timeout"):
+        producer.send_async(Message("t", b"x"), timeout=5)
+    with pytest.raises(TypeError):
+        producer.send_async()
 
 
 def test_a_topic_of_a_class_of_the_users_is_kept_as_a_plain_one(world):
     producer = world.producer(topic=None)
     assert world.call(lambda: producer.fetch_publish_queues(Text("t")))
-    assert {type(topic) for topic in producer._topics} == {str}
-
-
-def test_who_has_a_send_async_of_his_own_keeps_it():
-    class Loud(Producer):
-        def send_async(self, message: Message, *args: Any, **wishes: Any) -> SendFuture:
-            raise AssertionError("called")
-
-    producer = Loud("g")
-    producer._shorten()
-    with pytest.raises(AssertionError, match="called"):
-        producer.send_async(Message("t", b"x"))
-    producer.close()
-
-
-def test_without_a_compiler_it_is_the_method(world, monkeypatch):
-    monkeypatch.setattr(fast_send_module, "FastSend", None)
-    assert not is_compiled()
-    producer = world.producer()
-    assert not is_short(producer)
-    futures = [producer.send_async(Message("t", b"%d" % n)) for n in range(100)]
-    world.run()
-    assert all(future.done() for future in futures)
+    assert {type(topic) for topic in producer._buffer.topics} == {str}

@@ -1,0 +1,81 @@
+"""Senders and the client loop share one interpreter: who lets whom have it."""
+
+import threading
+from typing import Final
+
+from mqmesh.transport.interface import Loop
+
+MAX_REQUEST_BYTES: Final = 512 * 1024
+"""A request takes no further batch beyond it. With more, one request would take all that is ready,
+and the broker would have nothing to do from its answer to the next one."""
+GIVE_WAY_BYTES: Final = 256 * 1024
+"""Who is so much ahead of the client loop by single messages lets it do what it has to. With
+less, requests get smaller than they need to be."""
+GIVE_WAY_BATCH_BYTES: Final = 2 * MAX_REQUEST_BYTES
+"""The same of batches that senders make, which come to the client loop encoded."""
+GIVE_WAY_MESSAGES: Final = 512
+"""After so many single messages of a batch it is seen whether that is due; a power of two."""
+GIVE_WAY_S: Final = 0.001
+
+
+class SendPace:
+    """What senders and the client loop know of one another's work.
+
+    Args:
+        loop: The client loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._planned = False
+        self._pumping = False
+        self._ahead_bytes = 0
+        self._turns = 0
+        self._turned = threading.Event()
+        self._turned.set()
+        loop.at_tick_end(self._on_turn)
+
+    def plan(self) -> bool:
+        """A pump is wanted; False when one is planned already. From any thread."""
+        is_new, self._planned = not self._planned, True
+        return is_new
+
+    def begin(self) -> None:
+        """A pump begins, in the client loop."""
+        self._planned = False
+        self._pumping = True
+
+    def end(self) -> None:
+        """It ended."""
+        self._pumping = False
+        self._ahead_bytes = 0
+
+    def give_way(self, size: int, most_ahead: int = GIVE_WAY_BYTES) -> None:
+        """Lets the client loop have the interpreter when it needs it; from any thread.
+
+        A thread that makes messages without a pause keeps the interpreter for 5 ms at a time,
+        in which the client loop can neither send what there is nor see an answer, and the
+        broker has nothing to do. So whoever finds it in the middle of its work waits until its
+        turn is over, or for ``GIVE_WAY_S`` at most; who is ahead of it by ``most_ahead`` also
+        if there is work that it has not begun. It never waits for the broker.
+
+        Args:
+            size: Bytes that were added to the buffer since the last call, about.
+            most_ahead: ``GIVE_WAY_BYTES``, or ``GIVE_WAY_BATCH_BYTES`` for batches.
+        """
+        self._ahead_bytes += size
+        loop = self._loop
+        if loop.in_loop_thread:
+            return
+        turns = self._turns
+        is_ahead = self._ahead_bytes >= most_ahead
+        if self._pumping or (is_ahead and (self._planned or loop.has_news())):
+            self._turned.clear()
+            # It may have ended its turn since it was looked at.
+            if self._turns == turns:
+                self._turned.wait(GIVE_WAY_S)
+
+    def _on_turn(self) -> None:
+        self._turns += 1
+        if not self._turned.is_set():
+            self._turned.set()

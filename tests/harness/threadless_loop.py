@@ -1,0 +1,34 @@
+"""A client loop whose thread is the test."""
+
+from collections.abc import Callable
+
+from mqmesh.testing.clock import ManualClock
+
+
+class ThreadlessLoop:
+    """What senders see of a loop; nothing happens by itself.
+
+    Attributes:
+        clock: Moved by the test.
+        in_loop_thread: Who must not wait.
+        news: What ``has_news`` answers.
+    """
+
+    def __init__(self, *, in_loop_thread: bool = False) -> None:
+        self.clock = ManualClock()
+        self.in_loop_thread = in_loop_thread
+        self.news = False
+        self._tick_ends: list[Callable[[], None]] = []
+
+    def at_tick_end(self, callback: Callable[[], None]) -> None:
+        """Takes who is called at the end of a turn."""
+        self._tick_ends.append(callback)
+
+    def has_news(self) -> bool:
+        """True when a turn would find something."""
+        return self.news
+
+    def end_turn(self) -> None:
+        """A turn ends."""
+        for callback in self._tick_ends:
+            callback()
