@@ -9,12 +9,12 @@ what waits for the disk is done by the chores thread.
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
+from mqmesh.clock import Clock
 from mqmesh.errors import DiskFull, StorageError, TooManyOpenFiles
 from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mqmesh.storage.files.atomic_file import save_document, storage_error
@@ -60,6 +60,7 @@ class Checkpointer:
         flusher: Flusher,
         chores: Chores,
         sync: Sync,
+        clock: Clock,
         interval_ms: int,
         boot_id: bytes,
         dispatched_through: int,
@@ -76,6 +77,7 @@ class Checkpointer:
             flusher: Says how far the log is durable.
             chores: Thread for saving and syncing.
             sync: Makes a descriptor's data durable.
+            clock: For how long work takes.
             interval_ms: From the end of a round to the next.
             boot_id: Of the running system.
             dispatched_through: As the last checkpoint says.
@@ -89,6 +91,7 @@ class Checkpointer:
         self._flusher = flusher
         self._chores = chores
         self._sync = sync
+        self._clock = clock
         self._interval_ms = interval_ms
         self._boot_id = boot_id
         self._dispatched_through = dispatched_through
@@ -123,10 +126,10 @@ class Checkpointer:
             self._begun += 1
             self._round = self._steps()
             self._worked_ns = 0
-        start_ns = time.monotonic_ns()
+        start_ns = self._clock.monotonic_ns()
         try:
             more = next(self._round)
-            self._worked_ns += time.monotonic_ns() - start_ns
+            self._worked_ns += self._clock.monotonic_ns() - start_ns
             return more
         except StopIteration:
             self.finished = self._begun

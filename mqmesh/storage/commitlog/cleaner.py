@@ -266,11 +266,11 @@ class Cleaner:
 
     def _advance(self, log_start: int, moved: set[str], *, forced: bool) -> Iterator[bool]:
         """Moves the beginnings of queues; notes the topics in which there were some."""
-        until_ns = time.monotonic_ns() + MOST_WORKING_NS
+        until_ns = self._clock.monotonic_ns() + MOST_WORKING_NS
         for queue in list(self._queues):
-            if time.monotonic_ns() >= until_ns:
+            if self._clock.monotonic_ns() >= until_ns:
                 yield True
-                until_ns = time.monotonic_ns() + MOST_WORKING_NS
+                until_ns = self._clock.monotonic_ns() + MOST_WORKING_NS
             if self._queues.find(queue.topic, queue.queue_id) is not queue:
                 continue  # deleted meanwhile
             before = queue.first

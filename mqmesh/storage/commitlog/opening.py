@@ -158,7 +158,7 @@ def _open(
     resources.callback(chores.close)
     files = OpenFiles(config.max_open_files)
     resources.callback(files.close)
-    before = _open_files(directory, config, files, chores, machine)
+    before = _open_files(directory, config, files, chores, clock, machine)
     resources.callback(before.checkpoint_file.close)
     checkpoint = before.checkpoint_file.newest
     started_clean = not len(before.segments) if checkpoint is None else checkpoint.clean
@@ -176,7 +176,9 @@ def _open(
         note=lambda offset: before.checkpoint_file.note_synced(recovered.store_id, offset),
     )
     resources.callback(flusher.close)
-    checkpointer = _checkpointer(before, config, commitlog, flusher, chores, recovered, checkpoint)
+    checkpointer = _checkpointer(
+        before, config, commitlog, flusher, chores, clock, recovered, checkpoint
+    )
     cleaner = Cleaner(
         directory=directory / "commitlog",
         config=config,
@@ -254,6 +256,7 @@ def _checkpointer(
     commitlog: CommitLog,
     flusher: Flusher,
     chores: Chores,
+    clock: Clock,
     recovered: Recovered,
     checkpoint: Checkpoint | None,
 ) -> Checkpointer:
@@ -266,6 +269,7 @@ def _checkpointer(
         flusher=flusher,
         chores=chores,
         sync=before.sync,
+        clock=clock,
         interval_ms=config.checkpoint_interval_ms,
         boot_id=before.boot_id,
         dispatched_through=_dispatched_through(checkpoint, recovered),
@@ -286,6 +290,7 @@ def _open_files(
     config: StoreConfig,
     files: OpenFiles,
     chores: Chores,
+    clock: Clock,
     machine: Machine,
 ) -> _Files:
     segments = Segments(
@@ -298,6 +303,7 @@ def _open_files(
         files,
         file_entries=config.mapped_file_size_consume_queue,
         most_unwritten_bytes=config.consume_queue_tail_bytes,
+        clock=clock,
     )
     checkpoint_path = directory / "checkpoint"
     last_alive_ms = None

@@ -10,12 +10,12 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from mqmesh.clock import Clock
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_OFFSET, ConsumeQueue
@@ -48,7 +48,13 @@ class ConsumeQueues:
     """
 
     def __init__(
-        self, root: Path, files: OpenFiles, *, file_entries: int, most_unwritten_bytes: int
+        self,
+        root: Path,
+        files: OpenFiles,
+        *,
+        file_entries: int,
+        most_unwritten_bytes: int,
+        clock: Clock,
     ) -> None:
         """Starts with no queue.
 
@@ -57,9 +63,11 @@ class ConsumeQueues:
             files: Descriptors of their files.
             file_entries: Entries in one file.
             most_unwritten_bytes: Bound of their memory.
+            clock: For how long work takes.
         """
         self._root = root
         self._files = files
+        self._clock = clock
         self._file_entries = file_entries
         self._most_unwritten_bytes = most_unwritten_bytes
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
@@ -210,8 +218,8 @@ class ConsumeQueues:
             DiskFull: No room.
             StorageError: The disk refuses.
         """
-        end_ns = time.monotonic_ns() + MOST_WRITING_NS
-        while self._large and time.monotonic_ns() < end_ns:
+        end_ns = self._clock.monotonic_ns() + MOST_WRITING_NS
+        while self._large and self._clock.monotonic_ns() < end_ns:
             self.write(self._large[-1])
             self._large.pop()
         return not self._large
@@ -229,10 +237,10 @@ class ConsumeQueues:
             DiskFull: No room.
             StorageError: The disk refuses.
         """
-        end_ns = time.monotonic_ns() + MOST_WRITING_NS
+        end_ns = self._clock.monotonic_ns() + MOST_WRITING_NS
         for queue in list(islice(self._dirty, most)):
             self.write(queue)
-            if time.monotonic_ns() > end_ns:
+            if self._clock.monotonic_ns() > end_ns:
                 break
         return not self.crowded
 

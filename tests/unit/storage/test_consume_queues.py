@@ -9,6 +9,7 @@ from mqmesh.storage.queues import consume_queues
 from mqmesh.storage.queues.consume_queue import ENTRY_SIZE, VOID_OFFSET
 from mqmesh.storage.queues.consume_queues import LARGE_TAIL_ENTRIES, ConsumeQueues
 from mqmesh.storage.queues.queue_tail import ROW_BYTES
+from mqmesh.testing.clock import ManualClock
 
 
 @pytest.fixture
@@ -17,7 +18,9 @@ def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumeQueues:
     monkeypatch.setattr(consume_queues, "MOST_WRITING_NS", 60_000_000_000)
     root = tmp_path / "consumequeue"
     root.mkdir()
-    return ConsumeQueues(root, OpenFiles(8), file_entries=1000, most_unwritten_bytes=100_000)
+    return ConsumeQueues(
+        root, OpenFiles(8), file_entries=1000, most_unwritten_bytes=100_000, clock=ManualClock()
+    )
 
 
 def test_queues_are_found_by_topic_and_id(queues: ConsumeQueues) -> None:
