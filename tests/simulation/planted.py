@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from harness.simulation.disk import LoggedStore, LogRecord
+from harness.simulation.real_disk import SteppedFlusher
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
@@ -101,6 +102,22 @@ def _goes_back(was):
     return commit
 
 
+def _before_the_sync(stack):
+    was = SteppedFlusher.written
+
+    def written(self, end, fds, *, urgent=False):
+        was(self, end, fds, urgent=urgent)
+        self.durable_offset = end
+        self._wake()
+
+    stack.enter_context(mock.patch.object(SteppedFlusher, "written", written))
+
+    def bug(run: Run) -> None:
+        run.world.real_store = True
+
+    return bug
+
+
 def _lost_retry(was):
     def send(self, messages):
         if messages.first % 3:
@@ -145,6 +162,7 @@ def _never_asked(was):
 
 BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "an acknowledgement before the write": _store(LateWrites),
+    "an acknowledgement before the sync": _before_the_sync,
     "a commit ahead of the listener": _method(
         ProcessQueue, "commit_offset", _ahead_of_the_listener
     ),

@@ -70,6 +70,25 @@ class Disk:
         self.on_failure: Callable[[], None] = _nothing
         self.opener: Callable[..., LoggedStore] = LoggedStore
 
+    def opener_for(self, node: SimulatedNode) -> Callable[..., MessageStore]:
+        """What a broker opens its store with; see ``mqmesh.storage.backends.open_store``."""
+
+        def open_it(
+            backend: str,
+            directory: Path,
+            config: StoreConfig,
+            *,
+            clock: Clock,
+            wake: Wake,
+            on_progress: OnProgress,
+        ) -> MessageStore:
+            return self.opener(self, node, config, clock=clock, wake=wake)
+
+        return open_it
+
+    def release(self) -> None:
+        """Nothing is held."""
+
     def lose_power(self, chance: Callable[[int], int]) -> None:
         """Keeps what was synced, and a part of the rest; the record behind it may be torn.
 
@@ -276,23 +295,6 @@ class LoggedStore(MemoryStore):
         header: BatchHeader = check_stored(record.data)
         plain = BatchToPut(record.topic, record.queue_id, header, record.data, record.tag_hashes)
         MemoryStore.put(self, [plain], header.store_timestamp)
-
-
-def store_opener(disk: Disk, node: SimulatedNode) -> Callable[..., MessageStore]:
-    """What a broker opens its store with; see ``mqmesh.storage.backends.open_store``."""
-
-    def open_it(
-        backend: str,
-        directory: Path,
-        config: StoreConfig,
-        *,
-        clock: Clock,
-        wake: Wake,
-        on_progress: OnProgress,
-    ) -> MessageStore:
-        return disk.opener(disk, node, config, clock=clock, wake=wake)
-
-    return open_it
 
 
 def _nothing() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk, store_opener
+from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk
+from harness.simulation.real_disk import SMALL_FILES, RealDisk
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.server import BrokerServer
@@ -114,17 +115,21 @@ class World:
         seed: Decides what is left to chance.
         folder: For what roles keep in files.
         sync_flush: Brokers answer sends when they are on disk.
+        real_store: Brokers have a ``CommitLogStore``, not a light one.
 
     Attributes:
         disks: Of the brokers, by name.
         failures: Exceptions in callbacks of any node: each is a bug.
     """
 
-    def __init__(self, seed: int, folder: Path, *, sync_flush: bool = False) -> None:
+    def __init__(
+        self, seed: int, folder: Path, *, sync_flush: bool = False, real_store: bool = False
+    ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.folder = folder
         self.sync_flush = sync_flush
+        self.real_store = real_store
         self.disks: dict[str, Disk] = {}
         self.namesrvs: list[Process] = []
         self.brokers: dict[str, Process] = {}
@@ -180,7 +185,12 @@ class World:
 
     def add_broker(self, name: str) -> Process:
         """A broker and its disk."""
-        disk = self.disks[name] = Disk()
+        if self.real_store:
+            seed = self.simulation.random.getrandbits(32)
+            disk: Disk = RealDisk(self.folder / f"{name}-disk", seed)
+        else:
+            disk = Disk()
+        self.disks[name] = disk
         disk.slowest_sync_ms = self.simulation.random.choice(SLOWEST_SYNCS_MS)
         config = BrokerConfig(
             broker_name=name,
@@ -194,6 +204,7 @@ class World:
                 flush_disk_type=FlushDiskType.SYNC_FLUSH
                 if self.sync_flush
                 else FlushDiskType.ASYNC_FLUSH,
+                **SMALL_FILES,
             ),
             transaction_timeout_ms=2_000,
             transaction_check_interval_ms=3_000,
@@ -201,7 +212,7 @@ class World:
 
         def make(transport: SimulatedTransport) -> BrokerServer:
             self.transports.append(transport)
-            opener = store_opener(disk, transport.node)
+            opener = disk.opener_for(transport.node)
             return self.make_broker(config, transport, opener=opener)
 
         process = self.brokers[name] = Process(self, name, make)
