@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 400
-"""They take some 80 s of two processors."""
+SEEDS = 360
+"""They take some 85 s of two processors."""
 
 TESTS = Path(__file__).resolve().parent.parent
 
