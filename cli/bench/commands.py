@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mqmesh.errors import ClientError, MQMeshError, NoRoute, TransportError
+from mqmesh.errors import ClientError, MQMeshError
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
@@ -341,15 +341,10 @@ def _bench(
     """The topic to use: one that exists, or one made for this and deleted afterwards."""
     name = topic or f"{TOPIC_PREFIX}{secrets.token_hex(8)}"
     with Interrupt() as interrupt, AdminClient(namesrv) as admin:
-        try:
-            if topic is None:
-                admin.create_topic(name, queues=max(queues, clients))
-            else:
-                admin.route(topic)
-        except (NoRoute, TransportError) as error:
-            raise ClientError(
-                f"{error}; a benchmark needs a running cluster, `mqmesh up` starts one here"
-            ) from error
+        if topic is None:
+            admin.create_topic(name, queues=max(queues, clients))
+        else:
+            admin.route(topic)
         try:
             yield name, interrupt
         finally:
