@@ -94,24 +94,26 @@ ANYBODY: Final = Principal("anybody")
 """Who connects without a proof."""
 
 
-class Request(msgspec.Struct, frozen=True, gc=False):
+class Request(msgspec.Struct, gc=False):
     """A request as a server's handler sees it.
 
     Attributes:
         peer: Routing id of the connection it came by; good for answering, not an identity.
         command: The decoded frame.
         principal: Who asks; rights are given to principals.
+        received_ns: When it came to its handler, monotonic clock; 0 before.
     """
 
     peer: bytes
     command: Command
     principal: Principal = ANYBODY
+    received_ns: int = 0
 
     def without_frame(self) -> "Request":
         """The request for a later answer: it does not keep the frame's memory alive."""
         asked = self.command
         bare = Command(asked.code, asked.opaque, asked.flags, _NOTHING, _NOTHING)
-        return Request(self.peer, bare, self.principal)
+        return Request(self.peer, bare, self.principal, self.received_ns)
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

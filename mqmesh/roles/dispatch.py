@@ -11,7 +11,16 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable
-from mqmesh.figures import LabelValues, Measured, counter, gauge
+from mqmesh.figures import (
+    LATENCY_BOUNDS_MS,
+    Distribution,
+    Histogram,
+    LabelValues,
+    Measured,
+    counter,
+    gauge,
+    histogram,
+)
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal, Reply, Request
 from mqmesh.protocol.commands import CommandSpec, ServedBy, served_by
@@ -20,6 +29,8 @@ Handler = Callable[[Request, Any], Reply | None]
 Serve = Callable[[Request], Reply | None]
 
 _NS_PER_MS: Final = 1_000_000
+_LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
+"""They may wait for something to answer with, which says nothing of the server."""
 
 
 class Authorizer(Protocol):
@@ -45,6 +56,10 @@ class AllowAll:
         """Permits it."""
 
 
+def _latencies() -> Histogram:
+    return Histogram(LATENCY_BOUNDS_MS)
+
+
 class CommandCount(msgspec.Struct):
     """What came of one command.
 
@@ -53,12 +68,16 @@ class CommandCount(msgspec.Struct):
         failures: Refused at once, or failed; refusals that come later are not counted here.
         spent_ns: Time of its handler altogether.
         longest_ns: The longest of them.
+        latency: From its handler's beginning to its answer, in ms.
+        held_latency: The same of those that waited for something to answer with.
     """
 
     requests: int = 0
     failures: int = 0
     spent_ns: int = 0
     longest_ns: int = 0
+    latency: Histogram = msgspec.field(default_factory=_latencies)
+    held_latency: Histogram = msgspec.field(default_factory=_latencies)
 
 
 class Dispatch:
@@ -83,6 +102,10 @@ class Dispatch:
         self._authorizer = authorizer or AllowAll()
         self.handlers: dict[int, Serve] = {}
         self.counts = {code: CommandCount() for code in self._specs}
+        self._observe_later = {
+            int(code): (count.held_latency if code in _LONG_POLLING else count.latency).observe
+            for code, count in self.counts.items()
+        }
 
     def open(self, handlers: Mapping[RequestCode, Handler]) -> None:
         """Serves these commands from now on, those that had handlers before too."""
@@ -101,17 +124,26 @@ class Dispatch:
 
         self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
 
+    def answered(self, request: Request) -> None:
+        """A request gets its answer, or its error, that its handler did not give at once."""
+        took_ns = self._now_ns() - request.received_ns
+        self._observe_later[request.command.code](took_ns / _NS_PER_MS)
+
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
         # A closure rather than methods: this is on the way of every send and pull.
         decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
         count = self.counts[spec.code]
+        observe = count.latency.observe
 
         def serve(request: Request) -> Reply | None:
-            began_ns = now_ns()
+            began_ns = request.received_ns = now_ns()
+            is_answered = True
             try:
                 header = decode(request.command.header)
                 check(request.principal, spec, header)
-                return handler(request, header)
+                reply = handler(request, header)
+                is_answered = reply is not None
+                return reply
             except BaseException:
                 count.failures += 1
                 raise
@@ -121,6 +153,8 @@ class Dispatch:
                 count.spent_ns += spent_ns
                 if spent_ns > count.longest_ns:
                     count.longest_ns = spent_ns
+                if is_answered:
+                    observe(spent_ns / _NS_PER_MS)
 
         return serve
 
@@ -132,6 +166,17 @@ def _by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[L
 
 def _ms_by_command(counts: Mapping[RequestCode, CommandCount], name: str) -> dict[LabelValues, int]:
     return {labels: ns // _NS_PER_MS for labels, ns in _by_command(counts, name).items()}
+
+
+def _latency_by_command(
+    counts: Mapping[RequestCode, CommandCount],
+) -> dict[LabelValues, Distribution]:
+    met = [
+        ((code.name.lower(), held), meter.read())
+        for code, count in counts.items()
+        for held, meter in (("false", count.latency), ("true", count.held_latency))
+    ]
+    return {labels: told for labels, told in met if told.count}
 
 
 FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
@@ -153,6 +198,14 @@ FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         lambda counts: _ms_by_command(counts, "spent_ns"),
         unit="ms",
         labels=("request_code",),
+    ),
+    histogram(
+        "command_latency_ms",
+        "from a request to its answer",
+        _latency_by_command,
+        unit="ms",
+        labels=("request_code", "is_long_polling"),
+        metric="rocketmq_rpc_latency",
     ),
     gauge(
         "command_longest_ms",

@@ -131,11 +131,13 @@ class RoleShell:
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; once it is closed nobody is there."""
         if self.server is not None:
+            self.dispatch.answered(request)
             self.server.reply(request, reply)
 
     def fail(self, request: Request, error: Exception) -> None:
         """Answers a request with an error."""
         if self.server is not None:
+            self.dispatch.answered(request)
             self.server.fail(request, error)
 
     def _ping(self, request: Request, header: None) -> Reply:

@@ -259,7 +259,13 @@ class BrokerServer:
             producer_keys=ProducerKeys(config.max_producers_per_connection),
             metas=MetaCache(),
             stats=BrokerStats(),
-            wire=Wire(server.reply, server.fail, server.notify, server.note_refusal, server.room),
+            wire=Wire(
+                self._shell.reply,
+                self._shell.fail,
+                server.notify,
+                server.note_refusal,
+                server.room,
+            ),
             state=tables.state,
             creation_rates=CreationRates(config.auto_topics_per_minute),
             admission=SendAdmission(

@@ -6,6 +6,7 @@ import pytest
 
 from mqmesh.errors import BrokerNotAvailable, NoPermission, RemoteProtocolError
 from mqmesh.figures import FigureBoard, FigureSample
+from mqmesh.protocol.admin import GetTopicConfigRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     ANYBODY,
@@ -100,6 +101,44 @@ def test_commands_are_counted_and_timed_also_those_that_fail():
     assert samples["command_failures_total"] == [FigureSample(labels, 1)]
     assert samples["command_spent_ms_total"] == [FigureSample(labels, 16)]
     assert samples["command_longest_ms"] == [FigureSample(labels, 10)]
+
+
+def latencies(dispatch) -> dict[tuple[str, ...], tuple[int, ...]]:
+    board = FigureBoard()
+    board.add(FIGURES, lambda: dispatch.counts)
+    (told,) = (one for one in board.read() if one.figure.name == "command_latency_ms")
+    return {one.labels: one.value.counts for one in told.samples}
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "held"),
+    [
+        (RequestCode.PULL_MESSAGE, PULL, "true"),
+        (RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequest("t"), "false"),
+    ],
+)
+def test_the_latency_of_what_is_answered_later_ends_with_its_answer(code, header, held):
+    ticks = Ticks()
+    dispatch = Dispatch(ServedBy.BROKER, ticks)
+    dispatch.open({code: lambda request, header: None})
+    request = request_of(code, header)
+    assert dispatch.handlers[code](request) is None
+    assert latencies(dispatch) == {}
+    later = request.without_frame()
+    ticks.now_ns += 8_000_000
+    dispatch.answered(later)
+    # Ticks: the beginning, the handler's end, and the answer; 10 ms are the sixth bound.
+    assert latencies(dispatch) == {(code.name.lower(), held): (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)}
+
+
+def test_the_latency_of_what_is_answered_or_refused_at_once_ends_there():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks())
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: EMPTY_REPLY})
+    dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, PULL))
+    with pytest.raises(RemoteProtocolError):
+        dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, b"x"))
+    counts = latencies(dispatch)
+    assert counts == {("pull_message", "false"): (0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)}
 
 
 def test_a_role_that_cannot_serve_refuses_all_but_ping_with_its_reason():

@@ -79,3 +79,18 @@ def test_a_topic_is_forgotten():
     pulls.note("g", "u", 0, 1, 1, 0)
     pulls.forget_topic("t")
     assert (pulls.pull_offset("g", "t", 0), pulls.pull_offset("g", "u", 0)) == (-1, 1)
+
+
+def test_what_a_group_got_of_a_topic_is_added_up_until_the_topic_goes():
+    pulls = GroupPulls()
+    for group, topic, count in (("g", "t", 3), ("g", "t", 4), ("g", "u", 5), ("h", "t", 6)):
+        pulls.note(group, topic, 0, count, count, 0)
+        pulls.note_bytes(group, topic, count, 100 * count)
+    told = {(topic, group): one for topic, group, one in pulls.handed_out()}
+    assert {key: (one.messages, one.stored_bytes) for key, one in told.items()} == {
+        ("t", "g"): (7, 700),
+        ("u", "g"): (5, 500),
+        ("t", "h"): (6, 600),
+    }
+    pulls.forget_topic("t")
+    assert [(topic, group) for topic, group, _ in pulls.handed_out()] == [("u", "g")]

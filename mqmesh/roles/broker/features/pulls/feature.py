@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from mqmesh.figures import counter, gauge
+from mqmesh.figures import LabelValues, counter, gauge
+from mqmesh.message import is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -18,6 +19,15 @@ def _forget_peer(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     context.turns.release_peer(peer)
     context.filter_servers.on_disconnect(peer)
 
+
+def _by_group(context: BrokerContext, name: str) -> dict[LabelValues, int]:
+    return {
+        (topic, group, str(is_system_topic(topic)).lower()): getattr(handed_out, name)
+        for topic, group, handed_out in context.pulls.handed_out()
+    }
+
+
+_GROUP_LABELS: Final = ("topic", "consumer_group", "is_system")
 
 PULLS: Final = Feature(
     commands={
@@ -91,6 +101,22 @@ PULLS: Final = Feature(
             "messages that filters did not want, likewise",
             lambda broker: sum(one.passed_over for one in broker.filter_servers.told),
             unit="messages",
+        ),
+        counter(
+            "group_get_messages_total",
+            "messages handed out to a group",
+            lambda broker: _by_group(broker, "messages"),
+            unit="messages",
+            labels=_GROUP_LABELS,
+            metric="rocketmq_messages_out_total",
+        ),
+        counter(
+            "group_get_bytes_total",
+            "bytes handed out to a group",
+            lambda broker: _by_group(broker, "stored_bytes"),
+            unit="bytes",
+            labels=_GROUP_LABELS,
+            metric="rocketmq_throughput_out_total",
         ),
     ),
 )

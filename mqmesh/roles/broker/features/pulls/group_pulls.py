@@ -4,7 +4,10 @@ It is noted with every pull that found something, so it costs a few dict look-up
 Nothing of it is kept over a restart: it serves administrators, no decision rests on it.
 """
 
+from collections.abc import Iterator
 from typing import Final
+
+import msgspec
 
 WINDOW_S: Final = 10
 """Rates are those of so many whole seconds."""
@@ -12,11 +15,24 @@ ACTIVE_MS: Final = 60_000
 """A group that pulled so recently may have a consumer that no heartbeat told of."""
 
 
+class HandedOut(msgspec.Struct, gc=False):
+    """What a group got of a topic.
+
+    Attributes:
+        messages: Handed out to it; those of a filter that it did not want are not among them.
+        stored_bytes: Their batches' bytes.
+    """
+
+    messages: int = 0
+    stored_bytes: int = 0
+
+
 class _PullingGroup:
-    __slots__ = ("buckets", "first_s", "offsets", "second", "seen_ms")
+    __slots__ = ("buckets", "first_s", "handed_out", "offsets", "second", "seen_ms")
 
     def __init__(self, now_s: int) -> None:
         self.offsets: dict[tuple[str, int], int] = {}
+        self.handed_out: dict[str, HandedOut] = {}
         self.buckets = [0] * (WINDOW_S + 1)
         self.second = self.first_s = now_s
         self.seen_ms = 0
@@ -69,6 +85,28 @@ class GroupPulls:
         if self._count > self._most and len(self._groups) > 1:
             self.forget(next(name for name in self._groups if name != group))
 
+    def note_bytes(self, group: str, topic: str, count: int, size: int) -> None:
+        """Messages that a pull found leave, once it was noted.
+
+        Args:
+            group: Consumer group.
+            topic: Of the queue.
+            count: Messages.
+            size: Their batches' bytes.
+        """
+        handed_out = self._groups[group].handed_out
+        one = handed_out.get(topic)
+        if one is None:
+            one = handed_out[topic] = HandedOut()
+        one.messages += count
+        one.stored_bytes += size
+
+    def handed_out(self) -> Iterator[tuple[str, str, HandedOut]]:
+        """What each group got of each topic: topic, group, and how much."""
+        for group, one in self._groups.items():
+            for topic, handed_out in one.handed_out.items():
+                yield topic, group, handed_out
+
     def pull_offset(self, group: str, topic: str, queue_id: int) -> int:
         """Behind the last message handed out to a group, -1 for none."""
         one = self._groups.get(group)
@@ -107,6 +145,7 @@ class GroupPulls:
     def forget_topic(self, topic: str) -> None:
         """Forgets the queues of a topic."""
         for one in self._groups.values():
+            one.handed_out.pop(topic, None)
             for key in [key for key in one.offsets if key[0] == topic]:
                 del one.offsets[key]
                 self._count -= 1

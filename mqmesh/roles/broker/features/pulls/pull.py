@@ -173,6 +173,7 @@ def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: i
         context.turns.left -= size
         topic.get_messages += result.message_count
         topic.get_bytes += size
+        context.pulls.note_bytes(pull.group, pull.topic, result.message_count, size)
         total = context.stats.total
         total.get_messages += result.message_count
         total.get_bytes += size

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from mqmesh.figures import counter, gauge
+from mqmesh.figures import LabelValues, counter, gauge
+from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn, Feature
@@ -30,6 +31,23 @@ def _answer_all(context: BrokerContext) -> None:
     wait_ms = context.config.sync_flush_timeout_ms
     storing.answer_expired(context, context.clock.monotonic_ms() + wait_ms)
 
+
+def _by_topic(context: BrokerContext, name: str) -> dict[LabelValues, int]:
+    return {
+        _topic_labels(topic.config.topic): getattr(topic, name)
+        for topic in context.topics
+        if topic.put_messages
+    }
+
+
+def _topic_labels(topic: str) -> LabelValues:
+    kind = _MESSAGE_TYPES.get(topic, "normal")
+    return (topic, kind, str(is_system_topic(topic)).lower())
+
+
+_MESSAGE_TYPES: Final = {SCHEDULE_TOPIC: "delay", TRANS_HALF_TOPIC: "transaction"}
+"""Others hold what has become an ordinary message."""
+_TOPIC_LABELS: Final = ("topic", "message_type", "is_system")
 
 SENDS: Final = Feature(
     commands={
@@ -109,6 +127,22 @@ SENDS: Final = Feature(
             "bytes stored, of late",
             lambda broker: broker.stats.rate("put_bytes"),
             unit="bytes",
+        ),
+        counter(
+            "topic_put_messages_total",
+            "messages stored",
+            lambda broker: _by_topic(broker, "put_messages"),
+            unit="messages",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_messages_in_total",
+        ),
+        counter(
+            "topic_put_bytes_total",
+            "their size in the log",
+            lambda broker: _by_topic(broker, "put_bytes"),
+            unit="bytes",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_throughput_in_total",
         ),
     ),
 )

@@ -3,7 +3,7 @@
 The table is kept in the log, see ``state_log``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -81,6 +81,9 @@ class TopicTable:
 
     def __len__(self) -> int:
         return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
 
     def get(self, name: str) -> Topic | None:
         """One topic, or None."""

@@ -190,7 +190,11 @@ def test_figures_are_told_by_name(stage):
 def test_numbers_are_told_as_numbers_and_identities_as_texts(stage):
     stage.send(stage.batch())
     told = {one.figure.name: one for one in readings_of(stage)}
-    texts = {name for name, one in told.items() if isinstance(one.samples[0].value, str)}
+    texts = {
+        name
+        for name, one in told.items()
+        if any(isinstance(sample.value, str) for sample in one.samples)
+    }
     assert texts == {
         "cluster_name",
         "broker_name",
@@ -224,3 +228,14 @@ def test_every_counter_of_a_broker_is_a_figure(stage):
     figures = readings_of(stage)
     for number, name in enumerate(total.__struct_fields__, 1):
         assert figures[f"{name}_total"] == number, name
+
+
+def test_messages_and_bytes_are_counted_by_topic_and_by_group(stage):
+    stage.send(stage.batch(bodies=(b"a", b"b")))
+    reply = stage.answer(stage.begin_pull())
+    size = sum(map(len, reply.body))
+    figures = readings_of(stage)
+    assert figures.number("topic_put_messages_total", "t", "normal", "false") == 2
+    assert figures.number("topic_put_bytes_total", "t", "normal", "false") == size
+    assert figures.number("group_get_messages_total", "t", "g", "false") == 2
+    assert figures.number("group_get_bytes_total", "t", "g", "false") == size
