@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 from harness.kill_points import KillPoints
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
-from mqmesh.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StorageError
+from mqmesh.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StorageError, StoreClosed
 from mqmesh.storage.commitlog.cut_files import KEPT_MS, remove_old_cuts
 from mqmesh.storage.commitlog.store import CommitLogStore
-from mqmesh.storage.interface import EpochStart, LogChunk, PutStatus
+from mqmesh.storage.interface import EpochStart, FlushDiskType, LogChunk, PutStatus
+from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.epochs import CommonEnd, common_end
 from mqmesh.storage.log.marker import MarkerKind, decode_marker
+from mqmesh.storage.log.tail_cut import TailCut
+from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.testing.store_contract import NOW, make_batch
 
 
@@ -287,7 +291,7 @@ def test_a_log_that_was_cut_anywhere_is_as_if_it_had_never_been_longer(files, is
     if is_settled:
         settle(store)
     every = places(store)
-    for place in every[1::3]:
+    for place in every[:1] + every[1::3]:
         copy = files.copy()
         cut = copy.open()
         cut.truncate(place)
@@ -331,8 +335,31 @@ def test_without_room_for_what_is_to_be_kept_nothing_is_cut(files, monkeypatch):
     assert files.copy().open().queue_bounds("topic", 0) == (0, 3)
 
 
+def test_a_cut_that_fails_closes_the_store_and_is_done_by_the_next_start(files, monkeypatch):
+    store = files.open()
+    offsets = put_bodies(store, ["one", "two", "three"])
+
+    def fail(self):
+        raise StorageError("the disk refuses")
+
+    monkeypatch.setattr(TailCut, "clear", fail)
+    with pytest.raises(StorageError, match="refuses"):
+        store.truncate(offsets[1])
+    with pytest.raises(StoreClosed):
+        store.put([make_batch(["four"])], NOW)
+    store.close()
+    monkeypatch.undo()
+    again = files.open()
+    assert deliverable(again) == {0: "one"}
+    assert end_of(again) == offsets[1]
+
+
+@pytest.mark.parametrize("is_other_boot", [False, True])
 def test_a_cut_that_dies_anywhere_is_done_by_the_next_start_or_was_not_begun(
-    files: StoreFiles, kill_points: KillPoints
+    files: StoreFiles,
+    kill_points: KillPoints,
+    monkeypatch: pytest.MonkeyPatch,
+    is_other_boot: bool,
 ) -> None:
     store = files.open()
     workload(store, range(8))
@@ -346,6 +373,9 @@ def test_a_cut_that_dies_anywhere_is_done_by_the_next_start_or_was_not_begun(
     store.truncate(place)
     idle = (files.directory / "log-cut").read_bytes()
     outcomes = set()
+    if is_other_boot:
+        boot = "mqmesh.storage.commitlog.opening.read_boot_id"
+        monkeypatch.setattr(boot, lambda: b"another boot id.")
     for copy, note in kill_points.stop():
         again = copy.open()
         outcomes.add(end_of(again))
@@ -376,6 +406,62 @@ def test_a_follower_that_dies_anywhere_goes_on_with_its_leaders_log(
         replicate(pair.leader, again, 9_000)
         assert log_of(again) == log_of(pair.leader)
         assert state_of(again) == state_of(pair.leader)
+
+
+def test_without_room_nothing_is_added_and_later_it_is(pair, monkeypatch):
+    put_bodies(pair.leader, ["one", "two"])
+    chunk = pair.leader.read_raw(0, max_bytes=1 << 20)
+
+    def refuse(*arguments):
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(CommitLog, "take_room", refuse)
+    with pytest.raises(DiskFull):
+        pair.follower.append_raw(chunk)
+    monkeypatch.undo()
+    for error in (OSError(errno.EIO, "broken"), OSError(errno.ENOSPC, "full")):
+
+        def fail(*arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(CommitLog, "write", fail)
+        with pytest.raises(StorageError):
+            pair.follower.append_raw(chunk)
+        monkeypatch.undo()
+    assert (end_of(pair.follower), deliverable(pair.follower)) == (0, {})
+    pair.follower.append_raw(chunk)
+    pair.assert_equal()
+
+
+def test_records_that_cannot_be_applied_stop_the_store_and_the_next_start_applies_them(
+    pair, monkeypatch
+):
+    put_bodies(pair.leader, ["one", "two"])
+
+    def fail(*arguments):
+        raise StorageError("the disk refuses")
+
+    monkeypatch.setattr(ConsumeQueues, "append", fail)
+    with pytest.raises(StoreClosed, match="cannot be applied"):
+        pair.replicate()
+    monkeypatch.undo()
+    with pytest.raises(StoreClosed):
+        pair.follower.put([make_batch()], NOW)
+    pair.follower.close()
+    again = pair.follower_files.open()
+    assert deliverable(again) == {0: "one", 1: "two"}
+
+
+def test_what_a_follower_shows_is_on_its_disk_with_sync_flush(files):
+    files.config = msgspec.structs.replace(files.config, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    pair = Pair(files)
+    put_bodies(pair.leader, ["one"])
+    pair.follower._flusher.close()  # from here on nothing is synced
+    pair.replicate()
+    assert pair.follower.queue_bounds("topic", 0) == (0, 0)
+    pair.follower_files.close()
+    assert deliverable(pair.follower_files.open()) == {0: "one"}
+    pair.follower_files.close()
 
 
 def test_epochs_that_are_lost_are_read_from_the_log(files):

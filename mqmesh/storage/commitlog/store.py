@@ -380,9 +380,15 @@ class CommitLogStore(MessageStore):
         if not records:
             return
         self._log.append_raw(chunk)
-        for record in records:
-            self._applier.apply(record)
         self._tell_flusher()
+        try:
+            for record in records:
+                self._applier.apply(record)
+        except (StorageError, OSError) as error:
+            # The log has what queues lack; the next start makes them one.
+            self._failure = f"records were added that cannot be applied: {error}"
+            log.critical("the store stops: %s", self._failure)
+            raise StoreClosed(self._failure) from error
 
     def truncate(self, end_offset: CommitLogOffset) -> None:
         """See ``ReplicableLog.truncate``."""

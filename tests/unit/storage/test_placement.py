@@ -1,0 +1,93 @@
+"""Batches get their offsets; nothing is written, and what was noted can be taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.batch.record_batch import Attributes, check_stored
+from mqmesh.errors import DiskFull
+from mqmesh.storage.interface import PutStatus
+from mqmesh.storage.queues.placement import InARow, Placement
+from mqmesh.storage.queues.producer_states import ProducerStates
+from mqmesh.testing.store_contract import NOW, make_batch
+
+
+class Queue:
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.states = ProducerStates(100)
+        self.queues = {("a", 0): Queue(7), ("b", 1): Queue(0)}
+        self.placement = Placement(
+            self.states, lambda *key: self.queues[key], store_id=9, max_batch_bytes=1_000
+        )
+        self.placed: list = []
+
+    def place(self, places, batches):
+        return self.placement.place(places, batches, NOW, 3, self.placed)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_batches_stand_one_behind_the_other_in_log_and_queue(scene):
+    batches = [
+        make_batch(["x", "y"], topic="a", first_sequence=0),
+        make_batch(["z"], topic="b", queue_id=1),
+        make_batch(["w"], topic="a", first_sequence=2),
+    ]
+    places = InARow(500)
+    results = scene.place(places, batches)
+    assert [result.base_queue_offset for result in results] == [7, 0, 9]
+    position = 500
+    for batch, result, data in zip(batches, results, places.records(), strict=True):
+        header = check_stored(data)
+        assert (header.commitlog_offset, result.commitlog_offset) == (position, position)
+        assert (header.base_queue_offset, header.epoch) == (result.base_queue_offset, 3)
+        assert (header.store_id, header.store_timestamp) == (9, NOW)
+        assert data[48:] == bytes(batch.data)[48:]
+        position += len(data)
+        assert result.end_offset == position
+    assert places.end == position
+    # Whoever writes them moves the ends.
+    assert [queue.end for queue in scene.queues.values()] == [7, 0]
+    a, b = scene.queues.values()
+    assert [queue for _, queue, _ in scene.placed] == [a, b, a]
+
+
+def test_what_is_known_or_too_large_gets_no_place(scene):
+    batch = make_batch(["x"], topic="a")
+    again = make_batch(["x"], topic="a", attributes=int(Attributes.REDELIVERED))
+    large = make_batch(["x" * 1_000], topic="a", first_sequence=1)
+    other = make_batch(["other"], topic="a")
+    results = scene.place(InARow(0), [batch, batch, again, large, other])
+    assert [result.status for result in results] == [
+        PutStatus.PUT_OK,
+        PutStatus.DUPLICATE,
+        PutStatus.PUT_OK,
+        PutStatus.MESSAGE_ILLEGAL,
+        PutStatus.SEQUENCE_CONFLICT,
+    ]
+    assert results[1].base_queue_offset == 7
+    assert scene.placement.duplicates == 1
+    assert len(scene.placed) == 2
+
+
+def test_what_finds_no_room_is_not_remembered(scene):
+    class Full(InARow):
+        def place(self, size):
+            if self.pieces:
+                raise DiskFull("no room")
+            return super().place(size)
+
+    batches = [make_batch(["x"], topic="a"), make_batch(["y"], topic="a", first_sequence=1)]
+    with pytest.raises(DiskFull):
+        scene.place(Full(100), batches)
+    assert len(scene.placed) == 1 and len(scene.states) == 1
+    scene.placement.take_back(scene.placed, 100)
+    assert len(scene.states) == 0
