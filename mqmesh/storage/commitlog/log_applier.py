@@ -6,7 +6,7 @@ same whoever made them, and whoever has the log has everything.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from mqmesh.batch.payload import MAX_MESSAGES
@@ -14,12 +14,15 @@ from mqmesh.batch.record_batch import HEADER_SIZE, Attributes, BatchHeader, read
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch
 from mqmesh.storage.commitlog.damage import DamageList
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.marker import MarkerKind
 from mqmesh.storage.log.record import Record
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.storage.queues.placement import Placed
 from mqmesh.storage.queues.producer_states import ProducerStates, stored_batch
+from mqmesh.units import CommitLogOffset
 
 MOST_TAILS_AT_ONCE: Final = 256
 MOST_LOST_UNSEEN: Final = 1 << 20
@@ -99,23 +102,21 @@ class LogApplier:
             self._queues.write_large()
             self._queues.write_oldest(MOST_TAILS_AT_ONCE)
 
-    def append(
-        self, queue: ConsumeQueue, start: int, size: int, message_count: int, tag_hashes: bytes
-    ) -> None:
-        """Adds a batch that is in the log to its queue.
+    def add(self, placed: Iterable[Placed[ConsumeQueue]]) -> None:
+        """Adds batches that are in the log now to their queues.
 
         Args:
-            queue: Its queue; the batch follows what is there.
-            start: Commit-log offset of the batch.
-            size: In bytes.
-            message_count: Messages in it.
-            tag_hashes: As in its meta.
+            placed: From ``Placement``, which has noted them for their producers.
         """
-        self._queues.append(queue, start, size, message_count, tag_hashes)
-        if self._waits_for_disk:
-            self._unseen.append((start + size, queue, queue.end))
-        else:
-            queue.visible = queue.end
+        append, waits_for_disk = self._queues.append, self._waits_for_disk
+        for batch, queue, result in placed:
+            header = batch.header
+            start, size = result.commitlog_offset, header.total_size
+            append(queue, start, size, header.message_count, batch.tag_hashes)
+            if waits_for_disk:
+                self._unseen.append((result.end_offset, queue, queue.end))
+            else:
+                queue.visible = queue.end
 
     def see(self, durable_offset: int) -> None:
         """Lets consumers see what has become durable."""
@@ -165,12 +166,12 @@ class LogApplier:
             queue.rewind(base)
         if base >= queue.end:
             self._queues.skip_to(queue, base)
-            self.append(
-                queue, record.start, header.total_size, header.message_count, meta.tag_hashes
-            )
+            batch = BatchToPut(topic, queue_id, header, record.data, meta.tag_hashes)
+            ok, start, end = PutStatus.PUT_OK, header.commitlog_offset, CommitLogOffset(record.end)
+            result = PutResult(ok, header.base_queue_offset, start, end, header.store_timestamp)
+            self.add([(batch, queue, result)])
         if not header.attributes & _REDELIVERED:
-            stored = stored_batch(header)
-            self._states.note(topic, queue_id, header.producer_id, stored)
+            self._states.note(topic, queue_id, header.producer_id, stored_batch(header))
 
     def _most_lost_messages(self) -> int:
         """By how much a queue may go on behind its end: what the damaged bytes held at most.

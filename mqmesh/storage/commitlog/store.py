@@ -192,18 +192,10 @@ class CommitLogStore(MessageStore):
         except StorageError:
             self._placement.take_back(placed, start)
             raise
-        for batch, queue, result in placed:
-            header = batch.header
-            self._applier.append(
-                queue,
-                result.commitlog_offset,
-                header.total_size,
-                header.message_count,
-                batch.tag_hashes,
-            )
-            self._put_messages += header.message_count
         if placed:
+            self._applier.add(placed)
             self._put_batches += len(placed)
+            self._put_messages += sum([batch.header.message_count for batch, _, _ in placed])
             self._tell_flusher()
         return results
 
