@@ -61,15 +61,19 @@ class TailCut:
         self._path = path
         self._segments = segments
         self.end_offset: int | None = None
+        data = b""
         try:
-            found = _decode(path.read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError:
-            self._note(NO_CUT)
-            return
+            pass  # a new store
         except OSError as error:
             raise storage_error(error, f"{path} cannot be read") from error
+        found = _decode(data)
         if found is None:
-            log.error("%s is damaged; a cut of the log's end that was going on stays undone", path)
+            # An empty one is of a store that was killed while it was made.
+            if data:
+                log.error("%s is damaged; a cut that was going on stays undone", path)
+            self._note(NO_CUT)
         elif found != NO_CUT:
             self.end_offset = found
 
