@@ -73,6 +73,14 @@ def test_a_cluster_that_up_did_not_start_is_listed(run, cluster, capsys):
     assert "broker-b" in capsys.readouterr().out
 
 
+def test_a_name_server_tells_its_figures(cluster):
+    with AdminClient(cluster.namesrv_addr) as admin:
+        told = admin.role_info(cluster.namesrv_addr.split(",")[0])
+        carried = len(admin.topics())
+    assert (told["broker_groups"], told["drained_brokers"]) == (2, 0)
+    assert told["topics"] == carried
+
+
 def test_a_broker_is_shown(run, cluster, capsys):
     code, (found,), _ = run("broker", "show", "broker-b")
     assert code == 0

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerError, InvalidArgument, NoPermission, SystemBusy, TopicNotFound
+from mqmesh.figures import Measured, gauge
 from mqmesh.message import check_group, check_topic
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import (
@@ -452,3 +453,10 @@ def _is_ordered(table: _Table, topic: str) -> bool:
 
 def _without(table: _Table, topic: str) -> _Table:
     return {name: config for name, config in table.items() if name != topic}
+
+
+ROUTE_FIGURES: Final[tuple[Measured[RouteTable], ...]] = (
+    gauge("broker_groups", "broker groups that are registered", lambda table: len(table.brokers())),
+    gauge("topics", "topics that they carry", lambda table: len(table.topics())),
+    gauge("drained_brokers", "broker groups that are drained", lambda table: len(table.drained())),
+)

@@ -40,7 +40,12 @@ from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.effects import Announce, Effect
 from mqmesh.roles.namesrv.kv_table import KvTable
-from mqmesh.roles.namesrv.route_table import MAX_HINT_TOPICS, OrderedTopics, RouteTable
+from mqmesh.roles.namesrv.route_table import (
+    MAX_HINT_TOPICS,
+    ROUTE_FIGURES,
+    OrderedTopics,
+    RouteTable,
+)
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.files.store_lock import StoreLock
@@ -125,6 +130,7 @@ class NameServer:
         server = self._shell.open(self._handlers(), self._on_disconnect, limits)
         endpoint = server.bind(f"tcp://{host}:{config.listen_port}")
         self._shell.every(config.scan_interval_ms, self._tick)
+        self._shell.tell(ROUTE_FIGURES, lambda: self._table)
         self._shell.look_after_peers()
         self._shell.ready()
         if config.allow_insecure_bind:
