@@ -267,6 +267,10 @@ class ClientEngine:
             self._places[broker_name] = address
         return client
 
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        """Calls once in the client loop, not before ``delay_ms``."""
+        self.loop.call_later(delay_ms, callback)
+
     def request(
         self,
         broker_name: str,

@@ -31,13 +31,13 @@ from mqmesh.sdk.consumer.filter_link import FilterLinks
 from mqmesh.sdk.consumer.local_offsets import LocalOffsets
 from mqmesh.sdk.consumer.memberships import Memberships, Standing
 from mqmesh.sdk.consumer.offset_store import BrokerOffsets, OffsetStore
-from mqmesh.sdk.consumer.queue_division import QueueDivision
+from mqmesh.sdk.consumer.queue_assignment import QueueAssignment
 from mqmesh.sdk.consumer.queue_leases import TICK_MS as LEASE_TICK_MS
 from mqmesh.sdk.consumer.queue_leases import QueueLeases
 from mqmesh.sdk.consumer.queue_starts import QueueStarts, Start
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.start_positions import Position, StartPositions
-from mqmesh.transport.interface import OnDone, Transport
+from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 HANDOVER_MS: Final = 100
@@ -85,20 +85,34 @@ class ConsumerEngine(Generic[S]):
             transport=transport,
         )
         self.settled = self.client.transport.flag()
-        self.filters = FilterLinks(group, self.client, self)
+        self.filters = FilterLinks(group, self.client)
         self.memberships = Memberships(group)
         self.offsets: OffsetStore = BrokerOffsets(
-            group, self.client.client_id, self, self.memberships
+            group, self.client.client_id, self.client, self.memberships
         )
         if options.message_model == MessageModel.BROADCASTING:
             folder = Path(options.offsets_dir).expanduser()
             self.offsets = LocalOffsets(folder, group, client.instance_name)
         self.positions = StartPositions(
-            self.offsets, self, options.consume_from_where, options.consume_timestamp_ms
+            self.offsets, self.client, options.consume_from_where, options.consume_timestamp_ms
         )
         shared = options.message_model == MessageModel.CLUSTERING
-        self.division = QueueDivision(group, self.client, strategy if shared else None, self)
-        self.starts = QueueStarts(self, self.offsets, self.positions, self.call_later)
+        self.assignment = QueueAssignment(
+            group,
+            self.client,
+            strategy if shared else None,
+            subscribed=self._subscribed,
+            has_queues=lambda: bool(self.assigned),
+            apply=self._apply,
+        )
+        self.starts = QueueStarts(
+            self.offsets,
+            self.positions,
+            self.client.call_later,
+            is_ours=self.assigned.__contains__,
+            is_wanted=self._is_wanted,
+            begin=self._begin_queue,
+        )
         self._make_sink = make_sink
         self._subscriptions: dict[str, Subscription] = {}
         self._manual = False
@@ -170,7 +184,7 @@ class ConsumerEngine(Generic[S]):
         self.starts.leases = QueueLeases(
             self.group,
             self.client.client_id,
-            self,
+            self.client,
             self.client.loop.clock,
             renew_ms=renew_ms,
             on_lost=self._lock_lost,
@@ -181,18 +195,6 @@ class ConsumerEngine(Generic[S]):
     def leases(self) -> QueueLeases | None:
         """Locks of queues, if ``lock_queues`` was called."""
         return self.starts.leases
-
-    # ---- Network, for the parts below --------------------------------------------------
-
-    def request(
-        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
-    ) -> None:
-        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
-        self.client.request(broker_name, code, on_done, header=header, timeout_ms=timeout_ms)
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
-        """Calls once, not before ``delay_ms``."""
-        self.client.loop.call_later(delay_ms, callback)
 
     # ---- Subscriptions and queues -------------------------------------------------------
 
@@ -338,7 +340,7 @@ class ConsumerEngine(Generic[S]):
         if not up:
             return
         if broker_name in self._met_brokers:
-            self.division.broker_returned()
+            self.assignment.broker_returned()
             self._returned.add(broker_name)
         self._met_brokers.add(broker_name)
         self.rebalance_soon()
@@ -438,25 +440,13 @@ class ConsumerEngine(Generic[S]):
     # ---- Rebalance ----------------------------------------------------------------------
 
     def rebalance_soon(self, delay_ms: int = 0) -> None:
-        """Divides the queues anew in a moment; many calls make one rebalance."""
-        self.division.plan(delay_ms)
+        """Makes the assignment anew in a moment; many calls make one rebalance."""
+        self.assignment.plan(delay_ms)
 
-    def subscribed(self) -> list[str]:
-        """Topics whose queues are to be divided; none while the consumer closes."""
+    def _subscribed(self) -> list[str]:
         return [] if self._closing or self._manual else list(self._subscriptions)
 
-    def has_queues(self) -> bool:
-        """True while this consumer was given any."""
-        return bool(self.assigned)
-
-    def apply(self, topic: str, mine: list[MessageQueue], *, alone: bool) -> None:
-        """Takes the queues of a topic that are ours now, and gives up the others.
-
-        Args:
-            topic: Which.
-            mine: Its queues that are ours.
-            alone: No other member can have had them.
-        """
+    def _apply(self, topic: str, mine: list[MessageQueue], alone: bool) -> None:
         wanted = set(mine)
         # A broker that is away takes its queues out of the route, but gives them to nobody.
         present = set(self.client.routes.brokers_of(topic))
@@ -512,7 +502,7 @@ class ConsumerEngine(Generic[S]):
 
         if self.leases is None:
             commit(self._report_commit)
-            self.call_later(SECOND_COMMIT_MS, forget)
+            self.client.call_later(SECOND_COMMIT_MS, forget)
             return
         # Nothing runs any more. Even if we were given it again, we ask for it anew.
         self.offsets.commit({q: s.commit_offset() for q, s in gone.items()}, self._report_commit)
@@ -526,20 +516,11 @@ class ConsumerEngine(Generic[S]):
             self.assigned[queue] = Assigned(queue)
         self.starts.plan([self.assigned[queue] for queue in queues], delay_ms)
 
-    def is_ours(self, queue: MessageQueue) -> bool:
-        """True while the queue is given to this consumer."""
-        return queue in self.assigned
-
-    def is_wanted(self, start: Start) -> bool:
-        """False when the queue was given up, or given up and given again, or all ends."""
+    def _is_wanted(self, start: Start) -> bool:
         return self.assigned.get(start.queue) is start and not self._closing
 
-    def begin(self, start: Start, position: Position) -> None:
-        """Begins to read a queue."""
-        self._begin_queue(self.assigned[start.queue], position)
-
-    def _begin_queue(self, state: Assigned[S], position: Position) -> None:
-        queue = state.queue
+    def _begin_queue(self, start: Start, position: Position) -> None:
+        queue, state = start.queue, self.assigned[start.queue]
         state.sink = self._make_sink(queue, position.queue_offset)
         wanted = self._subscriptions[queue.topic]
         text, kind = wanted.expression, wanted.expression_type
@@ -579,7 +560,7 @@ class ConsumerEngine(Generic[S]):
             starts, self._starts = self._starts, []
             self.commit(() if self._closing else starts, self._report_commit)
 
-        self.call_later(START_COMMIT_MS, commit)
+        self.client.call_later(START_COMMIT_MS, commit)
 
     # ---- Settling -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from mqmesh.errors import (
     BrokerError,
@@ -33,6 +33,7 @@ from mqmesh.protocol.filters import (
 )
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
+from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.transport.interface import Connection, OnDone
 
 FIND_TIMEOUT_MS: Final = 3_000
@@ -45,18 +46,6 @@ OnReady = Callable[[MQMeshError | None], None]
 Connect = Callable[[BrokerAddress, Callable[[bool], None]], Connection]
 
 _log = logging.getLogger(__name__)
-
-
-class FilterNetwork(Protocol):
-    """What is needed of the client's engine."""
-
-    def request(
-        self, broker_name: str, code: int, on_done: OnDone, *, header: bytes, timeout_ms: int
-    ) -> None:
-        """Asks a broker; the outcome, bad or good, goes to ``on_done``."""
-
-    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
-        """Calls once, not before ``delay_ms``."""
 
 
 class _Way:
@@ -93,7 +82,7 @@ class FilterLink:
     """
 
     def __init__(
-        self, group: str, wanted: PythonFilter, network: FilterNetwork, connect: Connect
+        self, group: str, wanted: PythonFilter, network: PullNetwork, connect: Connect
     ) -> None:
         self.decided = threading.Event()
         self.errors: dict[MessageQueue, BrokerError] = {}
@@ -245,13 +234,11 @@ class FilterLinks:
     Args:
         group: Consumer group.
         client: Its engine.
-        network: What asks brokers.
     """
 
-    def __init__(self, group: str, client: ClientEngine, network: FilterNetwork) -> None:
+    def __init__(self, group: str, client: ClientEngine) -> None:
         self._group = group
         self._client = client
-        self._network = network
         self._links: dict[str, FilterLink] = {}
 
     def choose(self, topic: str, wanted: PythonFilter | None) -> None:
@@ -260,12 +247,12 @@ class FilterLinks:
         if old is not None:
             old.close()
         if wanted is not None:
-            self._links[topic] = FilterLink(self._group, wanted, self._network, self._connect)
+            self._links[topic] = FilterLink(self._group, wanted, self._client, self._connect)
 
-    def way(self, queue: MessageQueue) -> FilterNetwork:
+    def way(self, queue: MessageQueue) -> PullNetwork:
         """The network for the pulls of a queue."""
         link = self._links.get(queue.topic)
-        return self._network if link is None else link.way(queue)
+        return self._client if link is None else link.way(queue)
 
     def errors(self, assigned: Iterable[MessageQueue]) -> dict[str, MQMeshError]:
         """Why filters do not work at present, by topic; from any thread.

@@ -203,7 +203,7 @@ class PushConsumer:
         )
         self._back = BackSender(
             self.group,
-            self._engine,
+            self._engine.client,
             self._call_soon,
             self.options.most_retries(),
             self._engine.client.is_unreachable,
@@ -243,7 +243,7 @@ class PushConsumer:
             if self._is_clustering:
                 # Messages of the group that failed come back there.
                 self._engine.subscribe(retry_topic(self.group), "*")
-            self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
+            self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)
             try:
                 self._engine.start()
             except BrokerError:
@@ -501,9 +501,9 @@ class PushConsumer:
 
     def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
         if self._engine.client.loop.in_loop_thread:
-            self._engine.call_later(delay_ms, callback)
+            self._engine.client.call_later(delay_ms, callback)
         else:
-            self._call_soon(lambda: self._engine.call_later(delay_ms, callback))
+            self._call_soon(lambda: self._engine.client.call_later(delay_ms, callback))
 
     def _pass_over(self, queue: MessageQueue, offset: int) -> None:
         one = self._engine.assigned.get(queue)
@@ -523,4 +523,4 @@ class PushConsumer:
             if one.loop is not None and one.loop.waiting_for_room:
                 one.loop.resume()
         self._retry.look(now_ms, {queue: sink.commit_offset() for queue, sink in sinks.items()})
-        self._engine.call_later(WATCH_INTERVAL_MS, self._watch)
+        self._engine.client.call_later(WATCH_INTERVAL_MS, self._watch)

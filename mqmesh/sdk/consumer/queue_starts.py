@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -34,27 +34,16 @@ class Start(msgspec.Struct, eq=False):
     reported: bool = False
 
 
-class Starter(Protocol):
-    """The consumer whose queues are begun."""
-
-    def is_wanted(self, start: Start) -> bool:
-        """False when the queue was given up, or given up and given again, or all ends."""
-
-    def is_ours(self, queue: MessageQueue) -> bool:
-        """True while the queue is given to this consumer."""
-
-    def begin(self, start: Start, position: Position) -> None:
-        """Begins to read."""
-
-
 class QueueStarts:
     """The queues of one consumer that it was given and does not read yet.
 
     Args:
-        consumer: Whose.
         offsets: Where the group's offsets are kept.
         positions: Knows where to begin.
         call_later: Calls once, not before so many ms.
+        is_ours: True while a queue is given to the consumer.
+        is_wanted: False when the queue was given up, or given up and given again, or all ends.
+        begin: Begins to read.
 
     Attributes:
         leases: Locks of queues, for a consumer that needs them.
@@ -63,14 +52,19 @@ class QueueStarts:
 
     def __init__(
         self,
-        consumer: Starter,
         offsets: OffsetStore,
         positions: StartPositions,
         call_later: Callable[[int, Callable[[], None]], None],
+        *,
+        is_ours: Callable[[MessageQueue], bool],
+        is_wanted: Callable[[Start], bool],
+        begin: Callable[[Start, Position], None],
     ) -> None:
         self.leases: QueueLeases | None = None
         self.leaving: set[MessageQueue] = set()
-        self._consumer = consumer
+        self._is_ours = is_ours
+        self._is_wanted = is_wanted
+        self._begin = begin
         self._offsets = offsets
         self._positions = positions
         self._call_later = call_later
@@ -85,7 +79,7 @@ class QueueStarts:
 
     def _plan(self, broker_name: str, starts: list[Start], delay_ms: int) -> None:
         def run() -> None:
-            wanted = [start for start in starts if self._consumer.is_wanted(start)]
+            wanted = [start for start in starts if self._is_wanted(start)]
             if self.leases is not None:
                 self._lock(broker_name, wanted, self.leases)
             elif wanted:
@@ -105,15 +99,15 @@ class QueueStarts:
                 self._again(start, LOCK_RETRY_MAX_MS)
 
         def locked(granted: list[MessageQueue], refused: list[MessageQueue]) -> None:
-            void = [queue for queue in granted if not self._consumer.is_ours(queue)]
+            void = [queue for queue in granted if not self._is_ours(queue)]
             if void:
                 leases.forget(void)
                 self._offsets.release(void)
-            mine = [free[queue] for queue in granted if self._consumer.is_wanted(free[queue])]
+            mine = [free[queue] for queue in granted if self._is_wanted(free[queue])]
             if mine:
                 self._locate(broker_name, mine)
             for queue in refused:
-                if self._consumer.is_wanted(free[queue]):
+                if self._is_wanted(free[queue]):
                     self._again(free[queue], LOCK_RETRY_MAX_MS)
 
         if free:
@@ -124,10 +118,10 @@ class QueueStarts:
 
         def located(queue: MessageQueue, found: Position | MQMeshError) -> None:
             start = by_queue[queue]
-            if not self._consumer.is_wanted(start):
+            if not self._is_wanted(start):
                 return
             if isinstance(found, Position):
-                self._consumer.begin(start, found)
+                self._begin(start, found)
                 return
             if LOCATE_RETRY_MS << min(start.tries, 10) >= RETRY_MAX_MS and not start.reported:
                 start.reported = True

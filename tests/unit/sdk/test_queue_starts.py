@@ -29,7 +29,14 @@ class Case:
         self.asked = []
         self.forgotten = []
         self.released = []
-        self.starts = QueueStarts(self, self, self, self.call_later)
+        self.starts = QueueStarts(
+            self,
+            self,
+            self.call_later,
+            is_ours=self.is_ours,
+            is_wanted=self.is_wanted,
+            begin=self.begin,
+        )
         self.starts.leases = self if locks else None
 
     def give(self, *queues):

@@ -1,8 +1,8 @@
-"""Divides queues among the members of a group: asks a broker who they are, and allocates."""
+"""Which queues a member of a group has: asks a broker who the members are, and allocates."""
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from mqmesh.errors import GroupNotFound, MQMeshError
 from mqmesh.message import MessageQueue
@@ -20,27 +20,17 @@ RETRY_MAX_MS: Final = 1_000
 _log = logging.getLogger(__name__)
 
 
-class Divided(Protocol):
-    """The consumer whose queues are divided."""
-
-    def subscribed(self) -> list[str]:
-        """Topics whose queues are to be divided; none while the consumer closes."""
-
-    def has_queues(self) -> bool:
-        """True while this consumer was given any."""
-
-    def apply(self, topic: str, mine: list[MessageQueue], *, alone: bool) -> None:
-        """Takes the queues of a topic that are ours now, and gives up the others."""
-
-
-class QueueDivision:
-    """One consumer's part in dividing queues; in the client loop.
+class QueueAssignment:
+    """The assignment of one consumer, made anew whenever something changes; in the client loop.
 
     Args:
         group: Consumer group.
         client: The client's engine.
         strategy: Divides queues among members; None when every member reads all queues.
-        consumer: Whom it is done for.
+        subscribed: Topics whose queues are to be assigned; none while the consumer closes.
+        has_queues: True while the consumer has any.
+        apply: Takes the queues of a topic that are the consumer's now, and gives up the others;
+            whether no other member can have had them.
     """
 
     def __init__(
@@ -48,13 +38,18 @@ class QueueDivision:
         group: str,
         client: ClientEngine,
         strategy: AllocateStrategy | None,
-        consumer: Divided,
+        *,
+        subscribed: Callable[[], list[str]],
+        has_queues: Callable[[], bool],
+        apply: Callable[[str, list[MessageQueue], bool], None],
     ) -> None:
         self._group = group
         self._client = client
         self._strategy = strategy
-        self._consumer = consumer
-        self._timer = RebalanceTimer(client.loop.clock, self._call_later, self._run)
+        self._subscribed = subscribed
+        self._has_queues = has_queues
+        self._apply = apply
+        self._timer = RebalanceTimer(client.loop.clock, client.call_later, self._run)
         self._round = 0
 
     def plan(self, delay_ms: int = 0) -> None:
@@ -65,15 +60,12 @@ class QueueDivision:
         """A broker came back, and perhaps not all members came back to it yet."""
         self._timer.keep_quiet()
 
-    def _call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
-        self._client.loop.call_later(delay_ms, callback)
-
     def _run(self) -> None:
         self._round += 1
         routes = self._client.routes
-        for topic in self._consumer.subscribed():
+        for topic in self._subscribed():
             if self._strategy is None:
-                self._consumer.apply(topic, list(routes.subscribe_queues(topic)), alone=True)
+                self._apply(topic, list(routes.subscribe_queues(topic)), True)
                 continue
             # The same for all members, so that all see the same list.
             connected = filter(self._client.is_connected, routes.brokers_of(topic))
@@ -85,7 +77,7 @@ class QueueDivision:
         current = self._round
 
         def done(answer: Command | MQMeshError) -> None:
-            if current != self._round or topic not in self._consumer.subscribed():
+            if current != self._round or topic not in self._subscribed():
                 return
             try:
                 if isinstance(answer, MQMeshError):
@@ -107,7 +99,7 @@ class QueueDivision:
 
     def _introduce(self) -> None:
         # The broker does not know us (yet, or any more): what we have stays ours until it does.
-        if self._consumer.has_queues():
+        if self._has_queues():
             self._timer.keep_quiet()
         self._client.heartbeat_now()
         self.plan(RETRY_MS)
@@ -126,4 +118,4 @@ class QueueDivision:
                 _log.exception("group %s: the allocation strategy failed", self._group)
                 return
         self._timer.divided()
-        self._consumer.apply(topic, mine, alone=len(client_ids) == 1)
+        self._apply(topic, mine, len(client_ids) == 1)
