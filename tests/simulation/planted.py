@@ -149,7 +149,7 @@ def _early(stack):
 
 
 def _nothing_is_stale(was):
-    return lambda self, *claim: None
+    return lambda self, *claim, **how: None
 
 
 def _nothing_is_known(was):
@@ -171,7 +171,7 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "a double owner": _method(QueueLocks, "lock", _double_owner),
     "a forgotten half message": _method(Transactions, "tick", _never_asked),
     "an early delay": _early,
-    "a stale generation accepted": _method(QueueClaims, "check_commit", _nothing_is_stale),
+    "a stale generation accepted": _method(QueueClaims, "commit", _nothing_is_stale),
     "a duplicate after a retry": _method(ProducerStates, "known", _nothing_is_known),
     "a torn tail taken for good": _store(TornTails),
     "a lock trusted longer than the broker keeps it": _method(

@@ -47,7 +47,7 @@ def test_who_was_replaced_by_one_that_gave_the_queue_back_is_replaced_all_the_sa
     claims.claim("g", "t", 0, "b", 6)
     claims.release("g", "t", 0, "b")
     with pytest.raises(StaleGeneration, match="was given to others"):
-        claims.check_commit("g", "t", 0, "a")
+        claims.commit("g", "t", 0, "a", 9, goes_back=False)
     with pytest.raises(StaleGeneration, match="was given to others after generation 5"):
         claims.check_pull("g", "t", 0, 5)
 
@@ -68,11 +68,11 @@ def test_beyond_the_most_the_oldest_group_is_forgotten():
 
 
 def test_only_who_has_a_queue_moves_its_offset(claims):
-    claims.check_commit("g", "t", 0, "a")
-    claims.check_commit("g", "t", 1, "b")  # nobody has it
-    claims.check_commit("other", "t", 0, "b")
+    claims.commit("g", "t", 0, "a", 9, goes_back=False)
+    claims.commit("g", "t", 1, "b", 9, goes_back=False)  # nobody has it
+    claims.commit("other", "t", 0, "b", 9, goes_back=False)
     with pytest.raises(StaleGeneration, match="was given to a"):
-        claims.check_commit("g", "t", 0, "b")
+        claims.commit("g", "t", 0, "b", 9, goes_back=False)
 
 
 @pytest.mark.parametrize("generation", [0, 5, 6])
@@ -94,3 +94,14 @@ def test_nothing_is_kept_of_what_is_gone(claims):
     claims.forget_group("g")
     claims.forget_group("g")
     assert claims.find("g", "other", 0) is None
+
+
+def test_after_a_restart_the_first_to_commit_has_the_queue_unless_it_goes_back():
+    claims = QueueClaims()
+    with pytest.raises(StaleGeneration, match="z is behind what group 'g' has committed"):
+        claims.commit("g", "t", 0, "z", 5, goes_back=True)
+    claims.commit("g", "t", 0, "a", 5, goes_back=False)
+    assert claims.find("g", "t", 0) == Claim("a", 5)
+    claims.commit("g", "t", 0, "a", 5, goes_back=True)  # it seeks
+    with pytest.raises(StaleGeneration, match="was given to a"):
+        claims.commit("g", "t", 0, "z", 5, goes_back=False)

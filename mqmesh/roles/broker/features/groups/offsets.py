@@ -83,8 +83,14 @@ def update_consumer_offset(
         try:
             _check_commit(context, update.group, one)
             if is_member:
-                context.groups.claims.check_commit(
-                    update.group, one.topic, one.queue_id, update.client_id
+                before = context.offsets.query(update.group, one.topic, one.queue_id)
+                context.groups.claims.commit(
+                    update.group,
+                    one.topic,
+                    one.queue_id,
+                    update.client_id,
+                    update.generation,
+                    goes_back=one.queue_offset < before,
                 )
             context.offsets.commit(
                 update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)

@@ -8,7 +8,9 @@ commits or pulls is refused: it is a zombie, a member that hung so long that it 
 Claims outlive membership: a member that was removed and comes back goes on with the queues that
 nobody else was given meanwhile. So what was given back is remembered as nobody's.
 
-After a restart nothing is claimed, and what members commit is accepted.
+After a restart nothing is claimed. Then the first member that commits in a queue, where the group
+has come to or further, claims it. Who would move the group back is no such member: it was replaced
+before the restart, and does not know.
 """
 
 from typing import Final
@@ -80,14 +82,36 @@ class QueueClaims:
         if known is not None and known.client_id == client_id:
             self._groups[group][topic, queue_id] = Claim(NOBODY, known.generation)
 
-    def check_commit(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
-        """Checks whether a member may move the group's offset in a queue.
+    def commit(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        client_id: str,
+        generation: int,
+        *,
+        goes_back: bool,
+    ) -> None:
+        """Checks whether a member may move the group's offset in a queue, and claims a free one.
+
+        Args:
+            group, topic, queue_id: Which offset.
+            client_id: The member.
+            generation: Its generation.
+            goes_back: It would move the offset back.
 
         Raises:
             StaleGeneration: The queue was given to another member.
         """
         known = self.find(group, topic, queue_id)
-        if known is not None and known.client_id != client_id:
+        if known is None:
+            if goes_back:
+                raise StaleGeneration(
+                    f"queue {queue_id} of topic {topic!r} was given to nobody since this broker "
+                    f"was started, and {client_id} is behind what group {group!r} has committed"
+                )
+            self.claim(group, topic, queue_id, client_id, generation)
+        elif known.client_id != client_id:
             raise StaleGeneration(
                 f"queue {queue_id} of topic {topic!r} was given to {known.client_id or 'others'}; "
                 f"offsets of {client_id} do not count any more"
