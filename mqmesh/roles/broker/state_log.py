@@ -36,7 +36,7 @@ from mqmesh.units import KIB, MIB, CommitLogOffset
 HOLDER: Final = "the broker's state"
 """The name under which the log's end is kept from retention."""
 MOST_BODY_BYTES: Final = 256 * KIB
-SNAPSHOT_SLICE: Final = 2_000
+SNAPSHOT_SLICE: Final = 1_000
 """Things that a snapshot tells of in one write."""
 READ_BYTES: Final = 1 * MIB
 LEAST_REPLAY_BYTES: Final = 16 * MIB
