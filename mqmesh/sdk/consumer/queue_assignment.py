@@ -53,7 +53,7 @@ class QueueAssignment:
         self._round = 0
 
     def plan(self, delay_ms: int = 0) -> None:
-        """Divides the queues anew in a moment; many calls make one division."""
+        """Makes the assignment anew in a moment; many calls make one."""
         self._timer.plan(delay_ms)
 
     def broker_returned(self) -> None:
