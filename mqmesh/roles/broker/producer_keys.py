@@ -3,7 +3,7 @@
 import hmac
 import struct
 from hashlib import blake2b
-from random import SystemRandom
+from random import Random, SystemRandom
 from typing import Final
 
 from mqmesh.errors import NoPermission, SystemBusy
@@ -66,10 +66,13 @@ class EndProofs:
     """Tells who may decide about half messages: their producer, and who was asked about them.
 
     Tokens are for this life of the broker: who was asked in an earlier one is asked again.
+
+    Args:
+        chance: Makes the secret of the tokens; the system's by default.
     """
 
-    def __init__(self) -> None:
-        self._secret = new_key(SystemRandom())
+    def __init__(self, chance: Random | None = None) -> None:
+        self._secret = new_key(chance or SystemRandom())
 
     def token(self, base_queue_offset: int, producer_id: int, first_sequence: int) -> bytes:
         """What a member of the producer group gets with the question about a half batch."""

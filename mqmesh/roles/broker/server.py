@@ -17,14 +17,16 @@ from mqmesh.protocol.route import BrokerAddress, DataVersion
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext, Wire
+from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
 from mqmesh.roles.broker.feature import BrokerTurn, Features
+from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import (
     OnDone,
@@ -230,7 +232,7 @@ class BrokerServer:
     def _build(self, store: MessageStore) -> BrokerContext:
         config, server = self._config, self._shell.server
         assert server is not None
-        retry_after_ms = config.busy_retry_after_ms
+        retry_after_ms, chance = config.busy_retry_after_ms, self._transport.random
         # What a store in memory forgets anyway is not kept at all.
         is_kept = config.storage.backend != "memory"
         tables = BrokerTables(config, self._clock, store if is_kept else None)
@@ -283,8 +285,11 @@ class BrokerServer:
                     pending_max=config.transaction_pending_max,
                     parked_max=config.transaction_parked_max,
                     busy_retry_after_ms=retry_after_ms,
-                )
+                ),
+                chance,
             ),
+            schedule=ScheduleDesk(chance),
+            retries=Retries(marks=DeadLetterMarks(chance)),
         )
 
     def _make_locks(self, store: MessageStore) -> QueueLocks:

@@ -4,8 +4,7 @@ Pure: handlers tell it what happens, and carry out what it says.
 """
 
 import itertools
-import secrets
-from collections.abc import Callable
+from random import Random, SystemRandom
 from typing import Final
 
 import msgspec
@@ -30,6 +29,9 @@ class OpenCancel(msgspec.Struct, frozen=True, eq=False):
 class ScheduleDesk:
     """The schedule service's session, and the cancellations on their way.
 
+    Args:
+        chance: Makes the numbers of sessions; the system's by default.
+
     Attributes:
         session: Of the service, 0 before the first.
         service: Its connection, None while there is none.
@@ -42,8 +44,8 @@ class ScheduleDesk:
         sessions: Services that came, since the broker was started.
     """
 
-    def __init__(self, new_session: Callable[[], int] | None = None) -> None:
-        self._new_session = new_session or (lambda: secrets.randbits(63) or 1)
+    def __init__(self, chance: Random | None = None) -> None:
+        self._chance = chance or SystemRandom()
         self._tickets = itertools.count(1)
         self._cancels: dict[int, OpenCancel] = {}
         self.session = 0
@@ -62,7 +64,7 @@ class ScheduleDesk:
         Returns:
             Its session.
         """
-        self.session = self._new_session()
+        self.session = self._chance.getrandbits(63) or 1
         self.service = peer
         self.stirred = False
         self.sessions += 1

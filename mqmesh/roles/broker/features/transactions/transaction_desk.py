@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 import msgspec
@@ -81,6 +82,7 @@ class TransactionDesk:
 
     Args:
         settings: Timings and limits.
+        chance: Makes secrets; the system's by default.
 
     Attributes:
         table: The half messages.
@@ -97,12 +99,14 @@ class TransactionDesk:
         refused: Ends that could not be carried out.
     """
 
-    def __init__(self, settings: TransactionSettings | None = None) -> None:
+    def __init__(
+        self, settings: TransactionSettings | None = None, chance: Random | None = None
+    ) -> None:
         self.table = Transactions(settings or TransactionSettings())
         self.opens: list[OpenEnd] = []
         self.parks: list[Park] = []
         self.ops: list[Op] = []
-        self.proofs = EndProofs()
+        self.proofs = EndProofs(chance)
         self.torn: list[bytes] = []
         self.is_mending = False
         self.store_id = 0
