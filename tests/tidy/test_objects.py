@@ -19,6 +19,7 @@ MANY_METHODS = {
     "mqmesh.roles.broker.features.topics.topics.TopicTable": 18,
     "mqmesh.storage.queues.consume_queues.ConsumeQueues": 18,
     "mqmesh.sdk.client.client.ClientEngine": 18,
+    "mqmesh.sdk.producer.producer.Producer": 16,
     "mqmesh.storage.interface.MessageStore": 17,
     "mqmesh.transport.zmq.loop.EventLoop": 16,
     "mqmesh.roles.broker.features.groups.consumer_groups.ConsumerGroups": 16,
