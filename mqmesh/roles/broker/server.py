@@ -47,7 +47,7 @@ from mqmesh.roles.broker.indexer_link import IndexerLink, LogExtent, indexer_arg
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, first_number, next_life
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, REGISTRATION_FIGURES, NamesrvLinks
 from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.saving import write_state
+from mqmesh.roles.broker.state_answers import write_state
 from mqmesh.roles.broker.stats import SAMPLE_MS, BrokerStats
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.broker.tables import BrokerTables

@@ -18,7 +18,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.pulls.pull import fail_pulls_of
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.topics import Topic
-from mqmesh.roles.broker.saving import reply_when_saved
+from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.storage.interface import GetStatus
 from mqmesh.units import CommitLogOffset, TimestampMs
 

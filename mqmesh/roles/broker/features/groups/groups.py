@@ -33,7 +33,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.admin.admin import forget_topic
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
-from mqmesh.roles.broker.saving import reply_when_saved
+from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.storage.interface import GetStatus
 
 QUEUES_PER_LIST = 4_096

@@ -21,7 +21,7 @@ from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, QueueOffsetEntry
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.pulls.pull import wake_pulls
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
-from mqmesh.roles.broker.saving import reply_when_saved
+from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.units import QueueOffset, TimestampMs
 
 _NOWHERE: Final = -1

@@ -17,7 +17,7 @@ from mqmesh.roles.broker.features.storing.staging import (
     fill_in_refusal,
     fill_in_status,
 )
-from mqmesh.roles.broker.saving import write_state
+from mqmesh.roles.broker.state_answers import write_state
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 
