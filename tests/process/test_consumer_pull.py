@@ -16,6 +16,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
 from mqmesh.message import Message
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.aio import consumer as aio_consumer
+from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.consumer_engine import START_COMMIT_MS, ConsumerEngine
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
@@ -291,7 +292,7 @@ def stale_commits(cluster):
 def test_where_reading_began_is_not_committed_behind_the_last_commit(cluster, topic, monkeypatch):
     """It comes some ms after the start; queues were given back by then if all ends at once."""
     late = []
-    call_later, commit_last = ConsumerEngine.call_later, ConsumerEngine._commit_last
+    call_later, commit_last = ClientEngine.call_later, ConsumerEngine._commit_last
 
     def keep(engine, delay_ms, callback):
         if delay_ms == START_COMMIT_MS:
@@ -304,7 +305,7 @@ def test_where_reading_began_is_not_committed_behind_the_last_commit(cluster, to
         for callback in late:
             callback()
 
-    monkeypatch.setattr(ConsumerEngine, "call_later", keep)
+    monkeypatch.setattr(ClientEngine, "call_later", keep)
     monkeypatch.setattr(ConsumerEngine, "_commit_last", close)
     before = stale_commits(cluster)
     for group in ("first", "second"):  # by when this one has started, the first was answered

@@ -188,7 +188,7 @@ def test_under_kills_every_request_ends_once_with_its_own_reply_or_an_error(shor
         assert sorted(number for number, _ in told) == list(range(300))
         assert all(body in (None, b"N%d" % number) for number, body in told)
         answered = sum(body is not None for _, body in told)
-        assert answered > 150, "most sends were repeated, and most replies, too"
+        assert answered >= 100, "at least those behind the last kill"
         assert producer.pending_requests == 0
 
 
