@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 100
-"""They take some 40 s of two processors; scripts/simulate runs more."""
+SEEDS = 50
+"""They take some 20 s of two processors; scripts/simulate runs more."""
 
 TESTS = Path(__file__).resolve().parent.parent
 
