@@ -117,10 +117,11 @@ class StateLog:
         self._waiters: list[OnSaved] = []
         self._retry_ms = 0
         self._next_offset = 0
-        # The newest whole snapshot: where it begins, in the queue and in the log, and what was
-        # written since then.
+        # The newest whole snapshot: where it begins, in the queue and in the log, where it ends in
+        # the log, its size, and what was written since it began.
         self._snapshot_at = 0
         self._snapshot_position = 0
+        self._snapshot_end = 0
         self._snapshot_bytes = 0
         self._bytes_since = 0
         # The one that is being made: where it begins, and what it has not told of yet.
@@ -132,7 +133,8 @@ class StateLog:
     @property
     def is_urgent(self) -> bool:
         """Something is to be written in this turn: asked for by each of them."""
-        return bool(self._waiters) or any(self._urgent)
+        # After a failure only those who wait for an answer: the rest is tried again each second.
+        return bool(self._waiters) or (self.failure is None and any(self._urgent))
 
     @property
     def is_due(self) -> bool:
@@ -188,7 +190,7 @@ class StateLog:
                 self._making_position = results[0].commitlog_offset
             self._making_bytes += written
             if is_whole:
-                self._end_snapshot(self._making_at)
+                self._end_snapshot(self._making_at, results[-1].end_offset)
         self._next_offset = int(results[-1].base_queue_offset) + 1
         return Written(waiters, end_offset=results[-1].end_offset)
 
@@ -221,8 +223,9 @@ class StateLog:
             return False
         if self._bytes_since > max(LEAST_REPLAY_BYTES, 4 * self._snapshot_bytes):
             return True
+        # From its end, or one that is larger than a segment would be a reason for the next one.
         end = store.stats().max_commitlog_offset
-        return end // self._segment_bytes != self._snapshot_position // self._segment_bytes
+        return end // self._segment_bytes != self._snapshot_end // self._segment_bytes
 
     def _begin_snapshot(self) -> None:
         self._making_at = self._next_offset
@@ -231,9 +234,9 @@ class StateLog:
             (table, key) for table in self._tables.values() for key in table.state_keys()
         )
 
-    def _end_snapshot(self, begun_at: int) -> None:
+    def _end_snapshot(self, begun_at: int, end_offset: int) -> None:
         self._snapshot_at, self._making_at = begun_at, None
-        self._snapshot_position = self._making_position
+        self._snapshot_position, self._snapshot_end = self._making_position, end_offset
         self._snapshot_bytes = self._bytes_since = self._making_bytes
         self._keep()
 
@@ -292,7 +295,7 @@ class StateLog:
                 len(found.damaged),
             )
         self._snapshot_at = at
-        self._snapshot_position = found.position
+        self._snapshot_position, self._snapshot_end = found.position, found.snapshot_end
         self._snapshot_bytes, self._bytes_since = found.snapshot_bytes, found.total_bytes
         self._keep()
 
@@ -305,6 +308,7 @@ class _Replay:
         damaged: Queue offsets of batches that cannot be read.
         is_whole: The snapshot that begins there can be read to its end.
         position: Of the first batch in the log.
+        snapshot_end: Where the snapshot ends in the log.
         snapshot_bytes: Of the snapshot.
         total_bytes: Of all.
     """
@@ -314,6 +318,7 @@ class _Replay:
         self.damaged: list[int] = []
         self.is_whole = False
         self.position = 0
+        self.snapshot_end = 0
         self.snapshot_bytes = 0
         self.total_bytes = 0
         is_sound = True
@@ -328,6 +333,7 @@ class _Replay:
             self.total_bytes += size
             if is_sound and not self.is_whole and body.snapshot_at >= at:
                 self.is_whole = True
+                self.snapshot_end = position + size
                 self.snapshot_bytes = self.total_bytes
 
 

@@ -228,6 +228,20 @@ def test_a_crash_in_the_middle_of_a_snapshot_starts_from_the_one_before(store, m
     assert store.bodies()[-1].snapshot_at > 0
 
 
+def test_a_snapshot_that_is_larger_than_a_segment_is_no_reason_for_the_next_one(store):
+    tables = begin(store)
+    for number in range(8_000):
+        tables.topics.set(TopicConfig(f"t{number:04}", 1, 1), 1)
+    tables.state.write()
+    store.fill()
+    settle(tables, most=20)
+    assert store.stats().max_commitlog_offset > 4 * SEGMENT
+    again = begin(store)
+    assert not again.state.is_due
+    store.fill()
+    assert again.state.is_due
+
+
 def test_many_records_without_messages_are_a_reason_for_a_snapshot_too(store, monkeypatch):
     monkeypatch.setattr(state_log, "LEAST_REPLAY_BYTES", 1_000)
     tables = begin(store)
@@ -293,9 +307,14 @@ def test_a_retry_of_what_could_not_be_written_waits_a_second(store, monkeypatch)
         raise CorruptRecord("planned")
 
     monkeypatch.setattr(store, "put", refuse)
-    tables.state.save()
+    tables.topics.set(TopicConfig("t", 1, 1), 1)
     tables.state.write()
+    # What changed waits with the rest; who wants an answer gets it in his turn.
+    assert not tables.state.is_urgent
     assert not tables.state.is_due
+    tables.state.save()
+    assert tables.state.is_urgent
+    tables.state.write()
     clock.advance(1_000)
     assert tables.state.is_due
     monkeypatch.setattr(store, "put", put)

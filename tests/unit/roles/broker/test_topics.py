@@ -201,3 +201,9 @@ def test_topics_that_were_lost_in_a_crash_count_as_made_by_messages():
     table.adopt([("lost", 0), ("%RETRY%g", 0)], 4, 1)
     with pytest.raises(SystemBusy, match="made 1 topics"):
         table.create("new", 4, 1)
+
+
+def test_what_a_broker_knows_of_itself_is_shown_to_nobody(table):
+    assert not table.may_read("RMQ_SYS_STATE_TOPIC")
+    with pytest.raises(NoPermission):
+        table.check_readable("t", "RMQ_SYS_STATE_TOPIC")

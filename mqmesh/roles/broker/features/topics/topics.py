@@ -15,7 +15,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
-from mqmesh.message import DLQ_PREFIX, HIDDEN_TOPICS, check_topic, is_system_topic
+from mqmesh.message import DLQ_PREFIX, HIDDEN_TOPICS, STATE_TOPIC, check_topic, is_system_topic
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.units import TimestampMs
@@ -142,6 +142,8 @@ class TopicTable:
 
     def may_read(self, name: str) -> bool:
         """False for a topic that does not permit reading; what was deleted forbids nothing."""
+        if name == STATE_TOPIC:  # the broker's own, and in no table
+            return False
         topic = self._topics.get(name)
         return topic is None or bool(topic.config.perm & _READ)
 
