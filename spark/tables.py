@@ -148,8 +148,3 @@ def rows_where(
     """Rows that fulfil a condition, as they are met."""
     for batch in table.to_pyarrow_dataset().to_batches(filter=condition, columns=columns):
         yield from batch.to_pylist()
-
-
-def is_archive(archive: str) -> bool:
-    """True if there is a table of messages."""
-    return open_table(archive, MESSAGES) is not None

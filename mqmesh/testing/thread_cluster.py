@@ -117,11 +117,6 @@ class ThreadCluster:
             self.close()
             raise
 
-    @property
-    def broker_is_up(self) -> bool:
-        """True while the broker serves."""
-        return self._broker is not None
-
     def start_broker(self) -> None:
         """Starts the broker, again with its old address and data; nothing if it serves.
 

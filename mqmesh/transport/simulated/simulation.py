@@ -18,10 +18,6 @@ START_WALL_MS: Final = 1_700_000_000_000
 MAX_EVENTS_WAITING: Final = 1_000_000
 
 
-class SimulationStuck(AssertionError):
-    """Events come without end and time does not pass."""
-
-
 class Event:
     """Something that will happen; ``cancel`` it if it shall not."""
 
