@@ -3,7 +3,13 @@
    OpenBatch is the open batch of a lane. Admission is what all open batches of a producer share:
    the lock, the room, the limits. Its join does what message_checks.check_messages and
    SendBuffer.append do for a message that is not delayed, when a batch is open that it can join.
-   Everything else is left to Python. */
+   Everything else is left to Python.
+
+   A join does not take the lock: it looks whether somebody has it. That is enough because from the
+   look to the end of the join the interpreter is given to nobody else. Nothing in there runs code
+   of Python, nor allocates what the garbage collector tracks, so no finalizer runs either: members
+   with slots are read, an int and a future that is not tracked are made, and a list grows. Who has
+   waited for the lock gets it only with the interpreter. */
 
 #include "slots.h"
 #include <time.h>
@@ -106,9 +112,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *topics, *acquire, *release, *clock_ns, *give_way, *make_future, *reserved;
+    PyObject *topics, *locked, *clock_ns, *give_way, *reserved;
     PyObject *sticky, *lanes, *open; /* names of attributes */
-    PyTypeObject *message_type, *batch_type;
+    PyTypeObject *make_future, *message_type, *batch_type;
     MessageSlots message;
     Limits limits;
     long long timeout_ms, bytes, admitted_bytes;
@@ -126,6 +132,25 @@ is_system_clock(PyObject *clock_ns)
     return is_own;
 }
 
+/* True of what is known to do without code of Python: a lock that is the interpreter's own, and a
+   class of futures that are not tracked and are made by nothing but their two fields. */
+static int
+is_calm(PyObject *lock, PyTypeObject *future_type)
+{
+    PyObject *module = PyImport_ImportModule("_thread");
+    PyObject *own = module == NULL ? NULL : PyObject_GetAttrString(module, "LockType");
+    int is_own = own != NULL && (PyObject *)Py_TYPE(lock) == own;
+    Py_XDECREF(own);
+    Py_XDECREF(module);
+    if (PyErr_Occurred())
+        return 0;
+    if (!is_own)
+        PyErr_SetString(PyExc_TypeError, "lock must be a threading.Lock");
+    else if (PyType_IS_GC(future_type))
+        PyErr_SetString(PyExc_TypeError, "make_future must be a class whose objects are not tracked");
+    return !PyErr_Occurred();
+}
+
 static PyObject *
 admission_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -133,19 +158,22 @@ admission_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         "topics", "lock", "clock_ns", "give_way", "make_future", "reserved", "message_type", "batch_type",
         "timeout_ms", "max_bytes", "limits", "field_limits", NULL
     };
-    PyObject *topics, *lock, *clock_ns, *give_way, *make_future, *reserved;
-    PyTypeObject *message_type, *batch_type;
+    PyObject *topics, *lock, *clock_ns, *give_way, *reserved;
+    PyTypeObject *make_future, *message_type, *batch_type;
     long long timeout_ms, max_bytes;
     Limits limits;
     FieldLimits *field = &limits.field;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$O!OOOOO!O!O!LL(nnnnnn)(nnnnnnn):Admission", names,
-            &PyDict_Type, &topics, &lock, &clock_ns, &give_way, &make_future, &PyFrozenSet_Type, &reserved,
+            args, kwargs, "$O!OOOO!O!O!O!LL(nnnnnn)(nnnnnnn):Admission", names,
+            &PyDict_Type, &topics, &lock, &clock_ns, &give_way, &PyType_Type, &make_future,
+            &PyFrozenSet_Type, &reserved,
             &PyType_Type, &message_type, &PyType_Type, &batch_type, &timeout_ms, &max_bytes,
             &limits.max_message_size, &limits.max_batch_bytes, &limits.max_batch_messages,
             &limits.message_overhead, &limits.string_overhead, &limits.give_way_messages,
             &field->tag, &field->keys, &field->key, &field->sharding_key, &field->properties,
             &field->flag, &field->deliver_at_ms))
+        return NULL;
+    if (!is_calm(lock, make_future))
         return NULL;
     Admission *self = (Admission *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -153,20 +181,19 @@ admission_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->topics = Py_NewRef(topics);
     self->clock_ns = Py_NewRef(clock_ns);
     self->give_way = Py_NewRef(give_way);
-    self->make_future = Py_NewRef(make_future);
+    self->make_future = (PyTypeObject *)Py_NewRef(make_future);
     self->reserved = Py_NewRef(reserved);
     self->message_type = (PyTypeObject *)Py_NewRef(message_type);
     self->batch_type = (PyTypeObject *)Py_NewRef(batch_type);
     self->timeout_ms = timeout_ms;
     self->admitted_bytes = max_bytes;
     self->limits = limits;
-    self->acquire = PyObject_GetAttrString(lock, "acquire");
-    self->release = PyObject_GetAttrString(lock, "release");
+    self->locked = PyObject_GetAttrString(lock, "locked");
     self->sticky = PyUnicode_InternFromString("sticky");
     self->lanes = PyUnicode_InternFromString("lanes");
     self->open = PyUnicode_InternFromString("open");
     self->is_system_clock = is_system_clock(clock_ns);
-    if (self->acquire == NULL || self->release == NULL || self->sticky == NULL
+    if (self->locked == NULL || self->sticky == NULL
             || self->lanes == NULL || self->open == NULL || self->is_system_clock < 0
             || mq_find_message_slots(self->message_type, &self->message)) {
         Py_DECREF(self);
@@ -180,8 +207,7 @@ admission_traverse(Admission *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->topics);
-    Py_VISIT(self->acquire);
-    Py_VISIT(self->release);
+    Py_VISIT(self->locked);
     Py_VISIT(self->clock_ns);
     Py_VISIT(self->give_way);
     Py_VISIT(self->make_future);
@@ -205,8 +231,7 @@ admission_dealloc(Admission *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     admission_clear(self);
-    Py_CLEAR(self->acquire);
-    Py_CLEAR(self->release);
+    Py_CLEAR(self->locked);
     Py_CLEAR(self->clock_ns);
     Py_CLEAR(self->give_way);
     Py_CLEAR(self->make_future);
@@ -273,15 +298,21 @@ texts_size(const Admission *self, PyObject *message)
             || number_of(SLOT(message, at->delay_level), 0) < 0
             || number_of(SLOT(message, at->deliver_at_ms), 0) < 0)
         return -1;
-    PyObject *tag = SLOT(message, at->tag), *sharding_key = SLOT(message, at->sharding_key);
+    /* One after the other: what fails may have run a finalizer, and then nothing is looked at. */
+    PyObject *tag = SLOT(message, at->tag);
     Py_ssize_t tag_needs = optional_size(self, tag, tag_bytes(tag, limits->tag));
+    if (tag_needs < 0)
+        return -1;
+    PyObject *sharding_key = SLOT(message, at->sharding_key);
     Py_ssize_t sharding_key_needs = optional_size(
         self, sharding_key, text_bytes(sharding_key, limits->sharding_key));
-    Py_ssize_t keys = keys_size(self, SLOT(message, at->keys));
-    Py_ssize_t properties = properties_size(self, SLOT(message, at->properties));
-    if (tag_needs < 0 || sharding_key_needs < 0 || keys < 0 || properties < 0)
+    if (sharding_key_needs < 0)
         return -1;
-    return tag_needs + sharding_key_needs + keys + properties;
+    Py_ssize_t keys = keys_size(self, SLOT(message, at->keys));
+    if (keys < 0)
+        return -1;
+    Py_ssize_t properties = properties_size(self, SLOT(message, at->properties));
+    return properties < 0 ? -1 : tag_needs + sharding_key_needs + keys + properties;
 }
 
 /* ---- Joining ----------------------------------------------------------------------------- */
@@ -326,8 +357,7 @@ find_open(const Admission *self, PyObject *topic, PyObject *sharding_key)
     return open;
 }
 
-/* A message joins the batch: its future, or None when it cannot; nothing was changed then. Under
-   the lock. */
+/* A message joins the batch: its future, or None when it cannot; nothing was changed then. */
 static PyObject *
 join_batch(Admission *self, OpenBatch *batch, PyObject *message, long long size,
            long long deadline_ms, long long *to_give_way)
@@ -345,7 +375,7 @@ join_batch(Admission *self, OpenBatch *batch, PyObject *message, long long size,
     if (place == NULL)
         return NULL;
     PyObject *args[] = {batch->pending, place};
-    PyObject *future = PyObject_Vectorcall(self->make_future, args, 2, NULL);
+    PyObject *future = PyObject_Vectorcall((PyObject *)self->make_future, args, 2, NULL);
     Py_DECREF(place);
     if (future == NULL || PyList_Append(batch->messages, message) < 0) {
         Py_XDECREF(future);
@@ -407,35 +437,24 @@ admission_join(Admission *self, PyObject *message)
 {
     if (self->topics == NULL)
         Py_RETURN_NONE;
+    long long now_ms = read_clock_ms(self); /* first, since it may be in Python */
+    if (now_ms < 0)
+        return NULL;
     Py_ssize_t texts = texts_size(self, message);
     if (texts < 0)
         Py_RETURN_NONE;
+    PyObject *locked = PyObject_CallNoArgs(self->locked);
+    if (locked != Py_False) /* whoever has it may have it for long: Python waits for it */
+        return locked == NULL ? NULL : (Py_DECREF(locked), Py_NewRef(Py_None));
+    Py_DECREF(locked);
     PyObject *topic = PyDict_GetItemWithError(self->topics, SLOT(message, self->message.topic));
-    if (topic == NULL) {
-        if (PyErr_Occurred())
-            return NULL;
-        Py_RETURN_NONE;
-    }
-    long long now_ms = read_clock_ms(self);
-    if (now_ms < 0)
-        return NULL;
-    PyObject *is_mine = PyObject_CallOneArg(self->acquire, Py_False);
-    if (is_mine != Py_True) /* whoever has it may have it for long: Python waits for it */
-        return is_mine == NULL ? NULL : (Py_DECREF(is_mine), Py_NewRef(Py_None));
-    Py_DECREF(is_mine);
+    if (topic == NULL)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     Py_INCREF(topic);
     long long to_give_way = 0;
     PyObject *future = join_topic(self, topic, message, texts, now_ms + self->timeout_ms,
                                   &to_give_way);
     Py_DECREF(topic);
-    PyObject *kind, *error, *traceback;
-    PyErr_Fetch(&kind, &error, &traceback);
-    PyObject *released = PyObject_CallNoArgs(self->release);
-    if (released == NULL)
-        Py_CLEAR(future); /* with the error of the release */
-    else
-        PyErr_Restore(kind, error, traceback);
-    Py_XDECREF(released);
     if (future != NULL && to_give_way) {
         PyObject *size = PyLong_FromLongLong(to_give_way);
         PyObject *result = size == NULL ? NULL : PyObject_CallOneArg(self->give_way, size);

@@ -33,7 +33,7 @@ from mqmesh.sdk.producer.lanes import Lane, TopicLanes
 from mqmesh.sdk.producer.pace import GIVE_WAY_BATCH_BYTES, SendPace
 from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
-from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector, SendWishes
+from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.requests import (
     OnReply,
     ReplyFuture,
@@ -281,7 +281,11 @@ class Producer:
         self,
         message: Message,
         on_done: OnDone | None = None,
-        **wishes: Unpack[SendWishes],
+        *,
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        arg: Any = None,
+        timeout_ms: int | None = None,
     ) -> SendFuture:
         """Sends a message without waiting for its outcome.
 
@@ -297,23 +301,11 @@ class Producer:
             InvalidArgument, NoRoute, ClientClosed: As for ``send``.
             QueueFull: No room in the buffer within the timeout; at once in a callback.
         """
-        if on_done is None and not wishes:
+        if on_done is None and queue is None and selector is None and timeout_ms is None:
             # Nobody needs to look at the state: what is not running lets nothing join.
             joined = self._join(message)
             if joined is not None:
                 return joined
-        return self._send_async(message, on_done, **wishes)
-
-    def _send_async(
-        self,
-        message: Message,
-        on_done: OnDone | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        selector: QueueSelector | None = None,
-        arg: Any = None,
-        timeout_ms: int | None = None,
-    ) -> SendFuture:
         if self._state != "running":
             self._refuse()
         if not is_plain(message, self._max_message_size):

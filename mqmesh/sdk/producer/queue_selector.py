@@ -29,9 +29,3 @@ class QueueChoice(TypedDict, total=False):
     queue: MessageQueue | None
     selector: QueueSelector | None
     arg: Any
-
-
-class SendWishes(QueueChoice, total=False):
-    """The same of ``Producer.send_async``, which may be given a timeout, too."""
-
-    timeout_ms: int | None

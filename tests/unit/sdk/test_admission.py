@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import gc
 import sys
@@ -15,6 +16,7 @@ from harness.threadless_loop import ThreadlessLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import ClientClosed, InvalidArgument, QueueFull
 from mqmesh.message import (
     MAX_FLAG,
@@ -35,6 +37,7 @@ from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import SendFuture
+from mqmesh.testing.clock import ManualClock
 
 OPTIONS = ProducerOptions(
     max_message_size=1_000, buffer_memory_bytes=6_000, batch_size_bytes=2_000, batch_messages=12
@@ -62,10 +65,16 @@ needs_c = pytest.mark.parametrize("way", [Ways.NATIVE] if is_compiled() else [])
 class Sends:
     """A buffer, and ``send_async`` into it."""
 
-    def __init__(self, options: ProducerOptions = OPTIONS, way: Ways = FAST) -> None:
+    def __init__(
+        self,
+        options: ProducerOptions = OPTIONS,
+        way: Ways = FAST,
+        clock: ManualClock | SystemClock | None = None,
+    ) -> None:
         self.options = options
         self.loop = ThreadlessLoop(in_loop_thread=True)
-        self.clock = self.loop.clock
+        self.clock: Any = clock or self.loop.clock
+        self.loop.clock = self.clock
         self.gave_way: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             if way is not Ways.NATIVE:
@@ -321,6 +330,43 @@ def test_a_locked_buffer_is_left_alone(way):
         assert sends.state() == state
     assert sends.buffer.join(Message("t", b"x")) is not None
     assert not sends.buffer.lock.locked()
+
+
+@needs_c
+def test_nothing_of_python_runs_while_messages_join(way):
+    # It looks at the lock and does not take it: a finalizer could let another thread do so.
+    sends = Sends(ROOMY, way, SystemClock())
+    sends.send(Message("t", b"opens a batch"))
+    texts = {"tag": "é", "keys": ["a key"], "properties": {"origin": "JFK"}}
+    messages = [Message("t", b"x", **texts) for _ in range(GIVE_WAY_MESSAGES - 2)]
+    joined = collections.deque()
+    joining = map(sends.buffer.join, messages)
+    collections_begun: list[str] = []
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: collections_begun.append(phase))
+    try:
+        gc.set_threshold(1)
+        before = len(collections_begun)
+        joined.extend(joining)
+        after = len(collections_begun)
+        made = [[number] for number in range(10)]  # what is tracked does have it run
+        assert len(made) == 10
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.pop()
+    assert None not in joined
+    assert len(joined) == len(messages)
+    assert before == after < len(collections_begun)
+
+
+@needs_c
+def test_what_could_run_python_meanwhile_is_refused(way, monkeypatch):
+    args = ({}, len, len, OPTIONS)
+    with pytest.raises(TypeError, match="lock"):
+        admission.make_admission(args[0], threading.RLock(), *args[1:])  # type: ignore[arg-type]
+    monkeypatch.setattr(admission, "SendFuture", Sends)
+    with pytest.raises(TypeError, match="make_future"):
+        admission.make_admission(args[0], threading.Lock(), *args[1:])  # type: ignore[arg-type]
 
 
 def test_a_closed_buffer_takes_nothing():
