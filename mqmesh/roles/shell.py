@@ -18,9 +18,6 @@ from mqmesh.version import VERSION
 
 _O = TypeVar("_O")
 
-LOOK_AFTER_MS: Final = 250
-"""Connections and the memory that they take are looked after so often."""
-
 
 class RoleShell:
     """The shell of a role's server.
@@ -106,7 +103,9 @@ class RoleShell:
 
     def look_after_peers(self) -> None:
         """Has the command server look after its connections, from now on."""
-        self.every(LOOK_AFTER_MS, self._look)
+        tick_ms = self._opened().tick_ms
+        if tick_ms:
+            self.every(tick_ms, self._look)
 
     def ready(self) -> None:
         """The role serves."""

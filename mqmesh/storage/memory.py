@@ -187,7 +187,7 @@ class MemoryStore(MessageStore):
         return StoreStats(
             backend="memory",
             max_commitlog_offset=self._end,
-            durable_offset=self._end,
+            durable_offset=self.durable_offset(),
             topics=len({name for name, _ in self._queues}),
             queues=len(self._queues),
             put_batches=self._put_batches,

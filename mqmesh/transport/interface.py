@@ -141,6 +141,7 @@ class Connection(Protocol):
 class Server(Protocol):
     """See ``mqmesh.transport.zmq.server.CommandServer``."""
 
+    tick_ms: int
     malformed_frames: int
     hung_up: int
     silent: int

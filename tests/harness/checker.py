@@ -220,12 +220,17 @@ def _stored_once(history: History) -> Iterable[str]:
 
 def _commits_go_on(history: History) -> Iterable[str]:
     looks: dict[tuple[str, str], list[Commit]] = defaultdict(list)
+    highest: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     for look in history.commits:
         if 0 <= look.end_offset < look.queue_offset:
             yield f"{look.group} committed {look.queue_offset} of {look.queue}, beyond its end"
-        before = looks[look.group, look.queue]
-        if look.queue_offset < _must_be_kept(history, before, look.time_ms):
-            yield f"{look.group} went back to {look.queue_offset} in {look.queue}"
+        queue = look.group, look.queue
+        before = looks[queue]
+        # Who is not behind the highest offset that was ever seen needs no excuse.
+        if look.queue_offset < highest[queue]:
+            if look.queue_offset < _must_be_kept(history, before, look.time_ms):
+                yield f"{look.group} went back to {look.queue_offset} in {look.queue}"
+        highest[queue] = max(highest[queue], look.queue_offset)
         before.append(look)
 
 

@@ -61,6 +61,7 @@ class ScheduleServer:
         self._link: NamesrvLink | None = None
         self._client: Connection | None = None
         self._looking = False
+        self._look_planned = False
         self._service = ScheduleService(
             config,
             clock=self._clock,
@@ -90,7 +91,7 @@ class ScheduleServer:
             on_hint=self._on_hint,
             on_connected=self._look,
         )
-        self._shell.every(LOOK_MS, self._look_if_away)
+        self._look_later()
         self._shell.ready()
         return endpoint
 
@@ -149,9 +150,18 @@ class ScheduleServer:
     def _on_hint(self, hint: RouteHint) -> None:
         self._look()
 
+    def _look_later(self) -> None:
+        # Only until the broker is there: an idle service is to sleep.
+        if not self._look_planned:
+            self._look_planned = True
+            self._loop.call_later(LOOK_MS, self._look_if_away)
+
     def _look_if_away(self) -> None:
-        if self._client is None or not self._client.connected:
-            self._look()
+        self._look_planned = False
+        if self._link is None or (self._client is not None and self._client.connected):
+            return
+        self._look()
+        self._look_later()
 
     def _look(self) -> None:
         if self._looking or self._link is None:
@@ -186,6 +196,7 @@ class ScheduleServer:
             on_command=self._service.on_command,
             on_connection=lambda up: self._on_connection(client, up),
         )
+        self._look_later()
 
     def _on_connection(self, client: Connection, up: bool) -> None:
         if client is not self._client:
@@ -195,6 +206,7 @@ class ScheduleServer:
             self._loop.call_later(0, partial(self._begin, client))
         else:
             self._service.on_disconnected()
+            self._look_later()
 
     def _begin(self, client: Connection) -> None:
         if client is self._client and client.connected:

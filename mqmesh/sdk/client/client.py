@@ -87,6 +87,7 @@ class ClientEngine:
         self._connecting_ms: dict[str, int] = {}
         self._warnings: dict[str, list[str]] = {}
         self._topics: set[str] = set()
+        self._missing_planned = False
         self._asking: dict[str, list[OnRoute]] = {}
         self._host_id = host_id()
         self._link: NamesrvLink | None = None
@@ -108,7 +109,6 @@ class ClientEngine:
         self.loop.call_every(
             self.options.poll_name_server_interval_ms, lambda: self.refresh(self._topics)
         )
-        self.loop.call_every(self.options.missing_route_interval_ms, self._refresh_missing)
         self.loop.call_every(self.options.heartbeat_broker_interval_ms, self._beat)
         self._thread = self.transport.run_loop(self._run, f"mqmesh-{self.client_id}")
 
@@ -412,6 +412,7 @@ class ClientEngine:
         self.refresh({*self.routes.concerned(hint), *missing} & self._topics)
 
     def _refresh_missing(self) -> None:
+        self._missing_planned = False
         self.refresh(
             topic
             for topic in self._topics
@@ -435,6 +436,11 @@ class ClientEngine:
             self._drop_moved()
             if self._on_routes is not None:
                 self._on_routes({topic})
+        is_missing = self.routes.route(topic) is None and not _comes_late(topic)
+        if is_missing and not (self._missing_planned or self._closed):
+            # Only while one is missing: an idle client is to sleep.
+            self._missing_planned = True
+            self.loop.call_later(self.options.missing_route_interval_ms, self._refresh_missing)
         for on_done in asking:
             on_done(outcome)
 

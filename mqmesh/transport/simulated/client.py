@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -320,8 +321,8 @@ class SimulatedChannel:
         self._stopped = True
         self._line.close()
 
-    def _deliver(self, callback: Callable[[], None]) -> None:
-        self._node.after(0, callback)
+    def _deliver(self, callback: Callable[..., None], *arguments: object) -> None:
+        self._node.after(0, partial(callback, *arguments))
 
     def _check_open(self) -> None:
         if self._stopped:

@@ -28,6 +28,7 @@ class SimulatedLoop:
     Attributes:
         clock: Of the node.
         callback_failures: Exceptions in callbacks so far; each is a bug.
+        turn_count: Turns so far; who is idle takes few.
     """
 
     def __init__(self, node: SimulatedNode) -> None:
@@ -35,23 +36,24 @@ class SimulatedLoop:
         self.clock: Clock = node.clock
         self.callback_failures = 0
         self.failure: Exception | None = None
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._inbox: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = itertools.count()
         self._tick_end: list[Callable[[], None]] = []
-        self._planned_ms = NEVER_MS
-        self._planned: Event | None = None
-        self._turn_count = 0
+        self._soon = False
+        self._timed_ms = NEVER_MS
+        self._timed: Event | None = None
+        self.turn_count = 0
         self._turning = False
         self._stopping = False
         self._on_stop: list[Callable[[], None]] = []
         self._turns_ms = (0, 0)
 
-    def deliver(self, callback: Callable[[], None]) -> None:
+    def deliver(self, callback: Callable[..., None], *arguments: object) -> None:
         """Something came from the network: the next turn begins with it."""
-        self._inbox.append(callback)
-        self._plan(self.node.simulation.now_ms)
+        self._inbox.append((callback, arguments))
+        self._plan_turn(self.node.simulation.now_ms)
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Calls back at the end of each turn."""
@@ -71,12 +73,12 @@ class SimulatedLoop:
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
         """Calls soon, in a turn of the loop."""
-        self._calls.append(callback)
-        self._plan(self.node.simulation.now_ms)
+        self._calls.append((callback, ()))
+        self._plan_turn(self.node.simulation.now_ms)
 
     def wake(self) -> None:
         """Has the loop turn."""
-        self._plan(self.node.simulation.now_ms)
+        self._plan_turn(self.node.simulation.now_ms)
 
     def has_news(self) -> bool:
         """True when a turn would find something."""
@@ -117,8 +119,8 @@ class SimulatedLoop:
 
     def tick(self, wait_ms: int) -> None:
         """Lets the simulation run for one turn of this loop, ``wait_ms`` at most."""
-        turns = self._turn_count
-        self.node.wait_until(lambda: self._turn_count != turns, wait_ms)
+        turns = self.turn_count
+        self.node.wait_until(lambda: self.turn_count != turns, wait_ms)
 
     def close(self) -> None:
         """Ends the loop; nothing of it is called any more."""
@@ -129,60 +131,79 @@ class SimulatedLoop:
 
     # ---- Turns -------------------------------------------------------------------------
 
-    def _plan(self, due_ms: int) -> None:
-        if self._planned_ms <= due_ms:
-            return
-        if self._planned is not None:
-            self._planned.cancel()
-        self._planned_ms = due_ms
-        self._planned = self.node.simulation.at(due_ms, self._due)
+    # Two events at most are planned: a turn now, and one for the first timer. So what comes
+    # meanwhile does not have the timer planned anew.
 
-    def _due(self) -> None:
-        self.node.call(self._turn_now)
+    def _plan_turn(self, due_ms: int) -> None:
+        if not self._soon:
+            self._soon = True
+            self.node.simulation.at(due_ms, self._soon_due)
 
-    def _turn_now(self) -> None:
-        self._planned_ms, self._planned = NEVER_MS, None
+    def _plan_timer(self, due_ms: int) -> None:
+        if due_ms < self._timed_ms:
+            if self._timed is not None:
+                self._timed.cancel()
+            self._timed_ms = due_ms
+            self._timed = self.node.simulation.at(due_ms, self._timer_due)
+
+    def _soon_due(self) -> None:
+        self.node.call(self._turn_soon)
+
+    def _timer_due(self) -> None:
+        self.node.call(self._turn_for_timer)
+
+    def _turn_soon(self) -> None:
+        self._soon = False
+        if not self._stopping:
+            self._take_turn(self.node.simulation.now_ms)
+
+    def _turn_for_timer(self) -> None:
+        self._timed_ms, self._timed = NEVER_MS, None
         if self._stopping:
             return
-        now_ms = self.node.simulation.now_ms
+        now_ms, first_ms = self.node.simulation.now_ms, self._first_timer_ms()
+        if first_ms <= now_ms:
+            self._take_turn(now_ms)
+        else:
+            self._plan_timer(first_ms)  # a turn before this one ran it, or it was cancelled
+
+    def _take_turn(self, now_ms: int) -> None:
         if self._turning:
-            self._plan(now_ms + 1)  # a callback of this loop waits for the simulation
+            self._plan_turn(now_ms + 1)  # a callback of this loop waits for the simulation
             return
         self._turn(now_ms)
-        self._plan_next()
-
-    def _turn(self, now_ms: int) -> None:
-        self._turn_count += 1
-        self._turning = True
-        try:
-            for queue in (self._inbox, self._calls):
-                for _ in range(len(queue)):
-                    if queue:
-                        self._guard(queue.popleft())
-            if self._timers and self._timers[0][0] <= now_ms:
-                self._run_timers()
-            for callback in self._tick_end:
-                self._guard(callback)
-        finally:
-            self._turning = False
-
-    def _plan_next(self) -> None:
-        now_ms = self.node.simulation.now_ms
         before_ms, turns = self._turns_ms
         turns = turns + 1 if before_ms == now_ms else 1
         self._turns_ms = now_ms, turns
         least_ms = now_ms if turns < MOST_TURNS_A_MS else now_ms + 1
         if self._inbox or self._calls:
-            self._plan(least_ms)
-            return
+            self._plan_turn(least_ms)
+        elif (first_ms := self._first_timer_ms()) < NEVER_MS:
+            self._plan_timer(max(first_ms, least_ms))
+
+    def _turn(self, now_ms: int) -> None:
+        self.turn_count += 1
+        self._turning = True
+        try:
+            for queue in (self._inbox, self._calls):
+                for _ in range(len(queue)):
+                    if queue:
+                        callback, arguments = queue.popleft()
+                        self._guard(callback, *arguments)
+            if self._timers and self._timers[0][0] <= now_ms:
+                self._run_timers(now_ms)
+            for hook in self._tick_end:
+                self._guard(hook)
+        finally:
+            self._turning = False
+
+    def _first_timer_ms(self) -> int:
         timers = self._timers
         while timers and timers[0][2].cancelled:
             heapq.heappop(timers)
-        if timers:
-            self._plan(max(timers[0][0], least_ms))
+        return timers[0][0] if timers else NEVER_MS
 
-    def _run_timers(self) -> None:
-        now_ms = self.node.simulation.now_ms
+    def _run_timers(self, now_ms: int) -> None:
         # Those that callbacks plan now have their turn next time.
         last = next(self._order)
         while self._timers and self._timers[0][:2] <= (now_ms, last):
@@ -197,13 +218,13 @@ class SimulatedLoop:
         due_ms = self.node.simulation.now_ms + max(delay_ms, 0)
         heapq.heappush(self._timers, (due_ms, next(self._order), timer))
         if not self._turning:
-            self._plan(due_ms)
+            self._plan_timer(due_ms)
 
-    def _guard(self, callback: Callable[[], None]) -> None:
+    def _guard(self, callback: Callable[..., None], *arguments: object) -> None:
         if not self.node.alive:
             return  # a callback before it killed the node
         try:
-            callback()
+            callback(*arguments)
         except Exception:
             self.callback_failures += 1
             _log.exception("a callback of %s failed; the loop goes on", self.node.name)

@@ -20,8 +20,8 @@ RECONNECT_MS: Final = 100
 MOST_ON_THE_WAY: Final = 200_000
 """Frames in one pipe."""
 
-Deliver = Callable[[Callable[[], None]], None]
-"""Has something called in a node's loop, or as a step of the node."""
+Deliver = Callable[..., None]
+"""Has something called, with its arguments, in a node's loop or as a step of the node."""
 
 
 class Weather:
@@ -146,18 +146,18 @@ class _Pipe:
         self._network = network
         self._source = source
         self._target = target
-        self._frames: deque[tuple[int, Callable[[], None]]] = deque()
+        self._frames: deque[tuple[int, Callable[..., None], tuple[bytes, ...]]] = deque()
         self._last_ms = 0
         self._planned = False
         self.closed = False
 
-    def send(self, arrive: Callable[[], None]) -> None:
+    def send(self, arrive: Callable[..., None], *frame: bytes) -> None:
         if self.closed:
             return
         assert len(self._frames) < MOST_ON_THE_WAY, "a pipe has no limit but this one"
         network = self._network
         self._last_ms = max(self._last_ms, network.simulation.now_ms + network.latency_ms())
-        self._frames.append((self._last_ms, arrive))
+        self._frames.append((self._last_ms, arrive, frame))
         if not self._planned:
             self.flow()
 
@@ -175,7 +175,8 @@ class _Pipe:
             return
         now_ms = self._network.simulation.now_ms
         while self._frames and self._frames[0][0] <= now_ms and not self.closed:
-            self._frames.popleft()[1]()
+            _, arrive, frame = self._frames.popleft()
+            arrive(*frame)
         if self._frames:
             self.flow()
 
@@ -225,11 +226,11 @@ class SimulatedConnection:
 
     def ask(self, frame: bytes) -> None:
         """Sends a frame to the server."""
-        self._there.send(partial(self.take_request, frame))
+        self._there.send(self.take_request, frame)
 
     def answer(self, frame: bytes) -> None:
         """Sends a frame to the client."""
-        self._back.send(partial(self.take_answer, frame))
+        self._back.send(self.take_answer, frame)
 
     def flow(self) -> None:
         """What was held goes on."""
@@ -360,7 +361,7 @@ class SimulatedLine:
             self._stand(listener, SimulatedConnection(network, node, server, self._lost))
 
     def _stand(self, listener: Listener, connection: SimulatedConnection) -> None:
-        connection.take_answer = lambda frame: self._deliver(partial(self._take, connection, frame))
+        connection.take_answer = partial(self._deliver, self._take, connection)
         listener.accept(connection)
         self._connection = connection
         self._told(lambda: connection is self._connection and self._on_up())

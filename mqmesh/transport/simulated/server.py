@@ -50,7 +50,7 @@ class SimulatedServer:
     Attributes:
         node: The process.
         malformed_frames, hung_up, silent, requests, dropped_replies, held_bytes, refusals,
-            readable_ms, drained_ms: As there.
+            readable_ms, drained_ms, tick_ms: As there.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SimulatedServer:
         self.malformed_frames = self.hung_up = self.silent = self.requests = 0
         self.dropped_replies = self.held_bytes = 0
         self.refusals = Refusals()
-        self.readable_ms = 0
+        self.readable_ms = self.tick_ms = 0
         self.drained_ms: int | None = 0
         self._network = network
         self._loop = loop
@@ -90,10 +90,8 @@ class SimulatedServer:
     def accept(self, connection: SimulatedConnection) -> None:
         """A connection was made."""
         self._silent_peers[connection] = None
-        connection.take_request = lambda frame: self._loop.deliver(
-            partial(self._take, connection, frame)
-        )
-        connection.on_server_lost = lambda: self._loop.deliver(lambda: self._lost(connection))
+        connection.take_request = partial(self._loop.deliver, self._take, connection)
+        connection.on_server_lost = partial(self._loop.deliver, self._lost, connection)
 
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; nothing is sent for a oneway one."""
@@ -103,6 +101,9 @@ class SimulatedServer:
                 reply.code, command.opaque, *reply.body, header=reply.header, flags=RESPONSE
             )
             self._send(request.peer, frame)
+
+    def tick(self, now_ms: int) -> None:
+        """Nothing to do: simulated connections look after themselves."""
 
     def room(self, peer: bytes) -> int:
         """How many bytes an answer to a peer may have now."""
@@ -133,9 +134,6 @@ class SimulatedServer:
         self.refusals.note(str(code), remark)
         for line in self.refusals.take_lines():
             _log.warning("%s", line)
-
-    def tick(self, now_ms: int) -> None:
-        """Nothing to do: simulated connections look after themselves."""
 
     def close(self) -> None:
         """Stops listening and closes all connections; closing twice does no harm."""

@@ -53,6 +53,7 @@ MAX_SURPLUS: Final = 64
 """Such connections at a time; more are ended at once."""
 MAX_HUNG_UP: Final = 4_096
 """Peers that were hung up on and may still have frames in ZeroMQ."""
+TICK_MS: Final = 250
 LOG_REFUSALS_MS: Final = 1_000
 """While requests are refused, the log gets so often a line for each code."""
 LOG_MALFORMED_MS: Final = 1_000
@@ -103,6 +104,7 @@ class CommandServer:
         refusals: What was refused, by code.
         readable_ms: When there was something to take last, by the monotonic clock.
         drained_ms: When nothing was left then; None if frames were.
+        tick_ms: ``tick`` is to be called so often; 0 for never.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class CommandServer:
         self.requests = 0
         self.refusals = Refusals()
         self._refusals_timer: Timer | None = None
+        self.tick_ms = TICK_MS
         self.readable_ms = 0
         self.drained_ms: int | None = None
         loop.add(self._socket, self._on_readable)

@@ -25,7 +25,6 @@ from mqmesh.storage.interface import (
     PutResult,
     PutStatus,
     StoreConfig,
-    StoreStats,
     Wake,
 )
 from mqmesh.storage.memory import MemoryStore
@@ -194,8 +193,9 @@ class LoggedStore(MemoryStore):
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """See ``MessageStore.queue_bounds``."""
-        low, high = super().queue_bounds(topic, queue_id)
-        return low, QueueOffset(self._hidden.get((topic, queue_id), high))
+        bounds = super().queue_bounds(topic, queue_id)
+        hidden = self._hidden.get((topic, queue_id))
+        return bounds if hidden is None else (bounds[0], QueueOffset(hidden))
 
     def delete_topic(self, topic: str) -> None:
         """See ``MessageStore.delete_topic``."""
@@ -212,12 +212,6 @@ class LoggedStore(MemoryStore):
         """Nothing to do but to tell of a failure."""
         self._check_writable()
         return False
-
-    def stats(self) -> StoreStats:
-        """See ``MessageStore.stats``."""
-        return msgspec.structs.replace(
-            super().stats(), backend="simulated", durable_offset=self._disk.durable_offset
-        )
 
     def close(self) -> None:
         """Syncs, and forgets everything but the disk."""

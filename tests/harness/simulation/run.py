@@ -22,6 +22,8 @@ PATIENCE_MS: Final = 180_000
 """When all harm is over, everything is served and delivered within so long."""
 REAL_EVERY: Final = 11
 """One seed of so many has real stores in place of light ones, whatever its faults."""
+LEAST_MS: Final = 60_000
+"""No seed is shorter."""
 LOOK_MS: Final = 1_000
 QUEUES: Final = 2
 BROKERS: Final = ("broker-a", "broker-b")
@@ -67,11 +69,11 @@ class Run:
         self.world = World(seed, folder, sync_flush=seed // 3 % 2 == 0, real_store=real_store)
         self.books = Books()
         self.clients: list[Client] = []
+        self._begun_ms = self.world.now_ms
 
     def go(self) -> Outcome:
         """Runs it."""
         world, books = self.world, self.books
-        begun_ms = world.now_ms
         self._start()
         profile = PROFILES[self.seed % len(PROFILES)]
         faults = Faults(world, books, self.clients, HARM_MS, profile)
@@ -100,7 +102,7 @@ class Run:
             "deliveries": sum(len(one) for one in books.deliveries.values()),
         }
         return Outcome(
-            self.seed, found, world.now_ms - begun_ms, world.simulation.event_count, counts
+            self.seed, found, world.now_ms - self._begun_ms, world.simulation.event_count, counts
         )
 
     def close(self) -> None:
@@ -133,6 +135,7 @@ class Run:
         end_ms = self.world.now_ms + PATIENCE_MS
         while (missing := self.books.missing()) and self.world.now_ms < end_ms:
             self.world.simulation.run(2_000)
+        self.world.simulation.run(max(self._begun_ms + LEAST_MS - self.world.now_ms, 0))
         return missing
 
     def _look(self) -> None:

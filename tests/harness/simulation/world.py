@@ -28,6 +28,9 @@ BROKER_PORT: Final = 10_911
 RESTART_MS: Final = 1_000
 """The supervisor starts what has ended again after so long."""
 
+DELAY_LEVELS: Final = "1s 2s 2s 4s 6s 8s 10s 15s 20s 30s 1m 2m 3m 4m 5m 6m 7m 8m"
+"""What fails twice comes again while there is something else to do."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +67,7 @@ class Process:
         self.lives += 1
         node = self.node = self.world.node(self.name)
         transport = self.transport = SimulatedTransport(self.world.network, node)
+        self.world.transports.append(transport)
         server = self.server = self._make(transport)
         try:
             server.start()
@@ -206,12 +210,12 @@ class World:
                 else FlushDiskType.ASYNC_FLUSH,
                 **SMALL_FILES,
             ),
+            message_delay_level=DELAY_LEVELS,
             transaction_timeout_ms=2_000,
             transaction_check_interval_ms=3_000,
         )
 
         def make(transport: SimulatedTransport) -> BrokerServer:
-            self.transports.append(transport)
             opener = disk.opener_for(transport.node)
             return self.make_broker(config, transport, opener=opener)
 
@@ -224,7 +228,6 @@ class World:
         lives = iter(range(1_000))
 
         def make(transport: SimulatedTransport) -> ScheduleServer:
-            self.transports.append(transport)
             life = next(lives)
             folder = self.folder / f"{name}-{life}"
             before = self.folder / f"{name}-{life - 1}"

@@ -53,7 +53,7 @@ class Served:
     def __init__(self, handlers, on_disconnect=None, limits=None) -> None:
         self.handlers = handlers
         self.ticks: list[int] = []
-        self.closed = 0
+        self.closed, self.tick_ms = 0, 250
         self.peer_count, self.requests, self.held_bytes = 3, 7, 11
         self.malformed_frames = self.dropped_replies = self.hung_up = self.silent = 0
         self.refusals = Refusals()
