@@ -23,7 +23,7 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_FRAME_BYTES, MAX_HEADER_BYTES, Reply
-from mqmesh.transport.zmq import client as client_module
+from mqmesh.transport import requests
 from mqmesh.transport.zmq import server as server_module
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.channel import BlockingChannel
@@ -252,7 +252,7 @@ def test_a_request_made_before_the_server_is_there_waits_for_it(wire, short_tmp_
 
 
 def test_a_client_takes_a_bounded_number_of_requests(wire, monkeypatch):
-    monkeypatch.setattr(client_module, "MAX_REQUESTS_WAITING", 10)
+    monkeypatch.setattr(requests, "MAX_REQUESTS_WAITING", 10)
     _, where = wire.server({HOLD: lambda request: None})
     client = wire.client(where)
     wire.until(lambda: client.connected)
@@ -280,6 +280,8 @@ def test_closing_ends_every_request_once_even_if_a_callback_fails(wire, caplog):
     client.close()
     assert [type(one) for one in done] == [ClientClosed]
     assert "callback" in caplog.text
+    assert wire.loop.callback_failures == 1
+    wire.loop.callback_failures = 0  # it was planned
     with pytest.raises(ClientClosed):
         client.request(ECHO, done.append)
     with pytest.raises(ClientClosed):

@@ -1,35 +1,16 @@
 """The twins of whoever connects: command client, hint subscriber, blocking channel."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-import msgspec
-
-from mqmesh.errors import (
-    ClientClosed,
-    EndpointUnreachable,
-    MQMeshError,
-    RequestTimeout,
-)
-from mqmesh.protocol.codes import RequestCode, ResponseCode, response_error
-from mqmesh.protocol.command import ONEWAY, Command, decode_frame, encode_frame
-from mqmesh.transport.interface import OnDone, Timer
+from mqmesh.errors import ClientClosed, EndpointUnreachable
+from mqmesh.protocol.codes import ResponseCode, response_error
+from mqmesh.protocol.command import Command, decode_frame, encode_frame
+from mqmesh.transport.interface import OnDone
+from mqmesh.transport.requests import RequestTable, broken, too_late
 from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Network, SimulatedConnection, SimulatedLine
 from mqmesh.transport.simulated.node import SimulatedNode
-
-SWEEP_MS: Final = 20
-
-_log = logging.getLogger(__name__)
-
-
-class _SimulatedRequest(msgspec.Struct):
-    on_done: OnDone
-    deadline_ms: int
-    frame: bytes
-    sent: bool
 
 
 class SimulatedClient:
@@ -59,14 +40,9 @@ class SimulatedClient:
         self.endpoint = endpoint
         self.connected = False
         self.unreachable = False
-        self._loop = loop
-        self._on_command = on_command
         self._on_connection = on_connection
-        self._waiting: dict[int, _SimulatedRequest] = {}
-        self._next_opaque = 1
         self._closed = False
-        self._sweep: Timer | None = None
-        self._sweep_due_ms = 0
+        self._table = RequestTable(loop, endpoint, self._try_send, on_command)
         self._line = SimulatedLine(
             network,
             loop.node,
@@ -80,7 +56,7 @@ class SimulatedClient:
     @property
     def in_flight(self) -> int:
         """Requests without an outcome yet."""
-        return len(self._waiting)
+        return len(self._table)
 
     def request(
         self,
@@ -93,51 +69,36 @@ class SimulatedClient:
         """Sends a request; its outcome comes to ``on_done``, never before this returns.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed, QueueFull, LocalProtocolError: As there.
         """
-        self._check_open()
-        opaque = self._next_opaque
-        self._next_opaque += 1
-        frame = encode_frame(code, opaque, *parts, header=header)
-        deadline_ms = self._loop.clock.monotonic_ms() + timeout_ms
-        waiting = self._waiting[opaque] = _SimulatedRequest(
-            on_done, deadline_ms, frame, self.connected
-        )
-        if waiting.sent:
-            self._line.send(frame)
-        if self._sweep is None or deadline_ms < self._sweep_due_ms - SWEEP_MS:
-            self._plan_sweep(deadline_ms)
+        self._table.request(code, on_done, parts, header, timeout_ms)
 
     def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
         """Sends a request that gets no answer; it may be lost.
 
         Raises:
-            ClientClosed: After ``close``.
+            ClientClosed, QueueFull, LocalProtocolError: As there.
         """
-        self._check_open()
-        self._line.send(encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
+        self._table.oneway(code, parts, header)
 
     def close(self) -> None:
         """Closes the connection; requests without an outcome end with ``ClientClosed``."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
-        self._line.close()
-        error = ClientClosed(f"the connection to {self.endpoint} was closed")
-        self._fail(list(self._waiting), error)
+        if not self._closed:
+            self._closed = True
+            self._line.close()
+            self._table.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed(f"the connection to {self.endpoint} is closed")
+    def _try_send(self, frame: bytes) -> bool:
+        if self.connected:
+            self._line.send(frame)
+        return self.connected
+
+    def _take(self, frame: bytes) -> None:
+        self._table.take(decode_frame(memoryview(frame)))
 
     def _up(self) -> None:
         self.connected, self.unreachable = True, False
-        for waiting in self._waiting.values():
-            if not waiting.sent:
-                waiting.sent = True
-                self._line.send(waiting.frame)
+        self._table.flush()
         if self._on_connection is not None:
             self._on_connection(True)
 
@@ -145,53 +106,9 @@ class SimulatedClient:
         self.connected, self.unreachable = False, True
         if not broke:
             return
-        error = EndpointUnreachable(
-            f"the connection to {self.endpoint} broke; whether the request was carried out is "
-            "unknown"
-        )
-        self._fail([key for key, waiting in self._waiting.items() if waiting.sent], error)
+        self._table.broke()
         if self._on_connection is not None and not self._closed:
             self._on_connection(False)
-
-    def _take(self, frame: bytes) -> None:
-        command = decode_frame(memoryview(frame))
-        if not command.is_response:
-            if self._on_command is not None and command.code != RequestCode.PROBE_CLIENT:
-                self._on_command(command)
-            return
-        waiting = self._waiting.pop(command.opaque, None)
-        if waiting is not None:
-            good = command.code == ResponseCode.SUCCESS
-            waiting.on_done(command if good else response_error(command))
-
-    def _fail(self, opaques: list[int], error: MQMeshError) -> None:
-        for opaque in opaques:
-            waiting = self._waiting.pop(opaque, None)
-            if waiting is None:
-                continue  # a callback before it closed the client
-            try:
-                waiting.on_done(error)
-            except Exception:
-                self._loop.callback_failures += 1
-                _log.exception("a callback for an answer of %s failed", self.endpoint)
-
-    def _plan_sweep(self, due_ms: int) -> None:
-        if self._sweep is not None:
-            self._sweep.cancel()
-        delay_ms = max(due_ms - self._loop.clock.monotonic_ms(), SWEEP_MS)
-        self._sweep_due_ms = self._loop.clock.monotonic_ms() + delay_ms
-        self._sweep = self._loop.call_later(delay_ms, self._expire)
-
-    def _expire(self) -> None:
-        self._sweep = None
-        now_ms = self._loop.clock.monotonic_ms()
-        late = [key for key, waiting in self._waiting.items() if waiting.deadline_ms <= now_ms]
-        sent = [key for key in late if self._waiting[key].sent]
-        unsent = [key for key in late if not self._waiting[key].sent]
-        self._fail(sent, _too_late(self.endpoint))
-        self._fail(unsent, EndpointUnreachable(f"no connection to {self.endpoint} in time"))
-        if self._waiting and not self._closed:
-            self._plan_sweep(min(waiting.deadline_ms for waiting in self._waiting.values()))
 
 
 class SimulatedHintPublisher:
@@ -306,11 +223,8 @@ class SimulatedChannel:
             return answer
         self._check_open()
         if self._breaks != breaks:
-            raise EndpointUnreachable(
-                f"the connection to {self.endpoint} broke; whether the request was carried out "
-                "is unknown"
-            )
-        raise _too_late(self.endpoint)
+            raise broken(self.endpoint)
+        raise too_late(self.endpoint)
 
     def cancel(self) -> None:
         """Makes a request that is waiting, and all later ones, fail soon."""
@@ -339,9 +253,3 @@ class SimulatedChannel:
         command = decode_frame(memoryview(frame))
         if command.is_response:
             self._answers = {command.opaque: command}  # what came late is nobody's
-
-
-def _too_late(endpoint: str) -> RequestTimeout:
-    return RequestTimeout(
-        f"no answer from {endpoint} in time; whether the request was carried out is unknown"
-    )

@@ -6,9 +6,10 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
+from mqmesh.errors import ClientClosed, EndpointUnreachable
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
+from mqmesh.transport.requests import broken, too_late
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 
@@ -145,12 +146,6 @@ class BlockingChannel:
     def _check(self, deadline: float) -> None:
         self._check_open()
         if self._look():
-            raise EndpointUnreachable(
-                f"the connection to {self.endpoint} broke; whether the request was carried out "
-                "is unknown"
-            )
+            raise broken(self.endpoint)
         if time.monotonic() >= deadline:
-            raise RequestTimeout(
-                f"no answer from {self.endpoint} in time; whether the request was carried out "
-                "is unknown"
-            )
+            raise too_late(self.endpoint)

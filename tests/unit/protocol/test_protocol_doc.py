@@ -22,8 +22,9 @@ from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
 from mqmesh.protocol.retries import ResendStatus
 from mqmesh.protocol.route import Perm
+from mqmesh.transport import requests
 from mqmesh.transport.interface import ServerLimits
-from mqmesh.transport.zmq import client, sockets
+from mqmesh.transport.zmq import sockets
 
 HEADERS = {
     value.__name__: value
@@ -211,7 +212,7 @@ def test_the_limits_are_those_of_the_code(text):
         "dead letters in a RESEND_DEAD_LETTERS": retries.MAX_RESENT_LETTERS,
         "queues of a topic": route.MAX_QUEUES_PER_TOPIC,
         "topics of a broker": route.MAX_TOPICS_PER_BROKER,
-        "requests of one client": client.MAX_REQUESTS_WAITING,
+        "requests of one client": requests.MAX_REQUESTS_WAITING,
         "frames queued in ZeroMQ": f"{sockets.HIGH_WATER_MARK}"
         f"{sockets.SERVER_RECEIVE_HIGH_WATER_MARK}",
         "connections of a server": limits.max_connections,
