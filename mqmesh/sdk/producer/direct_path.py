@@ -9,8 +9,9 @@ from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane
-from mqmesh.sdk.producer.send_buffer import SendBuffer
+from mqmesh.sdk.producer.send_buffer import lone_batch
 from mqmesh.sdk.producer.send_result import PendingBatch
 from mqmesh.sdk.producer.sender import BatchCodec, Sender, read_outcomes
 from mqmesh.transport.interface import Channel
@@ -134,16 +135,16 @@ class DirectPath:
 
     Args:
         engine: The client's engine.
-        buffer: Holds the lanes.
+        lanes: Those of the producer.
         sender: Takes the outcome.
         link: Asks brokers.
     """
 
     def __init__(
-        self, engine: ClientEngine, buffer: SendBuffer, sender: Sender, link: DirectLink
+        self, engine: ClientEngine, lanes: LaneTable, sender: Sender, link: DirectLink
     ) -> None:
         self._engine = engine
-        self._buffer = buffer
+        self._lanes = lanes
         self._sender = sender
         self._link = link
         self.interrupt = link.interrupt
@@ -172,11 +173,17 @@ class DirectPath:
         if endpoint is None or not self._link.enter():
             return None
         try:
-            batch = self._buffer.lone_batch(
-                lane, message, deadline_ms, bound=bound, retries=retries, wait_store=wait_store
+            batch = lone_batch(
+                self._lanes.lock,
+                lane,
+                message,
+                deadline_ms,
+                bound=bound,
+                retries=retries,
+                wait_store=wait_store,
             )
             try:
-                if not self._buffer.claim(lane, batch):
+                if not self._lanes.claim(lane, batch):
                     return None
                 clock = self._engine.loop.clock
                 began_ms = clock.monotonic_ms()

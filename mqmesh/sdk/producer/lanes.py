@@ -1,4 +1,4 @@
-"""What waits for each message queue, and which queue is next. Guarded by the send buffer's lock."""
+"""What waits for each message queue, and which queue is next. Guarded by the lane table's lock."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ LANES_LOOKED_AT: Final = 8
 
 
 class PlainOpenBatch:
-    """The open batch of a lane: what may join it. Guarded by the buffer's lock.
+    """The open batch of a lane: what may join it. Guarded by the table's lock.
 
     Args:
         pending: The batch that it is to be.
@@ -55,7 +55,7 @@ class PlainOpenBatch:
 
 
 class Lane:
-    """What waits for one message queue; guarded by the buffer's lock.
+    """What waits for one message queue; guarded by the table's lock.
 
     Attributes:
         open: The batch that takes further messages.
@@ -118,10 +118,15 @@ class TopicLanes:
         queues: At least one.
         lanes: Theirs.
         index: Where the round robin begins.
-        avoid: Names of brokers to keep away from just now; called with the buffer locked.
+        avoid: Names of brokers to keep away from just now; called with the lock held.
+
+    Attributes:
+        brokers: Names of the queues' brokers.
+        lane_of: The lane of each queue.
+        sticky: The lane that keyless messages go to now.
     """
 
-    __slots__ = ("avoid", "brokers", "index", "lanes", "members", "queues", "sticky")
+    __slots__ = ("avoid", "brokers", "index", "lane_of", "lanes", "queues", "sticky")
 
     def __init__(
         self,
@@ -131,7 +136,7 @@ class TopicLanes:
         avoid: Callable[["TopicLanes"], frozenset[str]],
     ) -> None:
         self.queues = queues
-        self.members = frozenset(queues)
+        self.lane_of = dict(zip(queues, lanes, strict=True))
         self.brokers = frozenset(queue.broker_name for queue in queues)
         self.lanes = lanes
         self.index = index

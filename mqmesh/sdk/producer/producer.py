@@ -143,7 +143,7 @@ class Producer:
         )
         self._join = self._buffer.join
         self._routes = PublishRoutes(
-            self._engine, self._buffer, avoid_slow=one.send_latency_fault_enable
+            self._engine, self._buffer.lanes, avoid_slow=one.send_latency_fault_enable
         )
         self._sender = Sender(
             self._engine,
@@ -155,7 +155,7 @@ class Producer:
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
         link = DirectLink(self._engine, self._codec, one.busy_poll_us)
-        self._direct = DirectPath(self._engine, self._buffer, self._sender, link)
+        self._direct = DirectPath(self._engine, self._buffer.lanes, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,

@@ -15,9 +15,9 @@ from mqmesh.errors import (
 from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.producer.fault_table import FaultTable
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.lane_table import LaneTable
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.producer.queue_selector import QueueSelector, queue_index
-from mqmesh.sdk.producer.send_buffer import SendBuffer
 
 POLL_MS = 50
 """Between looks for a route that is not there yet."""
@@ -31,18 +31,18 @@ class PublishRoutes:
 
     Args:
         engine: The client's engine.
-        buffer: Holds the lanes.
+        table: Holds the lanes.
         avoid_slow: Keep away from brokers that were slow or failed, for a while.
 
     Attributes:
         topics: Lanes of the topics that were sent to before; read it, never change it.
     """
 
-    def __init__(self, engine: ClientEngine, buffer: SendBuffer, *, avoid_slow: bool) -> None:
+    def __init__(self, engine: ClientEngine, table: LaneTable, *, avoid_slow: bool) -> None:
         self._engine = engine
-        self._buffer = buffer
+        self._table = table
         self._faults = FaultTable() if avoid_slow else None
-        self.topics = buffer.topics
+        self.topics = table.topics
         self._lock = threading.Lock()
 
     def known(self, topic: str) -> TopicLanes | None:
@@ -67,7 +67,7 @@ class PublishRoutes:
             if lanes is None:
                 # The routes may have changed since; then nobody has told us, so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
-                lanes = self._buffer.topic_lanes(
+                lanes = self._table.topic_lanes(
                     queues, self._engine.transport.random.getrandbits(16), self._avoided
                 )
                 self.topics[topic] = lanes
@@ -89,19 +89,20 @@ class PublishRoutes:
         if selector is not None:
             queue = selector(topic.queues, message, arg)
         if queue is not None:
-            if queue not in topic.members:
+            lane = topic.lane_of.get(queue)
+            if lane is None:
                 raise InvalidArgument(
                     f"{queue} is no writable queue of topic {message.topic!r}, which has "
                     f"{len(topic.queues)}"
                 )
-            return self._buffer.lane(queue)
+            return lane
         if message.sharding_key is not None:
             return topic.lanes[queue_index(message.sharding_key, len(topic.lanes))]
         return None
 
     def next_lane(self, topic: TopicLanes) -> Lane:
         """The lane of the next queue by round robin, not of a broker that fails."""
-        return self._buffer.next_lane(topic, self._avoided(topic))
+        return self._next(topic, self._avoided(topic))
 
     def another_lane(self, queue: MessageQueue, never: frozenset[str]) -> Lane | None:
         """A lane for a batch that cannot be sent to a queue just now.
@@ -120,9 +121,9 @@ class PublishRoutes:
         others = never | {queue.broker_name}
         for avoid in (self._avoided(topic) | others, self._away(topic) | others):
             if not topic.brokers <= avoid:
-                return self._buffer.next_lane(topic, avoid)
-        if queue not in topic.members and not topic.brokers <= never:
-            return self._buffer.next_lane(topic, never)
+                return self._next(topic, avoid)
+        if queue not in topic.lane_of and not topic.brokers <= never:
+            return self._next(topic, never)
         return None
 
     def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
@@ -140,7 +141,7 @@ class PublishRoutes:
                 old = self.topics[topic]
                 # A topic without any queue left keeps the old ones: its broker may be restarting.
                 if queues and queues != old.queues:
-                    lanes = self._buffer.topic_lanes(queues, old.index, self._avoided)
+                    lanes = self._table.topic_lanes(queues, old.index, self._avoided)
                     self.topics[topic] = lanes
 
     def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
@@ -153,8 +154,12 @@ class PublishRoutes:
         else:
             self._faults.on_failed(broker_name, now_ms)
 
+    def _next(self, topic: TopicLanes, avoid: frozenset[str]) -> Lane:
+        with self._table.lock:
+            return next_lane(topic, avoid)
+
     def _avoided(self, topic: TopicLanes) -> frozenset[str]:
-        # Called with the buffer locked; takes no lock.
+        # Called with the table locked; takes no lock.
         if len(topic.brokers) == 1:
             return _NONE
         away = self._away(topic)

@@ -1,25 +1,23 @@
-"""Messages on their way out: natural batching, one request in flight a queue.
+"""Messages on their way out join batches here, as long as there is room for them.
 
 While batches of a queue are in flight, what comes next for it gathers in the
-next batch; so batches grow with the load by themselves and cost no waiting. A
-queue is in one request at a time, so a retry can never be overtaken by what was
-sent after it.
+next batch; so batches grow with the load by themselves and cost no waiting.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from mqmesh.batch.payload import Payload
-from mqmesh.errors import ClientClosed, QueueFull
-from mqmesh.message import Message, MessageQueue
+from mqmesh.errors import QueueFull
+from mqmesh.message import Message
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer.admission import (
     MESSAGE_OVERHEAD_BYTES,
     STRING_OVERHEAD_BYTES,
     make_admission,
 )
+from mqmesh.sdk.producer.lane_table import LaneTable, closed_error
 from mqmesh.sdk.producer.lanes import Lane, PlainOpenBatch, TopicLanes, next_lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
@@ -29,12 +27,10 @@ DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
 AT_TIMES: Final = -1
 """In place of a delay level: each message says when it is due."""
-BATCHES_A_FLIGHT: Final = 4
-"""Most batches of one queue in a request; brokers recognise more than these as repeated."""
 
 
 class SendBuffer:
-    """All lanes of a producer. Thread-safe; ``lock`` also guards the batches' outcomes.
+    """What a producer has to send, and the room for it. Thread-safe.
 
     Args:
         options: The producer's: its room, and what batches may grow to. A message is let in while
@@ -43,15 +39,15 @@ class SendBuffer:
         give_way: See ``SendPace.give_way``.
 
     Attributes:
-        topics: Lanes of the topics that were sent to before; read it, never change it.
+        lanes: Where it waits; its lock guards the room, too, and the batches' outcomes.
         join: See ``PlainAdmission.join``.
     """
 
     def __init__(
         self, options: ProducerOptions, loop: Loop, give_way: Callable[[int], None]
     ) -> None:
-        self.lock = threading.Lock()
-        self.topics: dict[str, TopicLanes] = {}
+        self.lanes = LaneTable()
+        self.lock = self.lanes.lock
         self._room = threading.Condition(self.lock)
         self._max_bytes = options.buffer_memory_bytes
         self._usual_retries = options.retry_times_when_send_async_failed
@@ -59,40 +55,14 @@ class SendBuffer:
         self._max_batch_messages = options.batch_messages
         self._loop = loop
         self._admission = make_admission(
-            self.topics, self.lock, loop.clock.monotonic_ns, give_way, options
+            self.lanes.topics, self.lock, loop.clock.monotonic_ns, give_way, options
         )
         self.join = self._admission.join
-        self._closed = False
-        self._lanes: dict[MessageQueue, Lane] = {}
-        self._ready: dict[str, deque[Lane]] = {}
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of all messages without an outcome."""
         return self._admission.bytes
-
-    # ---- Lanes -----------------------------------------------------------------------
-
-    def topic_lanes(
-        self,
-        queues: tuple[MessageQueue, ...],
-        start: int,
-        avoid: Callable[[TopicLanes], frozenset[str]],
-    ) -> TopicLanes:
-        """The lanes of some queues; arguments as of ``TopicLanes``."""
-        with self.lock:
-            lanes = tuple(self._lanes.setdefault(queue, Lane(queue)) for queue in queues)
-        return TopicLanes(queues, lanes, start, avoid)
-
-    def lane(self, queue: MessageQueue) -> Lane:
-        """The lane of one queue."""
-        with self.lock:
-            return self._lanes.setdefault(queue, Lane(queue))
-
-    def next_lane(self, topic: TopicLanes, avoid: frozenset[str] = frozenset()) -> Lane:
-        """The next lane of a topic by round robin: idle ones first, none of a broker to avoid."""
-        with self.lock:
-            return next_lane(topic, avoid)
 
     # ---- In ----------------------------------------------------------------------------
 
@@ -129,7 +99,7 @@ class SendBuffer:
             ClientClosed: After ``close``.
         """
         with self.lock:
-            if self._admission.bytes >= self._max_bytes or self._closed:
+            if self._admission.bytes >= self._max_bytes or self.lanes.closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 assert topic is not None
@@ -188,7 +158,7 @@ class SendBuffer:
         size = len(payload.data)
         bound = lane is not None
         with self.lock:
-            if self._admission.bytes >= self._max_bytes or self._closed:
+            if self._admission.bytes >= self._max_bytes or self.lanes.closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
@@ -201,8 +171,7 @@ class SendBuffer:
             future = SendFuture(batch, 0)
             if on_done is not None:
                 batch.callbacks.append((on_done, future))
-            if not (lane.in_flight or lane.listed):
-                self._list(lane)
+            self.lanes.list_ready(lane)
             self._admission.bytes += size
             lane.close_open()
             lane.closed.append(batch)
@@ -221,53 +190,38 @@ class SendBuffer:
         with self.lock:
             self._wait_for_room(deadline_ms)
 
-    # ---- Past the buffer ----------------------------------------------------------------
+    def end_stored(
+        self, items: Sequence[tuple[Lane, PendingBatch]], outcomes: Sequence[BatchOutcome]
+    ) -> list[PendingBatch]:
+        """Ends the flights of batches that are stored: ``settle`` and ``finish``.
 
-    def lone_batch(
-        self,
-        lane: Lane,
-        message: Message,
-        deadline_ms: int,
-        *,
-        bound: bool,
-        retries: int,
-        wait_store: bool,
-    ) -> PendingBatch:
-        """A batch of one message for a lane to be claimed; not in the buffer's account."""
-        batch = PendingBatch(self.lock, lane.queue, deadline_ms, bound, 0, retries, wait_store)
-        batch.messages.append(message)
-        batch.size = message_size(message)
-        batch.delay = delay_of(message)
-        return batch
-
-    def claim(self, lane: Lane, batch: PendingBatch) -> bool:
-        """Takes an idle lane for a batch that goes past the buffer.
+        All at once, since the lock is dear while many threads send.
 
         Returns:
-            False when something waits or is in flight there.
+            Batches that the caller has to ``tell``.
+        """
+        first = []
+        with self.lock:
+            for (lane, batch), outcome in zip(items, outcomes, strict=True):
+                self.lanes.land(lane)
+                self._admission.bytes -= batch.size
+                if batch.conclude(outcome, None):
+                    first.append(batch)
+            self._room.notify_all()
+        return first
 
-        Raises:
-            ClientClosed: After ``close``.
+    def settle(self, batch: PendingBatch, lane: Lane | None = None) -> None:
+        """Gives back the room of a batch that has its outcome, and ends its flight.
+
+        Args:
+            batch: In the account.
+            lane: Where it is in flight, if it is.
         """
         with self.lock:
-            if self._closed:
-                raise _closed()
-            if not lane.idle:
-                return False
-            lane.in_flight = 1
-            lane.claimant = batch
-            return True
-
-    def unclaim(self, lane: Lane, batch: PendingBatch) -> bool:
-        """Gives a claimed lane back; nothing happens if it is not the batch's (any more).
-
-        Returns:
-            True when something waits there that can be sent now.
-        """
-        with self.lock:
-            if lane.claimant is not batch:
-                return False
-            return self._release(lane)
+            if lane is not None:
+                self.lanes.land(lane)
+            self._admission.bytes -= batch.size
+            self._room.notify_all()
 
     def adopt(self, lane: Lane, batch: PendingBatch) -> bool:
         """Takes a batch that went past the buffer into its account; the lane stays in flight.
@@ -282,135 +236,6 @@ class SendBuffer:
             self._admission.bytes += batch.size
             return True
 
-    # ---- Out ---------------------------------------------------------------------------
-
-    def ready_brokers(self) -> list[str]:
-        """Brokers that something can be sent to."""
-        with self.lock:
-            return [name for name, lanes in self._ready.items() if lanes]
-
-    def take(
-        self, broker_name: str, max_bytes: int, max_batches: int
-    ) -> list[tuple[Lane, PendingBatch]]:
-        """Takes the next batches for a broker, a few of each lane, which is in flight then.
-
-        A broker that refuses one refuses all later ones of its queue in the same request, so
-        they keep their order also when some of them must be repeated.
-        """
-        taken: list[tuple[Lane, PendingBatch]] = []
-        size = 0
-        with self.lock:
-            lanes = self._ready.get(broker_name)
-            while lanes and len(taken) < max_batches:
-                lane = lanes[0]
-                room = min(BATCHES_A_FLIGHT, max_batches - len(taken))
-                while room and (batch := lane.first()) is not None:
-                    if taken and size + batch.size > max_bytes:
-                        break
-                    lane.pop_first()
-                    lane.in_flight += 1
-                    size += batch.size
-                    room -= 1
-                    taken.append((lane, batch))
-                if not lane.in_flight and lane.waits:
-                    break  # the request is full; the lane is first in the next one
-                lanes.popleft()
-                lane.listed = False
-        return taken
-
-    def take_late(self, broker_name: str, now_ms: int) -> list[PendingBatch]:
-        """Takes what waits for a broker and has passed its deadline."""
-        late: list[PendingBatch] = []
-        with self.lock:
-            for lane in self._ready.get(broker_name, ()):
-                while (batch := lane.first()) is not None and batch.deadline_ms <= now_ms:
-                    late.append(batch)
-                    lane.pop_first()
-        return late
-
-    def ready_lanes(self, broker_name: str) -> list[Lane]:
-        """The lanes of a broker that something can be taken from."""
-        with self.lock:
-            return list(self._ready.get(broker_name, ()))
-
-    def take_free(self, lane: Lane, others: frozenset[str]) -> list[PendingBatch]:
-        """Takes the batches of a lane, in order, that some other broker might take."""
-        taken: list[PendingBatch] = []
-        with self.lock:
-            lane.close_open()
-            for batches in (lane.returned, lane.closed):
-                for _ in range(len(batches)):
-                    batch = batches.popleft()
-                    stays = batch.bound or others <= batch.holders
-                    (batches if stays else taken).append(batch)
-        return taken
-
-    def unlist_empty(self, broker_name: str) -> None:
-        """Takes lanes off the list that ``take_late`` or ``take_free`` left empty."""
-        with self.lock:
-            lanes = self._ready.get(broker_name, ())
-            for lane in lanes:
-                lane.listed = lane.waits
-            self._ready[broker_name] = deque(lane for lane in lanes if lane.listed)
-
-    # ---- Back ---------------------------------------------------------------------------
-
-    def release(self, lane: Lane) -> bool:
-        """Ends the flight of one of a lane's batches.
-
-        Returns:
-            True when more waits there that can be sent now.
-        """
-        with self.lock:
-            return self._release(lane)
-
-    def put_back(self, lane: Lane, batch: PendingBatch) -> None:
-        """Puts a batch back into its lane, to be sent again before all that were not sent yet."""
-        with self.lock:
-            place = len(lane.returned)
-            # Those of the same flight may have come back in another order.
-            while place and lane.returned[place - 1].first_sequence > batch.first_sequence:
-                place -= 1
-            lane.returned.insert(place, batch)
-            if not (lane.in_flight or lane.listed):
-                self._list(lane)
-
-    def move(self, lane: Lane, batch: PendingBatch) -> None:
-        """Puts a batch of another queue behind the closed ones of a lane."""
-        with self.lock:
-            if batch.queue != lane.queue:
-                batch.queue = lane.queue
-                batch.encoded = None  # the queue id is part of it
-            lane.closed.append(batch)
-            if not (lane.in_flight or lane.listed):
-                self._list(lane)
-
-    def end_stored(
-        self, items: Sequence[tuple[Lane, PendingBatch]], outcomes: Sequence[BatchOutcome]
-    ) -> list[PendingBatch]:
-        """Ends the flights of batches that are stored: ``release``, ``settle`` and ``finish``.
-
-        All at once, since the lock is dear while many threads send.
-
-        Returns:
-            Batches that the caller has to ``tell``.
-        """
-        first = []
-        with self.lock:
-            for (lane, batch), outcome in zip(items, outcomes, strict=True):
-                self._release(lane)
-                self._admission.bytes -= batch.size
-                if batch.conclude(outcome, None):
-                    first.append(batch)
-            self._room.notify_all()
-        return first
-
-    def settle(self, batch: PendingBatch) -> None:
-        """Gives back the room of a batch that has its outcome."""
-        with self.lock:
-            self._admission.bytes -= batch.size
-            self._room.notify_all()
-
     def wait_empty(self, timeout_s: float) -> bool:
         """Waits until every message has its outcome; False when that takes too long."""
         with self.lock:
@@ -419,23 +244,14 @@ class SendBuffer:
     def close(self) -> list[PendingBatch]:
         """Lets nothing in any more, and takes out every batch that is not in flight."""
         with self.lock:
-            self._closed = True
             self.stop_joins()
-            found: list[PendingBatch] = []
-            for lane in self._lanes.values():
-                lane.close_open()
-                found += [*lane.returned, *lane.closed]
-                lane.returned.clear()
-                lane.closed.clear()
-                lane.listed = False
-            self._ready.clear()
             self._room.notify_all()
-            return found
+            return self.lanes.close()
 
     # ---- With the lock held -------------------------------------------------------------
 
     def _wait_for_room(self, deadline_ms: int) -> None:
-        while self._admission.bytes >= self._max_bytes and not self._closed:
+        while self._admission.bytes >= self._max_bytes and not self.lanes.closed:
             left_ms = deadline_ms - self._loop.clock.monotonic_ms()
             if left_ms <= 0 or self._loop.in_loop_thread:
                 raise QueueFull(
@@ -443,15 +259,14 @@ class SendBuffer:
                     f"{self._max_bytes} (buffer_memory_bytes)"
                 )
             self._room.wait(left_ms / 1_000)
-        if self._closed:
-            raise _closed()
+        if self.lanes.closed:
+            raise closed_error()
 
     def _open(
         self, lane: Lane, deadline_ms: int, retries: int, wait_store: bool, delay: int
     ) -> PlainOpenBatch:
         # Listed first: Ctrl-C may strike anywhere, and an empty lane in the list does no harm.
-        if not (lane.in_flight or lane.listed):
-            self._list(lane)
+        self.lanes.list_ready(lane)
         lane.close_open()
         latest_ms = deadline_ms + DEADLINE_SPREAD_MS
         batch = PendingBatch(self.lock, lane.queue, latest_ms, False, 0, retries, wait_store)
@@ -462,20 +277,23 @@ class SendBuffer:
         )
         return lane.open
 
-    def _release(self, lane: Lane) -> bool:
-        lane.claimant = None
-        lane.in_flight -= 1
-        if lane.in_flight:
-            return False
-        if not lane.waits:
-            return False
-        if not lane.listed:
-            self._list(lane)
-        return True
 
-    def _list(self, lane: Lane) -> None:
-        lane.listed = True
-        self._ready.setdefault(lane.queue.broker_name, deque()).append(lane)
+def lone_batch(
+    lock: threading.Lock,
+    lane: Lane,
+    message: Message,
+    deadline_ms: int,
+    *,
+    bound: bool,
+    retries: int,
+    wait_store: bool,
+) -> PendingBatch:
+    """A batch of one message for a lane to be claimed; not in the buffer's account."""
+    batch = PendingBatch(lock, lane.queue, deadline_ms, bound, 0, retries, wait_store)
+    batch.messages.append(message)
+    batch.size = message_size(message)
+    batch.delay = delay_of(message)
+    return batch
 
 
 def delay_of(message: Message) -> int:
@@ -496,7 +314,3 @@ def message_size(message: Message) -> int:
         length = len(text) if text.isascii() else len(text.encode())
         size += length + STRING_OVERHEAD_BYTES
     return size
-
-
-def _closed() -> ClientClosed:
-    return ClientClosed("the producer is closed")

@@ -212,6 +212,7 @@ class Sender:
     ) -> None:
         self._engine = engine
         self._buffer = buffer
+        self._lanes = buffer.lanes
         self._codec = codec
         self._routes = routes
         self._pace = pace
@@ -252,12 +253,12 @@ class Sender:
         self._absent = set()
         if self._engine.closed:
             return
-        for broker_name in self._buffer.ready_brokers():
+        for broker_name in self._lanes.ready_brokers():
             if not self._engine.is_connected(broker_name):
                 self._wait_for(broker_name)
                 continue
             while self.has_room(broker_name):
-                taken = self._buffer.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST)
+                taken = self._lanes.take(broker_name, MAX_REQUEST_BYTES, MAX_BATCHES_PER_REQUEST)
                 if not taken:
                     break
                 self._send(broker_name, taken)
@@ -290,7 +291,7 @@ class Sender:
 
     def give_back(self, lane: Lane, batch: PendingBatch) -> None:
         """Ends a batch's claim of a lane, unless that has ended; from any thread."""
-        if self._buffer.unclaim(lane, batch):
+        if self._lanes.unclaim(lane, batch):
             self.schedule()
 
     def end_all(self, error: MQMeshError, whose: str) -> None:
@@ -344,7 +345,7 @@ class Sender:
     def _watch(self) -> None:
         self._watching = False
         try:
-            for broker_name in self._buffer.ready_brokers():
+            for broker_name in self._lanes.ready_brokers():
                 if not self._engine.is_connected(broker_name):
                     self._look_after(broker_name)
         finally:
@@ -353,18 +354,15 @@ class Sender:
     def _look_after(self, broker_name: str) -> None:
         now_ms = self._engine.loop.clock.monotonic_ms()
         error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
-        for batch in self._buffer.take_late(broker_name, now_ms):
+        for batch in self._lanes.take_late(broker_name, now_ms):
             self._finish(batch, None, batch.cause or error)
         if not self._engine.may_come(broker_name):
             self._evacuate(broker_name)
-        self._buffer.unlist_empty(broker_name)
 
     def _evacuate(self, broker_name: str) -> None:
-        for lane in self._buffer.ready_lanes(broker_name):
-            others = self._routes.other_brokers(lane.queue)
-            for batch in self._buffer.take_free(lane, others) if others else ():
-                other = self._routes.another_lane(batch.queue, batch.holders)
-                self._buffer.move(other or lane, batch)
+        for lane, batch in self._lanes.take_free(broker_name, self._routes.other_brokers):
+            other = self._routes.another_lane(batch.queue, batch.holders)
+            self._lanes.move(other or lane, batch)
 
     # ---- Requests and answers ------------------------------------------------------------
 
@@ -487,8 +485,7 @@ class Sender:
             return  # ended by closing
         if batch.bound or not self._move(lane, batch):
             del self._held[batch]
-            self._buffer.put_back(lane, batch)
-            self._buffer.release(lane)
+            self._lanes.put_back(lane, batch)
         self.pump()
 
     def _reconsider(self, lane: Lane, batch: PendingBatch, error: MessageIllegal) -> None:
@@ -505,8 +502,7 @@ class Sender:
         if other is None:
             return False
         del self._held[batch]
-        self._buffer.release(lane)
-        self._buffer.move(other, batch)
+        self._lanes.move(other, batch, lane)
         self.schedule()
         return True
 
@@ -520,18 +516,21 @@ class Sender:
         error: MQMeshError | None,
     ) -> None:
         del self._held[batch]
-        self._buffer.release(lane)
-        self._finish(batch, outcome, error)
+        self._finish(batch, outcome, error, lane)
 
     def _finish(
-        self, batch: PendingBatch, outcome: BatchOutcome | None, error: MQMeshError | None
+        self,
+        batch: PendingBatch,
+        outcome: BatchOutcome | None,
+        error: MQMeshError | None,
+        lane: Lane | None = None,
     ) -> None:
         if error is not None and batch.accepted is not None:
             (batch.queue, outcome), error = batch.accepted, None
         elif batch.doubt is not None and isinstance(error, BrokerError | NoRoute):
             # That it was refused the last time does not mean that it is not there.
             batch.doubt.__cause__, error = error, batch.doubt
-        self._buffer.settle(batch)
+        self._buffer.settle(batch, lane)
         batch.finish(outcome, error)
 
 

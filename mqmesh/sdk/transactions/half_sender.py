@@ -78,7 +78,9 @@ class HalfSender:
         pace = SendPace(engine.loop)
         self.buffer = SendBuffer(options, engine.loop, pace.give_way)
         codec = HalfCodec(key, options.compress_msg_body_over_how_much, group, hooks)
-        self.routes = HalfRoutes(engine, self.buffer, avoid_slow=options.send_latency_fault_enable)
+        self.routes = HalfRoutes(
+            engine, self.buffer.lanes, avoid_slow=options.send_latency_fault_enable
+        )
         self.sender = Sender(
             engine,
             self.buffer,

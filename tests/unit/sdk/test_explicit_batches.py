@@ -25,7 +25,7 @@ class Buffer(SendBuffer):
         options = ProducerOptions(batch_size_bytes=1_000, batch_messages=10)
         super().__init__(options, ThreadlessLoop(in_loop_thread=True), len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
-        self.topic = self.topic_lanes(queues, 0, lambda _: self.avoided)
+        self.topic = self.lanes.topic_lanes(queues, 0, lambda _: self.avoided)
 
     def put_batch(self, lane: int | None, *bodies: str, on_done=None):
         payload = encode_payload([Message("t", body.encode()) for body in bodies])
@@ -35,7 +35,7 @@ class Buffer(SendBuffer):
         return future
 
     def take_all(self):
-        return self.take("a", 1 << 30, 4_096)
+        return self.lanes.take("a", 1 << 30, 4_096)
 
 
 def test_batches_go_round_the_queues_and_keep_away_from_brokers_to_avoid():

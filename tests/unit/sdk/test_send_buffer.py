@@ -13,13 +13,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed, QueueFull
 from mqmesh.message import Message, MessageQueue
-from mqmesh.sdk.producer.lanes import Lane, TopicLanes
+from mqmesh.sdk.producer.lane_table import BATCHES_A_FLIGHT
+from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import (
-    BATCHES_A_FLIGHT,
     DEADLINE_SPREAD_MS,
     MESSAGE_OVERHEAD_BYTES,
     SendBuffer,
+    lone_batch,
     message_size,
 )
 
@@ -41,8 +42,8 @@ class Buffer(SendBuffer):
         )
         super().__init__(options, self.loop, len)
         queues = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(4))
-        self.topic: TopicLanes = self.topic_lanes(queues, 0, lambda _: self.avoided)
-        self.topics["t"] = self.topic
+        self.topic: TopicLanes = self.lanes.topic_lanes(queues, 0, lambda _: self.avoided)
+        self.lanes.topics["t"] = self.topic
 
     def put(
         self,
@@ -77,11 +78,14 @@ class Buffer(SendBuffer):
         return future
 
     def take_all(self, broker: str = "a"):
-        return self.take(broker, MANY, 4_096)
+        return self.lanes.take(broker, MANY, 4_096)
 
     def end(self, lane, batch) -> None:
-        self.release(lane)
-        self.settle(batch)
+        self.settle(batch, lane)
+
+    def land(self, lane) -> bool:
+        with self.lock:
+            return self.lanes.land(lane)
 
 
 def bodies(taken) -> list[list[str]]:
@@ -97,9 +101,9 @@ def test_what_comes_while_a_batch_is_in_flight_gathers_in_the_next_one():
     (flight,) = buffer.take_all()
     buffer.put("2", 0)
     buffer.put("3", 0)
-    assert buffer.ready_brokers() == [], "the queue is in flight"
+    assert buffer.lanes.ready_brokers() == [], "the queue is in flight"
     assert buffer.take_all() == []
-    assert buffer.release(flight[0])
+    assert buffer.land(flight[0])
     assert bodies(buffer.take_all()) == [["2", "3"]]
 
 
@@ -216,22 +220,22 @@ def test_keyless_messages_keep_away_from_bound_ones_and_from_brokers_to_avoid():
         _, lane = buffer.put()
         assert lane.queue.broker_name == "b"
         buffer.take_all("b")
-        buffer.release(lane)
+        buffer.land(lane)
 
 
 def test_one_of_ten_thousand_queues_is_found_quickly_and_fairly():
     buffer = Buffer()
     queues = tuple(MessageQueue("t", "a", n) for n in range(10_000))
-    topic = buffer.topic_lanes(queues, 5, lambda _: NOBODY)
-    chosen = [buffer.next_lane(topic).queue.queue_id for _ in range(20)]
+    topic = buffer.lanes.topic_lanes(queues, 5, lambda _: NOBODY)
+    chosen = [next_lane(topic, NOBODY).queue.queue_id for _ in range(20)]
     assert chosen == list(range(6, 26))
     for lane in topic.lanes[26:33]:
         lane.in_flight = 1
-    assert buffer.next_lane(topic).queue.queue_id == 33, "an idle one first"
+    assert next_lane(topic, NOBODY).queue.queue_id == 33, "an idle one first"
     both = tuple(MessageQueue("t", name, n) for name in "ab" for n in range(100))
-    topic = buffer.topic_lanes(both, 0, lambda _: NOBODY)
-    assert buffer.next_lane(topic, frozenset("a")).queue == MessageQueue("t", "b", 0)
-    assert buffer.next_lane(topic, frozenset("ab")).queue.broker_name == "b", "any, if none is good"
+    topic = buffer.lanes.topic_lanes(both, 0, lambda _: NOBODY)
+    assert next_lane(topic, frozenset("a")).queue == MessageQueue("t", "b", 0)
+    assert next_lane(topic, frozenset("ab")).queue.broker_name == "b", "any, if none is good"
 
 
 @given(
@@ -274,18 +278,18 @@ def test_a_request_that_is_full_leaves_the_rest_for_the_next_one():
     buffer = Buffer(max_batch_messages=1)
     for lane in range(4):
         buffer.put("x" * 400, lane)
-    first = buffer.take("a", 1_000, 4_096)
-    second = buffer.take("a", 1_000, 4_096)
+    first = buffer.lanes.take("a", 1_000, 4_096)
+    second = buffer.lanes.take("a", 1_000, 4_096)
     assert [lane.queue.queue_id for lane, _ in first + second] == [0, 1, 2, 3]
     buffer.put("x" * 5_000, 0)
-    buffer.release(first[0][0])
-    assert len(buffer.take("a", 1_000, 4_096)) == 1, "one batch goes in any case"
+    buffer.land(first[0][0])
+    assert len(buffer.lanes.take("a", 1_000, 4_096)) == 1, "one batch goes in any case"
     for lane in range(4):
         buffer.put("x", lane)
     for lane, _ in first[1:] + second:
-        buffer.release(lane)
-    assert len(buffer.take("a", MANY, 2)) == 2
-    assert buffer.take("b", MANY, 2) == []
+        buffer.land(lane)
+    assert len(buffer.lanes.take("a", MANY, 2)) == 2
+    assert buffer.lanes.take("b", MANY, 2) == []
 
 
 def test_what_returns_is_first_in_the_order_of_its_first_try():
@@ -298,15 +302,13 @@ def test_what_returns_is_first_in_the_order_of_its_first_try():
     buffer.put("new", 0)
     lane = taken[0][0]
     for number in (1, 0, 2):
-        buffer.put_back(lane, taken[number][1])
-        assert buffer.ready_brokers() == []
-    for _ in range(3):
-        buffer.release(lane)
+        assert buffer.lanes.ready_brokers() == []
+        buffer.lanes.put_back(lane, taken[number][1])
     moved = Buffer()
     moved.put("moved", 1)
     ((_, batch),) = moved.take_all()
     batch.first_sequence = 0
-    buffer.move(lane, batch)
+    buffer.lanes.move(lane, batch)
     assert bodies(buffer.take_all()) == [["old 0"], ["old 1"], ["old 2"], ["new"]]
 
 
@@ -317,7 +319,7 @@ def test_a_batch_that_moves_gets_the_bytes_of_its_new_queue():
     batch.encoded = (b"old",)
     batch.first_sequence = 9
     other = buffer.topic.lanes[7]
-    buffer.move(other, batch)
+    buffer.lanes.move(other, batch)
     assert batch.queue == other.queue
     assert batch.encoded is None
     assert batch.first_sequence == 9
@@ -332,10 +334,10 @@ def test_what_is_late_is_taken_from_the_front_of_each_queue():
     buffer.put("4", 4, timeout_ms=100)
     buffer.clock.advance(150)
     now_ms = buffer.clock.monotonic_ms()
-    assert bodies((None, one) for one in buffer.take_late("a", now_ms)) == [["1"]]
-    assert bodies((None, one) for one in buffer.take_late("a", now_ms + 100)) == [["3"]]
+    assert bodies((None, one) for one in buffer.lanes.take_late("a", now_ms)) == [["1"]]
+    assert bodies((None, one) for one in buffer.lanes.take_late("a", now_ms + 100)) == [["3"]]
     assert bodies(buffer.take_all("a")) == [["2"]]
-    assert buffer.take_late("c", now_ms) == []
+    assert buffer.lanes.take_late("c", now_ms) == []
 
 
 def test_what_may_leave_a_queue_leaves_it_in_order():
@@ -347,7 +349,10 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
     for number in (0, 2, 3):
         batches[number].bound = False
     batches[3].holders = frozenset("b")
-    assert buffer.take_free(lane, frozenset("b")) == [batches[0], batches[2]]
+    others = {lane.queue: frozenset("b")}
+    buffer.put("of another queue", 1)
+    taken = buffer.lanes.take_free("a", lambda queue: others.get(queue, NOBODY))
+    assert taken == [(lane, batches[0]), (lane, batches[2])]
     assert bodies(buffer.take_all())[:2] == [["1"], ["3"]]
 
 
@@ -355,8 +360,8 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
 
 
 def lone(buffer: Buffer, lane: Lane):
-    return buffer.lone_batch(
-        lane, Message("t", b"direct"), MANY, bound=True, retries=2, wait_store=True
+    return lone_batch(
+        buffer.lock, lane, Message("t", b"direct"), MANY, bound=True, retries=2, wait_store=True
     )
 
 
@@ -364,20 +369,20 @@ def test_only_an_idle_queue_can_be_claimed():
     buffer = Buffer()
     lane = buffer.topic.lanes[0]
     one, two = lone(buffer, lane), lone(buffer, lane)
-    assert buffer.claim(lane, one)
-    assert not buffer.claim(lane, two)
-    assert not buffer.unclaim(lane, two), "nobody gives back what another has"
+    assert buffer.lanes.claim(lane, one)
+    assert not buffer.lanes.claim(lane, two)
+    assert not buffer.lanes.unclaim(lane, two), "nobody gives back what another has"
     assert lane.in_flight
     buffer.put("behind", lane)
     assert buffer.take_all() == []
-    assert buffer.unclaim(lane, one), "something waits"
-    assert not buffer.unclaim(lane, one)
-    assert not buffer.claim(lane, two), "what waits is first"
+    assert buffer.lanes.unclaim(lane, one), "something waits"
+    assert not buffer.lanes.unclaim(lane, one)
+    assert not buffer.lanes.claim(lane, two), "what waits is first"
     (flight,) = buffer.take_all()
-    assert not buffer.claim(lane, two)
+    assert not buffer.lanes.claim(lane, two)
     buffer.end(*flight)
-    assert buffer.claim(lane, two)
-    assert not buffer.unclaim(lane, two)
+    assert buffer.lanes.claim(lane, two)
+    assert not buffer.lanes.unclaim(lane, two)
     assert lane.idle
 
 
@@ -385,17 +390,17 @@ def test_a_direct_batch_is_in_the_account_once_it_is_adopted():
     buffer = Buffer()
     lane = buffer.topic.lanes[0]
     batch = lone(buffer, lane)
-    assert buffer.claim(lane, batch)
+    assert buffer.lanes.claim(lane, batch)
     assert buffer.pending_bytes == 0
     assert buffer.adopt(lane, batch)
     assert buffer.pending_bytes == batch.size > 0
-    assert not buffer.unclaim(lane, batch), "it is the sender's now"
+    assert not buffer.lanes.unclaim(lane, batch), "it is the sender's now"
     assert not buffer.adopt(lane, batch)
     buffer.end(lane, batch)
     assert buffer.pending_bytes == 0
     given_up = lone(buffer, lane)
-    assert buffer.claim(lane, given_up)
-    buffer.unclaim(lane, given_up)
+    assert buffer.lanes.claim(lane, given_up)
+    buffer.lanes.unclaim(lane, given_up)
     assert not buffer.adopt(lane, given_up), "it was interrupted"
     assert buffer.pending_bytes == 0
 
@@ -465,18 +470,18 @@ def test_closing_takes_everything_that_waits_and_lets_nothing_in():
     for lane in range(8):
         for n in range(3):
             buffer.put(str(n), lane)
-    flight = buffer.take("a", MANY, 1)
+    flight = buffer.lanes.take("a", MANY, 1)
     flight[0][1].first_sequence = 5
     found = buffer.close()
     assert len(found) == 24 - 1
     assert buffer.close() == []
-    assert buffer.ready_brokers() == []
+    assert buffer.lanes.ready_brokers() == []
     for call in (
         lambda: buffer.put("x", 0),
         lambda: buffer.put("x"),
         lambda: buffer.put_batch(0, "x"),
         lambda: buffer.wait_room(MANY),
-        lambda: buffer.claim(buffer.topic.lanes[7], lone(buffer, buffer.topic.lanes[7])),
+        lambda: buffer.lanes.claim(buffer.topic.lanes[7], lone(buffer, buffer.topic.lanes[7])),
     ):
         with pytest.raises(ClientClosed):
             call()
@@ -515,7 +520,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(broker=st.sampled_from("ab"), max_bytes=st.sampled_from([1, 500, MANY]))
     def take(self, broker, max_bytes):
-        for lane, batch in self.buffer.take(broker, max_bytes, 5):
+        for lane, batch in self.buffer.lanes.take(broker, max_bytes, 5):
             if batch.first_sequence < 0:
                 batch.first_sequence = self.sequence
                 self.sequence += len(batch.messages)
@@ -536,8 +541,7 @@ class AnyCourse(RuleBasedStateMachine):
                 self.gone[index] += [int(one.body) for one in batch.messages]
                 self.buffer.end(lane, batch)
             else:
-                self.buffer.put_back(lane, batch)
-                self.buffer.release(lane)
+                self.buffer.lanes.put_back(lane, batch)
 
     @invariant()
     def order_holds(self):
@@ -558,7 +562,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     @invariant()
     def whoever_can_be_sent_is_listed(self):
-        listed = [id(lane) for lanes in self.buffer._ready.values() for lane in lanes]
+        listed = [id(lane) for lanes in self.buffer.lanes._ready.values() for lane in lanes]
         assert len(listed) == len(set(listed))
         for lane in self.buffer.topic.lanes:
             assert lane.listed == (id(lane) in listed)
