@@ -1,8 +1,9 @@
 """Where time comes from.
 
-Two clocks, because they answer different questions: the monotonic one measures
+Three clocks, because they answer different questions: the monotonic one measures
 waits, leases and deadlines and never jumps; the wall clock labels messages and
-may be stepped by an administrator.
+may be stepped by an administrator. The boot clock is the monotonic one of machines that
+sleep: it goes on meanwhile, so it measures what others grant for a time.
 """
 
 import time
@@ -20,6 +21,9 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int:
         """The same in nanoseconds."""
 
+    def boot_ms(self) -> int:
+        """Milliseconds from an arbitrary origin; the machine's sleep counts, too."""
+
     def wall_ms(self) -> TimestampMs:
         """Milliseconds since 1970-01-01 UTC; may jump."""
 
@@ -33,6 +37,10 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         """Milliseconds of the system's monotonic clock."""
         return time.monotonic_ns() // 1_000_000
+
+    def boot_ms(self) -> int:
+        """Milliseconds since the machine's start."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def wall_ms(self) -> TimestampMs:
         """Milliseconds of the system's wall clock."""

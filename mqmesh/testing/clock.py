@@ -23,6 +23,10 @@ class ManualClock:
         """Nanoseconds of the monotonic clock."""
         return self._monotonic_ms * 1_000_000
 
+    def boot_ms(self) -> int:
+        """Milliseconds of the boot clock."""
+        return self._monotonic_ms
+
     def wall_ms(self) -> TimestampMs:
         """Milliseconds of the wall clock."""
         return TimestampMs(self._wall_ms)

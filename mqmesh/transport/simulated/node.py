@@ -39,6 +39,10 @@ class SimulatedClock:
         """Nanoseconds of the monotonic clock."""
         return self._simulation.now_ms * 1_000_000
 
+    def boot_ms(self) -> int:
+        """Milliseconds of the boot clock: simulated machines never sleep."""
+        return self._simulation.now_ms
+
     def wall_ms(self) -> TimestampMs:
         """Milliseconds of the wall clock."""
         return TimestampMs(self._simulation.now_ms + self._ahead_ms)

@@ -1,0 +1,413 @@
+"""What mqmesh asks of a coordination engine: sessions, one record a group, compare-and-swap.
+
+Messages never pass through it, and nothing that is promised about messages rests on its clock: a
+session that ends makes somebody stand for election, and no more. What decides is ``change``, which
+is carried out only on the version that was read, and only while the session of who asks lives.
+
+Every call returns at once and has one outcome, a value or an error, which comes to ``on_done`` in
+the thread of the loop that the coordinator was opened on, never before the call returns, and not
+later than the timeout that it was opened with. None comes after ``close``.
+
+All implementations pass ``tests/harness/coordination.py``.
+"""
+
+import enum
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Final, NewType, Protocol, TypeVar
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument, MQMeshError, RemoteProtocolError
+from mqmesh.units import KIB, MAX_OFFSET
+
+MOST_REPLICAS: Final = 64
+"""Of one group."""
+MAX_STATE_BYTES: Final = 16 * KIB
+"""Longest encoded ``GroupState``."""
+MAX_PRESENCE_BYTES: Final = 4 * KIB
+"""Longest encoded ``Presence``."""
+MAX_SETTINGS_BYTES: Final = 64 * KIB
+"""Longest encoded settings of a cluster."""
+MIN_TTL_MS: Final = 2_000
+MAX_TTL_MS: Final = 600_000
+
+SessionId = NewType("SessionId", str)
+"""A session, in the words of the engine; nobody but the engine takes it apart."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=255)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+_ReplicaId = Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
+
+SettingValue = bool | int | str
+
+_T = TypeVar("_T")
+OnDone = Callable[[_T | MQMeshError], None]
+"""Told the outcome of a call, once."""
+
+
+class AckReplicas(enum.StrEnum):
+    """How many replicas have a message before it is acknowledged."""
+
+    NONE = "none"
+    ONE = "one"
+    ALL = "all"
+    QUORUM = "quorum"
+
+
+class MemberIncarnation(msgspec.Struct, frozen=True, array_like=True):
+    """One member of an in-sync set.
+
+    Attributes:
+        replica_id: 1 to 64.
+        incarnation: It counts as a member only while its store has lost nothing since.
+    """
+
+    replica_id: _ReplicaId
+    incarnation: _Number
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided of one broker group; JSON in every engine.
+
+    Attributes:
+        log_id: Of the log that all replicas have.
+        epoch: Of the last election, from 1 on.
+        master: Replica that leads in this epoch; None for nobody.
+        in_sync: Who has everything that is confirmed.
+        mode: Whose copies a message needs.
+        copies: How many copies confirm it.
+        voters: Replicas of which ``copies`` confirm in the mode ``quorum``.
+        mode_since_epoch: Epoch in which ``mode`` came into force.
+        unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
+        reason: Why the last change of master was made.
+        switched_ms: And when, wall clock of who made it; for people.
+    """
+
+    log_id: _Number
+    epoch: _Number
+    master: _ReplicaId | None
+    in_sync: Annotated[tuple[MemberIncarnation, ...], msgspec.Meta(max_length=MOST_REPLICAS)]
+    mode: AckReplicas = AckReplicas.NONE
+    copies: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
+    voters: Annotated[tuple[_ReplicaId, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
+    mode_since_epoch: _Number = 0
+    unclean_since: _Number = 0
+    reason: _Text = ""
+    switched_ms: _Number = 0
+
+
+class StateRecord(msgspec.Struct, frozen=True):
+    """A group's state as the engine has it.
+
+    Attributes:
+        version: Of the record, which ``change`` asks for; 0 when there is none. It says nothing
+            else: engines count in their own ways.
+        state: None when the engine knows nothing of the group. That never means that there are
+            no messages: an engine may have lost its files.
+    """
+
+    version: int
+    state: GroupState | None
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica says of itself while its session lives; JSON in every engine.
+
+    Attributes:
+        group: Broker group.
+        replica_id: 1 to 64.
+        identity: Of its store, drawn once.
+        incarnation: See ``MemberIncarnation``.
+        address: Where clients reach it, ``host:port``.
+        replica_address: Where replicas reach it.
+        last_epoch: Of the last record of its log.
+        end_offset: Behind the last record of its log.
+        synced_offset: Behind what its disk has.
+        can_lead: Its disk takes writes.
+        preferred: It leads where others could as well.
+        zone: Where it stands.
+        host_id: Of its machine, see ``mqmesh.host``.
+        pid: Its process, 0 when it does not say it.
+        process_start: When that began, in clock ticks since the machine's start; with ``pid`` it
+            names a process for ever.
+    """
+
+    group: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    replica_id: _ReplicaId
+    identity: _Text = ""
+    incarnation: _Number = 0
+    address: _Text = ""
+    replica_address: _Text = ""
+    last_epoch: _Number = 0
+    end_offset: _Number = 0
+    synced_offset: _Number = 0
+    can_lead: bool = True
+    preferred: bool = False
+    zone: _Text = ""
+    host_id: _Text = ""
+    pid: _Number = 0
+    process_start: _Number = 0
+
+
+class LiveReplica(msgspec.Struct, frozen=True):
+    """A replica whose session lives, as far as the engine knows.
+
+    Attributes:
+        session: Its session.
+        presence: What it said last.
+        age_ms: So long ago, at least. Less than the truth after a restart or a new connection,
+            so a large one proves that nothing was renewed, and a small one little.
+    """
+
+    session: SessionId
+    presence: Presence
+    age_ms: int
+
+
+class GroupView(msgspec.Struct, frozen=True):
+    """What a watch tells: all that is known of a group at one moment.
+
+    Attributes:
+        group: Broker group.
+        record: Its state.
+        members: Whose sessions live, by replica id.
+    """
+
+    group: str
+    record: StateRecord
+    members: tuple[LiveReplica, ...] = ()
+
+
+class SettingsRecord(msgspec.Struct, frozen=True):
+    """Settings that must be equal in all of a cluster.
+
+    Attributes:
+        version: Of the record, 0 when there is none.
+        settings: By name.
+    """
+
+    version: int
+    settings: dict[str, SettingValue] = {}
+
+
+class CoordinatorUnavailable(MQMeshError):
+    """Raised when the coordinator cannot be asked; nothing was changed by the call."""
+
+    retriable = True
+
+
+class SessionLost(MQMeshError):
+    """Raised when a session has ended, whoever ended it; begin another one."""
+
+
+class OutcomeUnknown(MQMeshError):
+    """Raised when nobody knows whether a change was made; read before anything else."""
+
+
+class Conflict(MQMeshError):
+    """Raised when a change was not made, since the record has another version by now.
+
+    Attributes:
+        record: The newer one.
+    """
+
+    def __init__(self, message: str, record: StateRecord | SettingsRecord) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+class GroupWatch(Protocol):
+    """Groups that are watched."""
+
+    def close(self) -> None:
+        """Nothing more is told; calling twice does no harm."""
+
+
+class Coordinator(Protocol):
+    """A coordination engine, as one cluster uses it."""
+
+    def begin_session(self, ttl_ms: int, presence: Presence, on_done: OnDone[SessionId]) -> None:
+        """Begins a session; one that the same replica of the group had before ends by it.
+
+        Args:
+            ttl_ms: It ends so long after the last renewal, ``MIN_TTL_MS`` to ``MAX_TTL_MS``.
+                Engines may take a little longer, never much less.
+            presence: Can be read while it lives.
+            on_done: Told the session, or ``CoordinatorUnavailable``: then one may have begun,
+                which nobody renews.
+
+        Raises:
+            InvalidArgument: An argument is out of bounds.
+        """
+
+    def keep_alive(self, session: SessionId, presence: Presence, on_done: OnDone[int]) -> None:
+        """Renews a session and what it says.
+
+        Args:
+            session: To be renewed.
+            presence: Of the same replica.
+            on_done: Told the deadline, in ms of ``Clock.boot_ms``: until then nobody else is told
+                that the session ended by itself. It counts from when the request was sent. Or
+                ``SessionLost``, ``CoordinatorUnavailable``.
+
+        Raises:
+            InvalidArgument: An argument is out of bounds.
+        """
+
+    def end_session(self, session: SessionId, on_done: OnDone[None] | None = None) -> None:
+        """Ends a session at once; one that has ended does no harm.
+
+        Whoever knows that a process is dead ends its session: a certificate of death.
+
+        Args:
+            session: Anybody's.
+            on_done: Told None, or ``CoordinatorUnavailable``.
+        """
+
+    def read(self, group: str, on_done: OnDone[StateRecord]) -> None:
+        """Reads a group's record, with all changes that were answered before the call.
+
+        Args:
+            group: Broker group.
+            on_done: Told the record, or ``CoordinatorUnavailable``.
+        """
+
+    def change(
+        self,
+        group: str,
+        version: int,
+        state: GroupState,
+        session: SessionId,
+        on_done: OnDone[int],
+    ) -> None:
+        """Replaces a group's record, if it has this version and the session lives.
+
+        Args:
+            group: Broker group.
+            version: That was read; 0 where there was none.
+            state: The new one.
+            session: Of who asks.
+            on_done: Told the new version, or ``Conflict``, ``SessionLost``,
+                ``CoordinatorUnavailable`` when it was not made for sure, ``OutcomeUnknown`` when
+                it may have been.
+
+        Raises:
+            InvalidArgument: An argument is out of bounds.
+        """
+
+    def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
+        """Reads whose sessions live.
+
+        Args:
+            group: Broker group.
+            on_done: Told the members, by replica id, or ``CoordinatorUnavailable``.
+        """
+
+    def watch(self, groups: Collection[str], on_change: Callable[[GroupView], None]) -> GroupWatch:
+        """Watches groups until the watch is closed.
+
+        Args:
+            groups: Broker groups.
+            on_change: Told each group once soon, then when its state, a presence or a session
+                changed. It may be told the same twice, and may skip to the newest; after every
+                new connection all groups are read again.
+
+        Raises:
+            InvalidArgument: Too many groups.
+        """
+
+    def put_settings(
+        self, version: int, settings: dict[str, SettingValue], on_done: OnDone[int]
+    ) -> None:
+        """Replaces the settings of the cluster, if they have this version.
+
+        Args:
+            version: That was read; 0 where there was none.
+            settings: The new ones.
+            on_done: Told the new version, or ``Conflict``, ``CoordinatorUnavailable``,
+                ``OutcomeUnknown``.
+
+        Raises:
+            InvalidArgument: They are too long.
+        """
+
+    def read_settings(self, on_done: OnDone[SettingsRecord]) -> None:
+        """Reads the settings of the cluster.
+
+        Args:
+            on_done: Told the record, or ``CoordinatorUnavailable``.
+        """
+
+    def close(self) -> None:
+        """Lets go of everything; sessions end by themselves. Calling twice does no harm."""
+
+
+def check_session(ttl_ms: int, presence: Presence) -> bytes:
+    """Checks what a session begins with.
+
+    Returns:
+        The encoded presence.
+
+    Raises:
+        InvalidArgument: Names the value and its bounds.
+    """
+    if not MIN_TTL_MS <= ttl_ms <= MAX_TTL_MS:
+        raise InvalidArgument(
+            f"a session of {ttl_ms} ms is out of bounds: {MIN_TTL_MS} to {MAX_TTL_MS} ms; "
+            "see lease_ttl_ms"
+        )
+    return encode_presence(presence)
+
+
+def encode_presence(presence: Presence) -> bytes:
+    """The JSON of a presence.
+
+    Raises:
+        InvalidArgument: It is too long, or a field is out of bounds.
+    """
+    return _encode(presence, Presence, MAX_PRESENCE_BYTES)
+
+
+def encode_state(state: GroupState) -> bytes:
+    """The JSON of a group's state.
+
+    Raises:
+        InvalidArgument: It is too long, or a field is out of bounds.
+    """
+    return _encode(state, GroupState, MAX_STATE_BYTES)
+
+
+def encode_settings(settings: dict[str, SettingValue]) -> bytes:
+    """The JSON of settings.
+
+    Raises:
+        InvalidArgument: They are too long.
+    """
+    return _encode(settings, dict[str, SettingValue], MAX_SETTINGS_BYTES)
+
+
+def decode(kind: type[_T], data: bytes) -> _T:
+    """What an engine has, as a value; a newer program's fields are left out.
+
+    Raises:
+        RemoteProtocolError: It is no such value.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"the coordinator has no {kind.__name__} there but {bytes(data[:80])!r}: {error}"
+        ) from error
+
+
+def _encode(value: Any, kind: Any, limit: int) -> bytes:
+    try:
+        msgspec.convert(msgspec.to_builtins(value), kind)
+        data = msgspec.json.encode(value)
+    except (msgspec.MsgspecError, UnicodeEncodeError, TypeError) as error:
+        raise InvalidArgument(f"{value!r} cannot be kept by a coordinator: {error}") from error
+    if len(data) > limit:
+        raise InvalidArgument(
+            f"{type(value).__name__} has {len(data)} bytes as JSON, {limit} at most"
+        )
+    return data
