@@ -417,8 +417,9 @@ class ReplicableLog(Protocol):
         """Cuts the end of the log off, durably, with all that was derived from it.
 
         What is cut is kept aside. Work grows with that, and with the number of queues. Whoever
-        dies meanwhile finds the cut done when the store is opened next. Processes that read the log
-        beside the store, as the index does, must not have come as far.
+        dies meanwhile finds the cut done when the store is opened next. The index process, which
+        reads the log beside the store, should not have come as far: it notices, says so, and
+        compares itself with the log.
 
         Args:
             end_offset: Where a record begins.

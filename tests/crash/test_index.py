@@ -180,6 +180,66 @@ def test_an_index_ahead_of_its_log_lets_go_of_what_the_log_lost(indexed, further
     lost.close()
 
 
+def batch_ends(indexed: IndexedStore) -> list[int]:
+    """Where the log may be cut, from its beginning on."""
+    return sorted({int(message.commitlog_offset) for message in indexed.scan()})
+
+
+def test_a_cut_behind_what_was_read_is_followed(indexed, caplog):
+    through = indexed.dispatcher.position
+    fill(indexed, through + 2 * SEGMENT_BYTES)
+    indexed.tell()  # it may read that, and has not yet
+    indexed.store.truncate(through)
+    fill(indexed, through + SEGMENT_BYTES)
+    indexed.catch_up()
+    indexed.check()
+    assert "where the index had read it" not in caplog.text
+    assert indexed.dispatcher.stats().discarded == 0
+
+
+@pytest.mark.parametrize(
+    ("back", "grows_by"),
+    [
+        (1, -SEGMENT_BYTES),
+        (1, 0),
+        (SEGMENT_BYTES // 2, -SEGMENT_BYTES),
+        (SEGMENT_BYTES // 2, 100),
+        (SEGMENT_BYTES, 3 * SEGMENT_BYTES),
+    ],
+)
+def test_a_cut_of_what_was_read_is_told_and_mended(indexed, caplog, back, grows_by):
+    through = indexed.dispatcher.position
+    end = next(end for end in reversed(batch_ends(indexed)) if end <= through - back)
+    indexed.store.truncate(end)
+    indexed.sequence += 1_000
+    fill(indexed, through + grows_by)
+    indexed.catch_up()
+    indexed.check()
+    assert "was cut where the index had read it" in caplog.text
+
+
+def test_a_segment_that_retention_takes_is_no_cut(indexed, caplog):
+    indexed.tell()
+    number = len(indexed.dispatcher.segments)
+    assert number > 3
+    for path in sorted((indexed.files.directory / "commitlog").iterdir())[:number]:
+        if int(path.name) < indexed.dispatcher.position:
+            path.unlink()
+    indexed.dispatcher.advance(indexed.dispatcher.position + 1, 0, indexed.now_ms)
+    assert "where the index had read it" not in caplog.text
+
+
+def test_topics_that_were_deleted_in_what_is_cut_are_there_again(indexed):
+    end = batch_ends(indexed)[-1]
+    indexed.store.delete_topic("topic")
+    indexed.catch_up()
+    assert indexed.by_key("k1") == []
+    indexed.store.truncate(end)
+    indexed.catch_up()
+    indexed.check()
+    assert indexed.by_key("k1")
+
+
 def test_after_a_restart_of_the_system_only_what_was_synced_is_believed(indexed):
     fill(indexed, 3 * SEGMENT_BYTES + 30_000)
     indexed.catch_up()

@@ -125,6 +125,8 @@ class Dispatcher:
         self.visible = 0
         self.minimum = 0
         self.deletions: dict[str, int] = {}
+        self._last_offset = -1
+        self._last_mark = b""
         self._through: dict[int, int] = {}
         self._started = False
         self._work: _Work | None = None
@@ -147,7 +149,8 @@ class Dispatcher:
         """The log may be read up to here; the first time, the index is compared with it.
 
         Args:
-            visible: Commit-log offset behind a whole record.
+            visible: Commit-log offset behind a whole record. It goes back when the log is cut,
+                which by rule reaches nothing that was read here.
             minimum: Commit-log offset before which the log is gone.
             now_ms: Monotonic clock.
 
@@ -161,15 +164,45 @@ class Dispatcher:
             self._drop_vanished()
             self._disk_bytes = self._index.disk_bytes
         if visible > self.visible:
-            self.visible = visible
             self._moved_ms = now_ms
+        self.visible = visible
         self.minimum = max(self.minimum, minimum)
         if not self._started:
             self._started = True
             self._begin()
+        else:
+            self._check_course()
+
+    def _check_course(self) -> None:
+        """Compares the index with the log again if that was cut where it had been read.
+
+        Only what is confirmed is read, which no cut reaches but that of an election that may
+        lose messages. Offsets do not tell, since the log may be as long again by now. The last
+        record does: a cut takes it away, and no other one has its checksum.
+        """
+        mark = self._last_mark if self._last_offset < 0 else self.reader.mark_at(self._last_offset)
+        is_removed = not mark and self._last_offset < self.visible  # its whole segment, in time
+        if mark == self._last_mark or is_removed:
+            return
+        log.error(
+            "the log was cut where the index had read it, which only an election may do that "
+            "loses messages: the record at %d is not there any more; the index had come to %d, "
+            "the log ends at %d. The index is compared with the log again",
+            self._last_offset,
+            self.position,
+            self.visible,
+        )
+        self._drop_work()
+        self.reader.forget_files()
+        self.segments.refresh()
+        self._drop_vanished()
+        self._through.clear()
+        self.deletions.clear()
+        self._begin()
 
     def _begin(self) -> None:
         """Trusts nothing that does not fit this log as it is now."""
+        self._last_offset = -1
         for start in self._index.starts:
             part = self._index.part(start)
             if part is None:
@@ -205,6 +238,9 @@ class Dispatcher:
 
     def _note(self, part: IndexPart) -> None:
         head = part.head
+        last_offset = head.segment_start + head.last_place
+        if head.last_place >= 0 and last_offset > self._last_offset:
+            self._last_offset, self._last_mark = last_offset, head.last_mark
         self._through[head.segment_start] = head.through
         for deletion in head.deletions:
             known = self.deletions.get(deletion.topic, -1)
@@ -307,6 +343,9 @@ class Dispatcher:
 
     def _follow(self, *, as_text: bool) -> None:
         """Indexes what comes next."""
+        self._check_course()
+        if not self.lag_bytes:
+            return
         segment = self.segments.find(self.position) or self.segments.after(self.position)
         if segment is None or segment.start >= self.visible:
             # The file that held it is gone.

@@ -111,7 +111,11 @@ class LogReader:
             StorageError: It cannot be read.
         """
         segment = self.segments.find(commitlog_offset)
-        return b"" if segment is None else self._pread(segment, commitlog_offset, MARK_SIZE)
+        if segment is None:
+            return b""
+        # What is open may be a file that a cut removed, with another one in its place.
+        self._files.close_path(segment.path)
+        return self._pread(segment, commitlog_offset, MARK_SIZE)
 
     def read_slice(
         self,
