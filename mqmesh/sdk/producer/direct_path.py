@@ -9,11 +9,12 @@ from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.send_buffer import lone_batch
 from mqmesh.sdk.producer.send_result import PendingBatch
-from mqmesh.sdk.producer.sender import BatchCodec, Sender, read_outcomes
+from mqmesh.sdk.producer.sender import Sender
 from mqmesh.transport.interface import Channel
 
 CLOSE_TIMEOUT_S: Final = 1.0

@@ -9,8 +9,8 @@ from mqmesh.batch.payload import Payload
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message
 from mqmesh.message_checks import Extras, check_messages_of_batch
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.send_buffer import AT_TIMES, delay_of
-from mqmesh.sdk.producer.sender import BatchCodec
 
 
 class ExplicitBatch(msgspec.Struct, frozen=True):

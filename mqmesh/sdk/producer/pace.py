@@ -3,6 +3,7 @@
 import threading
 from typing import Final
 
+from mqmesh.sdk.client.outbox import Turns
 from mqmesh.transport.interface import Loop
 
 MAX_REQUEST_BYTES: Final = 512 * 1024
@@ -18,7 +19,7 @@ GIVE_WAY_MESSAGES: Final = 512
 GIVE_WAY_S: Final = 0.001
 
 
-class SendPace:
+class SendPace(Turns):
     """What senders and the client loop know of one another's work.
 
     Args:
@@ -26,28 +27,17 @@ class SendPace:
     """
 
     def __init__(self, loop: Loop) -> None:
+        super().__init__()
         self._loop = loop
-        self._planned = False
-        self._pumping = False
         self._ahead_bytes = 0
         self._turns = 0
         self._turned = threading.Event()
         self._turned.set()
         loop.at_tick_end(self._on_turn)
 
-    def plan(self) -> bool:
-        """A pump is wanted; False when one is planned already. From any thread."""
-        is_new, self._planned = not self._planned, True
-        return is_new
-
-    def begin(self) -> None:
-        """A pump begins, in the client loop."""
-        self._planned = False
-        self._pumping = True
-
     def end(self) -> None:
         """It ended."""
-        self._pumping = False
+        super().end()
         self._ahead_bytes = 0
 
     def give_way(self, size: int, most_ahead: int = GIVE_WAY_BYTES) -> None:
@@ -69,7 +59,7 @@ class SendPace:
             return
         turns = self._turns
         is_ahead = self._ahead_bytes >= most_ahead
-        if self._pumping or (is_ahead and (self._planned or loop.has_news())):
+        if self.pumping or (is_ahead and (self.planned or loop.has_news())):
             self._turned.clear()
             # It may have ended its turn since it was looked at.
             if self._turns == turns:

@@ -27,6 +27,7 @@ from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.forks import tell_of_forks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.direct_path import DirectLink, DirectPath
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
@@ -51,7 +52,7 @@ from mqmesh.sdk.producer.send_result import (
     SendResult,
     tell_hooks,
 )
-from mqmesh.sdk.producer.sender import BatchCodec, Sender
+from mqmesh.sdk.producer.sender import Sender
 from mqmesh.transport.interface import OnDone as OnAnswer
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION

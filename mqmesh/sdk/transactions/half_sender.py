@@ -6,6 +6,7 @@ from mqmesh.batch.record_batch import Attributes
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.hooks import HookCalls
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.lanes import Lane
 from mqmesh.sdk.producer.pace import SendPace
 from mqmesh.sdk.producer.producer_options import ProducerOptions
@@ -13,7 +14,7 @@ from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueSelector
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
-from mqmesh.sdk.producer.sender import BatchCodec, Sender
+from mqmesh.sdk.producer.sender import Sender
 
 
 class HalfCodec(BatchCodec):

@@ -57,6 +57,6 @@ def world():
     for producer in world.producers:
         producer.close()
         assert producer._buffer.pending_bytes == 0, "room was given back to the byte"
-        assert not producer._sender._held
+        assert not producer._sender._outbox._flying
         assert all(not lane.in_flight for lane in producer._buffer.lanes._lanes.values())
     network.close()

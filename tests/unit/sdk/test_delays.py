@@ -12,9 +12,9 @@ from mqmesh.batch.delayed_batch import pack_due_times, read_delayed_meta
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message, MessageQueue
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import SendBuffer, lone_batch
-from mqmesh.sdk.producer.sender import BatchCodec
 
 QUEUE = MessageQueue("t", "a", 0)
 

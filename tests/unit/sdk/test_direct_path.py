@@ -12,9 +12,9 @@ from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.sdk.producer import direct_path
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.direct_path import DirectLink
 from mqmesh.sdk.producer.send_result import PendingBatch
-from mqmesh.sdk.producer.sender import BatchCodec
 
 
 @pytest.fixture

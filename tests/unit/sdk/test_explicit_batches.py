@@ -10,11 +10,11 @@ from mqmesh.batch.payload import encode_payload
 from mqmesh.errors import ClientClosed
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.messaging import BatchOutcome
-from mqmesh.sdk.producer import sender as sender_module
+from mqmesh.sdk.producer import batch_codec
+from mqmesh.sdk.producer.batch_codec import BatchCodec
 from mqmesh.sdk.producer.explicit_batch import explicit_batch
 from mqmesh.sdk.producer.producer_options import ProducerOptions
 from mqmesh.sdk.producer.send_buffer import SendBuffer
-from mqmesh.sdk.producer.sender import BatchCodec
 
 
 class Buffer(SendBuffer):
@@ -93,6 +93,6 @@ def test_a_list_that_another_thread_changes_makes_no_batch_of_this_and_that(monk
         sent.append(Message("t", b"y", "b"))
         return encode_at_once(messages, *rest, **options)
 
-    monkeypatch.setattr(sender_module, "encode_at_once", meddle)
+    monkeypatch.setattr(batch_codec, "encode_at_once", meddle)
     payload = explicit_batch(sent, BatchCodec(PRODUCER_KEY, None), 1_000).payload
     assert payload == encode_payload([message] * 8)

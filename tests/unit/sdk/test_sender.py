@@ -13,11 +13,11 @@ from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolEr
 from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, encode_outcomes
-from mqmesh.sdk.producer.send_result import PendingBatch
-from mqmesh.sdk.producer.sender import (
+from mqmesh.sdk.producer.batch_codec import (
     BatchCodec,
     read_outcomes,
 )
+from mqmesh.sdk.producer.send_result import PendingBatch
 
 
 def batch_of(*bodies: str, queue_id: int = 3, wait_store: bool = True) -> PendingBatch:
@@ -135,7 +135,7 @@ def test_the_next_request_leaves_before_anybody_is_told_of_the_last(world) -> No
     in_flight = []
 
     def on_done(future: object) -> None:
-        in_flight.append(producer._sender._in_flight["a"])
+        in_flight.append(producer._sender._outbox._in_flight["a"])
 
     for n in range(3):
         queue = MessageQueue("t", "a", n)
@@ -151,14 +151,14 @@ def test_while_nothing_is_sent_nothing_turns(world, monkeypatch) -> None:
     world.run(1_000)
     assert future.exception() is not None
     turns = 0
-    watch = producer._sender._watch
+    watch = producer._sender._outbox._watch
 
     def count() -> None:
         nonlocal turns
         turns += 1
         watch()
 
-    monkeypatch.setattr(producer._sender, "_watch", count)
+    monkeypatch.setattr(producer._sender._outbox, "_watch", count)
     world.run(5_000)
     assert turns <= 1
 
@@ -200,12 +200,12 @@ def test_the_watch_goes_on_after_a_failure(world, monkeypatch) -> None:
     world.broker.crash()
     future = producer.send_async(Message("t", b"x"), timeout_ms=500)
     world.run(50)
-    look_after = producer._sender._look_after
+    look_after = producer._sender._sends.without
 
     def fail(name: str) -> None:
-        monkeypatch.setattr(producer._sender, "_look_after", look_after)
+        monkeypatch.setattr(producer._sender._sends, "without", look_after)
         raise RuntimeError("in a test")
 
-    monkeypatch.setattr(producer._sender, "_look_after", fail)
+    monkeypatch.setattr(producer._sender._sends, "without", fail)
     world.run(1_000)
     assert isinstance(future.exception(), EndpointUnreachable)

@@ -1,0 +1,298 @@
+"""Requests on their way to brokers: a few in flight each, none to one that is away or paused."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.errors import ClientClosed, MQMeshError
+from mqmesh.protocol.command import Command
+from mqmesh.transport.interface import Loop, OnDone
+
+WATCH_MS: Final = 100
+"""Between looks at what waits for brokers without a connection."""
+
+_log = logging.getLogger(__name__)
+
+
+class Effects(msgspec.Struct, eq=False):
+    """What is to be done because of an event.
+
+    Attributes:
+        pause: A broker that gets no request for a while, and for how many ms.
+        later: Events that are to come after so many ms.
+        told: Called once the next requests have left; who is woken by it wants the interpreter.
+    """
+
+    pause: tuple[str, int] | None = None
+    later: list[tuple[int, "Event"]] = []
+    told: Callable[[], None] | None = None
+
+
+Event = Callable[[], Effects | None]
+"""Something that happens to what is to be sent, in the client loop."""
+
+
+class Letter(msgspec.Struct, frozen=True, eq=False):
+    """A request that is ready to go.
+
+    Attributes:
+        code: Its code.
+        parts: Its body.
+        header: Its header.
+        timeout_ms: How long its answer may take.
+        on_answer: Judges the answer, or why there is none; called exactly once.
+    """
+
+    code: int
+    parts: Sequence[bytes]
+    header: bytes
+    timeout_ms: int
+    on_answer: Callable[[Command | MQMeshError], Effects | None]
+
+
+class Mail(Protocol):
+    """What is to be sent; a machine that knows nothing of its outbox. For the client loop."""
+
+    def brokers(self) -> Collection[str]:
+        """Brokers that something waits for."""
+
+    def take(self, broker_name: str) -> Letter | None:
+        """The next request to a broker; None when nothing is left that may go now."""
+
+    def without(self, broker_name: str) -> Effects | None:
+        """There is no connection to a broker that something waits for: ends what is late."""
+
+
+class OutboxNetwork(Protocol):
+    """The part of ``ClientEngine`` that an outbox needs."""
+
+    @property
+    def loop(self) -> Loop:
+        """The client loop."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing is sent any more."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Calls back in the client loop, soon; from any thread."""
+
+    def is_connected(self, broker_name: str) -> bool:
+        """True while the connection to a broker stands."""
+
+    def broker(self, broker_name: str) -> object:
+        """The connection to a broker, made if there is none."""
+
+    def request(
+        self,
+        broker_name: str,
+        code: int,
+        on_done: OnDone,
+        *parts: bytes | memoryview,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Asks a broker; every outcome goes to ``on_done``, never before this returns."""
+
+
+class Turns:
+    """Whether a pump is planned or under way; shared by senders and the client loop.
+
+    Attributes:
+        planned: One is wanted and has not begun.
+        pumping: One is at work.
+    """
+
+    def __init__(self) -> None:
+        self.planned = False
+        self.pumping = False
+
+    def plan(self) -> bool:
+        """A pump is wanted; False when one is planned already. From any thread."""
+        is_new, self.planned = not self.planned, True
+        return is_new
+
+    def begin(self) -> None:
+        """A pump begins, in the client loop."""
+        self.planned = False
+        self.pumping = True
+
+    def end(self) -> None:
+        """It ended."""
+        self.pumping = False
+
+
+class RequestOutbox:
+    """Sends what waits as soon as that may be; every request is answered exactly once.
+
+    It holds no more than ``max_in_flight`` requests a broker; what waits is the mail's, with a
+    limit of its own, and so are the deadlines. Methods are for the client loop, unless they say
+    otherwise.
+
+    Args:
+        network: The client's engine.
+        mail: Makes the requests and judges the answers.
+        max_in_flight: Requests in flight a broker. More would not be faster: what waits
+            meanwhile makes the next request larger.
+        turns: Told when it works, and when it is to.
+    """
+
+    def __init__(
+        self, network: OutboxNetwork, mail: Mail, max_in_flight: int, turns: Turns | None = None
+    ) -> None:
+        self._network = network
+        self._mail = mail
+        self._max_in_flight = max_in_flight
+        self._turns = turns or Turns()
+        self._in_flight: dict[str, int] = {}
+        self._flying: set[Letter] = set()
+        self._posted: deque[Event] = deque()
+        self._planned: dict[int, Event] = {}
+        self._last_plan = 0
+        self._paused: set[str] = set()
+        self._absent: set[str] = set()
+        self._watching = False
+
+    def has_room(self, broker_name: str) -> bool:
+        """True when another request may go to a broker now; from any thread, a hint only."""
+        return (
+            self._in_flight.get(broker_name, 0) < self._max_in_flight
+            and broker_name not in self._absent
+            and broker_name not in self._paused
+        )
+
+    def schedule(self) -> None:
+        """Makes the client loop pump soon; from any thread."""
+        if self._turns.plan():
+            try:
+                self._network.post(self._pump)
+            except ClientClosed:
+                return  # whoever closes ends what waits
+
+    def post(self, event: Event) -> None:
+        """An event is to come in the client loop, soon; from any thread.
+
+        Raises:
+            ClientClosed: The client is closed; it is not certain that the event comes.
+        """
+        self._posted.append(event)
+        self._network.post(self._take_posted)
+
+    def close(self, error: MQMeshError) -> None:
+        """The end of the client loop: nothing is sent any more, and nothing is left open.
+
+        Args:
+            error: The answer to what is at brokers. What was to come later comes now.
+        """
+        flying, self._flying = self._flying, set()
+        events: deque[Event] = deque(partial(letter.on_answer, error) for letter in flying)
+        events += [*self._posted, *self._planned.values()]
+        self._posted.clear()
+        self._planned.clear()
+        while events:
+            effects = events.popleft()()
+            if effects is not None:
+                events += [event for _, event in effects.later]
+                if effects.told is not None:
+                    effects.told()
+
+    # ---- Requests and answers ------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._turns.begin()
+        try:
+            # First forgotten and then looked for again: who reads it meanwhile schedules in
+            # vain, whereas the other way round something could be overlooked.
+            self._absent = set()
+            if not self._network.closed:
+                for broker_name in self._mail.brokers():
+                    self._send_to(broker_name)
+        finally:
+            self._turns.end()
+
+    def _send_to(self, broker_name: str) -> None:
+        if not self._network.is_connected(broker_name):
+            self._wait_for(broker_name)
+            return
+        while self.has_room(broker_name):
+            letter = self._mail.take(broker_name)
+            if letter is None:
+                break
+            self._in_flight[broker_name] = self._in_flight.get(broker_name, 0) + 1
+            self._flying.add(letter)
+            self._network.request(
+                broker_name,
+                letter.code,
+                partial(self._answered, broker_name, letter),
+                *letter.parts,
+                header=letter.header,
+                timeout_ms=letter.timeout_ms,
+            )
+
+    def _answered(self, broker_name: str, letter: Letter, answer: Command | MQMeshError) -> None:
+        if letter not in self._flying:
+            return  # closing has answered it
+        self._flying.discard(letter)
+        self._in_flight[broker_name] -= 1
+        self._carry_out(letter.on_answer(answer))
+
+    # ---- Events and effects --------------------------------------------------------------
+
+    def _take_posted(self) -> None:
+        if self._posted:
+            self._carry_out(self._posted.popleft()())
+
+    def _carry_out(self, effects: Effects | None) -> None:
+        if effects is None:
+            self._pump()
+            return
+        loop = self._network.loop
+        if effects.pause is not None:
+            broker_name, pause_ms = effects.pause
+            self._paused.add(broker_name)
+            loop.call_later(pause_ms, partial(self._resume, broker_name))
+        for delay_ms, event in effects.later:
+            self._last_plan += 1
+            self._planned[self._last_plan] = event
+            loop.call_later(delay_ms, partial(self._come, self._last_plan))
+        try:
+            self._pump()
+        finally:
+            if effects.told is not None:
+                effects.told()
+
+    def _resume(self, broker_name: str) -> None:
+        self._paused.discard(broker_name)
+        self._pump()
+
+    def _come(self, number: int) -> None:
+        event = self._planned.pop(number, None)
+        if event is not None:
+            self._carry_out(event())
+
+    # ---- Brokers without a connection ----------------------------------------------------
+
+    def _wait_for(self, broker_name: str) -> None:
+        # What is to be sent waits with the mail, not in a request: there it grows, may still
+        # go to another broker, and ends by its own deadline.
+        self._absent.add(broker_name)
+        if not self._watching:
+            self._watching = True
+            self._network.loop.call_later(WATCH_MS, self._watch)
+        try:
+            self._network.broker(broker_name)
+        except MQMeshError as error:
+            _log.debug("broker %s cannot be connected to: %s", broker_name, error)
+
+    def _watch(self) -> None:
+        self._watching = False
+        try:
+            for broker_name in self._mail.brokers():
+                if not self._network.is_connected(broker_name):
+                    self._carry_out(self._mail.without(broker_name))
+        finally:
+            self._pump()  # watches on, if need be

@@ -1,0 +1,151 @@
+"""Numbers the messages of a producer and encodes its batches; reads what became of them."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
+from mqmesh.batch.fast_encode import encode_at_once
+from mqmesh.batch.payload import MAX_RAW_BYTES, Payload, encode_payload
+from mqmesh.batch.record_batch import Attributes, batch_parts
+from mqmesh.errors import InvalidArgument, RemoteProtocolError
+from mqmesh.message import Message
+from mqmesh.message_checks import Extras
+from mqmesh.producer_key import producer_id_of
+from mqmesh.protocol.command import Command
+from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes
+from mqmesh.sdk.client.options import born_host
+from mqmesh.sdk.hooks import HookCalls
+from mqmesh.sdk.producer.send_buffer import AT_TIMES
+from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture, tell_hooks
+
+_log = logging.getLogger(__name__)
+
+
+class BatchCodec:
+    """Numbers the messages of one producer instance and encodes its batches.
+
+    Args:
+        key: Of the instance, see ``producer_key``.
+        compress_over_bytes: See ``record_batch.encode_batch``.
+        hooks: Called before a batch is encoded, and when it is done.
+    """
+
+    is_half = False
+    """The messages are half messages of transactions."""
+
+    def __init__(
+        self, key: bytes, compress_over_bytes: int | None, hooks: HookCalls | None = None
+    ) -> None:
+        self.key = key
+        self._hooks = hooks
+        self.producer_id = producer_id_of(key)
+        self._compress_over_bytes = compress_over_bytes
+        self._born_host = born_host()
+        self._lock = threading.Lock()
+        self._next_sequence = 0
+
+    def payload(self, messages: Sequence[Message], extras: Extras = Extras.ANY) -> Payload:
+        """Encodes messages; ``extras`` as for ``payload.encode_payload``.
+
+        Raises:
+            InvalidArgument: The messages do not fit into one batch.
+        """
+        try:
+            return encode_payload(
+                messages, compress_over_bytes=self._compress_over_bytes, extras=extras
+            )
+        except Exception as error:
+            # Also what messages do that were changed after they were checked.
+            raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
+
+    def at_once(
+        self, messages: Sequence[Message], max_message_size: int, *, is_one: bool
+    ) -> Payload | None:
+        """Checks and encodes messages at once; see ``fast_encode.encode_at_once``."""
+        try:
+            return encode_at_once(
+                messages,
+                max_body_bytes=max_message_size,
+                is_one=is_one,
+                compress_over_bytes=self._compress_over_bytes,
+            )
+        except Exception as error:
+            # Whoever looks at each message will say what is wrong, or has the memory for it.
+            _log.debug("messages cannot be encoded at once: %s", error)
+            return None
+
+    def encode(self, batch: PendingBatch, now_ms: int) -> tuple[bytes, ...]:
+        """The batch in pieces; encoded once a queue, numbered once for ever.
+
+        Raises:
+            InvalidArgument: The messages do not fit into one batch.
+        """
+        if batch.encoded is not None:
+            return batch.encoded
+        payload = batch.payload
+        if payload is None:
+            if self._hooks is not None:
+                self._call_hooks(self._hooks, batch, now_ms)
+            # Checked when they were sent; this is the quickest way to encode most of them.
+            payload = self.at_once(batch.messages, MAX_RAW_BYTES, is_one=False)
+            if payload is None:
+                payload = self.payload(batch.messages)
+            batch.payload = payload
+            if batch.delay == AT_TIMES:
+                batch.due_times = pack_due_times([one.deliver_at_ms for one in batch.messages])
+        if batch.first_sequence < 0:
+            batch.producer_id, batch.born_timestamp = self.producer_id, now_ms
+            with self._lock:
+                batch.first_sequence = self._next_sequence
+                self._next_sequence += payload.message_count
+        try:
+            batch.encoded = self._parts(batch, payload)
+        except Exception as error:
+            # Whatever it is: a batch that is taken must have its outcome.
+            raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
+        return batch.encoded
+
+    def _call_hooks(self, hooks: HookCalls, batch: PendingBatch, now_ms: int) -> None:
+        context = hooks.before_send(batch.messages, batch.queue, now_ms, is_half=self.is_half)
+        batch.messages = context.messages.copy()
+        done = partial(tell_hooks, hooks, context)
+        with batch.lock:
+            batch.callbacks.insert(0, (done, SendFuture(batch, 0)))
+
+    def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
+        attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
+        meta = None
+        if batch.delay:
+            attributes |= Attributes.HAS_DELAY
+            meta = DelayedMeta(
+                batch.queue.topic,
+                payload.tag_hashes,
+                self._born_host,
+                0 if batch.delay == AT_TIMES else batch.delay,
+                batch.due_times,
+            )
+        return batch_parts(
+            payload,
+            topic=batch.queue.topic,
+            queue_id=batch.queue.queue_id,
+            producer_id=batch.producer_id,
+            first_sequence=batch.first_sequence,
+            born_timestamp=batch.born_timestamp,
+            born_host=self._born_host,
+            attributes=attributes,
+            meta=meta,
+        )
+
+
+def read_outcomes(answer: Command, batch_count: int) -> list[BatchOutcome]:
+    """What became of the batches of a request.
+
+    Raises:
+        RemoteProtocolError: The answer cannot be read, or does not fit the request.
+    """
+    outcomes = decode_outcomes(answer.header, answer.body)
+    if len(outcomes) != batch_count:
+        raise RemoteProtocolError(f"{len(outcomes)} outcomes for {batch_count} batches")
+    return outcomes
