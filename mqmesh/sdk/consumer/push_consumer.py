@@ -204,9 +204,8 @@ class PushConsumer:
         self._back = BackSender(
             self.group,
             self._engine.client,
-            self._call_soon,
+            self._engine.client.may_come,
             self.options.most_retries(),
-            self._engine.client.is_unreachable,
             self._engine.client.transport.condition(),
         )
         self._retry = self._make_retry()

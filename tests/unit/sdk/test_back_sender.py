@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.hand_network import HandNetwork
 
 from mqmesh.errors import DiskFull, EndpointUnreachable, MQMeshError, RequestTimeout, SystemBusy
 from mqmesh.message import MessageQueue
@@ -15,28 +16,24 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
     SendBackResult,
 )
-from mqmesh.sdk.consumer.listening.back_sender import MAX_ENTRIES, TRIES, BackSender, SentBack, join
+from mqmesh.sdk.client.outbox import WATCH_MS
+from mqmesh.sdk.consumer.listening.back_sender import (
+    AGAIN_MS,
+    MAX_ENTRIES,
+    TRIES,
+    BackSender,
+    SentBack,
+    join,
+)
 
 NOTHING = memoryview(b"")
 
 
-class Case:
+class Case(HandNetwork):
     def __init__(self):
-        self.requests = []
-        self.timers = []
-        self.posted = []
+        super().__init__()
         self.outcomes = []
-        self.down = set()
-        self.sender = BackSender(
-            "g", self, self.posted.append, 16, lambda broker_name: broker_name in self.down
-        )
-
-    def request(self, broker_name, code, on_done, *, header, timeout_ms):
-        assert code == RequestCode.CONSUMER_SEND_MSG_BACK
-        self.requests.append((broker_name, memoryview(header), on_done))
-
-    def call_later(self, delay_ms, callback):
-        self.timers.append(callback)
+        self.sender = BackSender("g", self, self.may_come, 16)
 
     def back(self, first, count=1, reason="E: no", queue=0, broker="a", level=0):
         queue = MessageQueue("t", broker, queue)
@@ -46,22 +43,16 @@ class Case:
     def send(self, *messages):
         for one in messages:
             self.sender.send(one)
-        self.turn()
+        self.run()
 
-    def turn(self):
-        while self.posted:
-            self.posted.pop(0)()
+    def entries(self):
+        (asked,) = [one for one in self.asked if one.broker_name == "a"]
+        assert asked.code == RequestCode.CONSUMER_SEND_MSG_BACK
+        return decode_header(SendBackRequest, memoryview(asked.header))
 
-    def asked(self):
-        return decode_header(SendBackRequest, self.requests[0][1])
-
-    def answer(self, *results):
-        _, _, on_done = self.requests.pop(0)
-        if isinstance(results[0], MQMeshError):
-            on_done(results[0])
-            return
+    def results(self, *results):
         header = encode_header(SendBackResponse(list(results)))
-        on_done(Command(0, 0, 1, memoryview(header), NOTHING))
+        self.answer(Command(0, 0, 1, memoryview(header), NOTHING))
 
 
 OK = SendBackResult(0)
@@ -70,14 +61,14 @@ OK = SendBackResult(0)
 def test_what_failed_alike_side_by_side_is_one_entry():
     case = Case()
     case.send(case.back(3), case.back(1), case.back(2), case.back(5), case.back(4, reason="other"))
-    entries = case.asked().entries
+    entries = case.entries().entries
     assert [(e.queue_offset, e.count, e.reason) for e in entries] == [
         (1, 3, "E: no"),
         (4, 1, "other"),
         (5, 1, "E: no"),
     ]
-    assert case.asked().max_reconsume_times == 16
-    case.answer(OK, SendBackResult(ResponseCode.DISK_FULL, "full"), SendBackResult(0, "", 1))
+    assert case.entries().max_reconsume_times == 16
+    case.results(OK, SendBackResult(ResponseCode.DISK_FULL, "full"), SendBackResult(0, "", 1))
     told = dict(case.outcomes)
     assert (told[1], told[2], told[3], told[5]) == (0, 0, 0, 1)
     assert told[4].code == ResponseCode.DISK_FULL
@@ -104,28 +95,28 @@ def test_one_request_at_a_time_to_each_broker():
     case = Case()
     case.send(case.back(1), case.back(7, broker="b"))
     case.send(case.back(3))
-    assert sorted(request[0] for request in case.requests) == ["a", "b"]
-    case.answer(OK)
-    assert [request[0] for request in case.requests] == ["b", "a"]
+    assert sorted(one.broker_name for one in case.asked) == ["a", "b"]
+    case.results(OK)
+    assert [one.broker_name for one in case.asked] == ["b", "a"]
 
 
 def test_a_request_has_so_many_entries_at_most():
     case = Case()
     case.send(*(case.back(2 * at) for at in range(MAX_ENTRIES + 5)))
-    assert len(case.asked().entries) == MAX_ENTRIES
-    case.answer(*[OK] * MAX_ENTRIES)
-    assert len(case.asked().entries) == 5
+    assert len(case.entries().entries) == MAX_ENTRIES
+    case.results(*[OK] * MAX_ENTRIES)
+    assert len(case.entries().entries) == 5
 
 
 def test_without_an_answer_it_asks_the_same_again():
     case = Case()
     case.send(case.back(1))
-    asked = case.asked()
+    asked = case.entries()
     for _ in range(TRIES - 1):
         case.answer(RequestTimeout("late"))
         assert case.outcomes == []
-        case.timers.pop()()
-        assert case.asked() == asked
+        case.run(AGAIN_MS)
+        assert case.entries() == asked
     case.answer(RequestTimeout("late"))
     assert isinstance(case.outcomes[0][1], RequestTimeout)
 
@@ -141,16 +132,16 @@ def test_a_refusal_is_told_at_once(error):
 def test_an_answer_that_makes_no_sense_is_a_failure():
     case = Case()
     case.send(case.back(1))
-    case.answer(OK, OK)
+    case.results(OK, OK)
     case.send(case.back(2))
-    case.requests.pop(0)[2](Command(0, 0, 1, memoryview(b"\xc1"), NOTHING))
+    case.answer(Command(0, 0, 1, memoryview(b"\xc1"), NOTHING))
     assert all(isinstance(outcome, MQMeshError) for _, outcome in case.outcomes)
 
 
 def test_a_long_reason_is_cut():
     case = Case()
     case.send(case.back(1, reason="x" * 5_000))
-    assert len(case.asked().entries[0].reason) == MAX_REASON_CHARACTERS
+    assert len(case.entries().entries[0].reason) == MAX_REASON_CHARACTERS
 
 
 def test_one_can_wait_for_what_is_under_way():
@@ -158,22 +149,48 @@ def test_one_can_wait_for_what_is_under_way():
     assert case.sender.wait(0)
     case.send(case.back(1))
     assert not case.sender.wait(0)
-    case.answer(OK)
+    case.results(OK)
     assert case.sender.wait(0)
 
 
 def test_a_broker_that_is_down_is_not_waited_for():
     case = Case()
-    case.down.add("a")
+    case.away, case.hopeless = {"a"}, {"a"}
     case.send(case.back(1), case.back(1, broker="b"))
-    assert [request[0] for request in case.requests] == ["b"]
+    assert [one.broker_name for one in case.asked] == ["b"]
+    case.run(WATCH_MS)
     assert isinstance(case.outcomes[0][1], EndpointUnreachable)
+    assert case.sender.wait(0) is False, "the other one"
+
+
+def test_one_that_may_come_is_waited_for():
+    case = Case()
+    case.away = {"a"}
+    case.send(case.back(1))
+    case.run(WATCH_MS)
+    assert case.asked == case.outcomes == []
+    case.away = set()
+    case.run(WATCH_MS)
+    case.results(OK)
+    assert case.outcomes == [(1, 0)]
+
+
+def test_a_connection_that_breaks_before_it_is_asked_again_ends_it():
+    case = Case()
+    case.send(case.back(1), case.back(9))
+    case.answer(RequestTimeout("late"))
+    case.send(case.back(4))
+    case.away, case.hopeless = {"a"}, {"a"}
+    case.run(AGAIN_MS)
+    case.run(WATCH_MS)
+    assert sorted(first for first, _ in case.outcomes) == [1, 4, 9]
+    assert case.sender.wait(0)
 
 
 def test_nor_asked_again_when_it_went_down():
     case = Case()
     case.send(case.back(1))
-    case.down.add("a")
+    case.hopeless = {"a"}
     case.answer(EndpointUnreachable("broke"))
-    assert case.timers == []
+    assert case.planned == 0
     assert isinstance(case.outcomes[0][1], EndpointUnreachable)

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -19,7 +20,7 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
     SendBackResponse,
 )
-from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
+from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
 from mqmesh.transport.interface import Condition
 
 MAX_ENTRIES: Final = 64
@@ -29,6 +30,8 @@ TIMEOUT_MS: Final = 6_000
 TRIES: Final = 2
 """Requests whose outcome is unknown are repeated so often; what was sent back stays that."""
 AGAIN_MS: Final = 300
+IN_FLIGHT: Final = 1
+"""Requests a broker; what fails meanwhile shares the next one."""
 
 OnSentBack = Callable[[int | MQMeshError], None]
 """Told, in the client loop, how many messages became dead letters, or why none was taken."""
@@ -63,115 +66,104 @@ class SentBack(msgspec.Struct, frozen=True, gc=False):
         return self.first + self.count
 
 
-class BackSender:
-    """Sends messages back, one request at a time to each broker.
+class SendBacks:
+    """Messages on their way back: makes the requests and judges what came of them.
 
     Args:
         group: Consumer group.
-        network: The client's engine.
-        post: Calls in the client loop, soon; from any thread.
         max_reconsume_times: What was sent back as often becomes a dead letter.
-        is_down: True for a broker that there is no connection to: what is to go there is not
-            worth waiting for.
-        changed: What ``wait`` waits with; one of threads by default.
+        may_come: False for a broker that is not worth waiting for.
+        changed: What ``wait`` waits with; guards what waits.
     """
 
     def __init__(
         self,
         group: str,
-        network: PullNetwork,
-        post: Callable[[Callable[[], None]], None],
         max_reconsume_times: int,
-        is_down: Callable[[str], bool] = lambda broker_name: False,
-        changed: Condition | None = None,
+        may_come: Callable[[str], bool],
+        changed: Condition,
     ) -> None:
-        self._is_down = is_down
         self._group = group
-        self._network = network
-        self._post = post
         self._max_reconsume_times = max_reconsume_times
-        self._arrived: deque[SentBack] = deque()
+        self._may_come = may_come
+        self._changed = changed
         self._waiting: dict[str, list[SentBack]] = {}
         self._joined: dict[str, deque[list[SentBack]]] = {}
-        self._busy: set[str] = set()
-        self._changed: Condition = changed or threading.Condition()
+        self._again: dict[str, Letter] = {}
         self._open = 0
 
-    def send(self, messages: SentBack) -> None:
-        """Sends messages back, soon; from any thread."""
+    def put(self, messages: SentBack) -> None:
+        """Takes messages; from any thread."""
         with self._changed:
             self._open += 1
-            self._arrived.append(messages)
-            first = len(self._arrived) == 1
-        if first:
-            self._post(self._take)
+            self._waiting.setdefault(messages.queue.broker_name, []).append(messages)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the outcome of all that was sent back is known; not in the client loop.
-
-        Args:
-            timeout_s: How long at most.
-        """
+        """Waits until the outcome of all is known; not in the client loop."""
         with self._changed:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
-    # ---- In the client loop --------------------------------------------------------
+    def brokers(self) -> list[str]:
+        """Brokers that something waits for."""
+        joined = [name for name, groups in self._joined.items() if groups]
+        return list(dict.fromkeys([*self._again, *joined, *self._waiting]))
 
-    def _take(self) -> None:
-        with self._changed:
-            arrived = list(self._arrived)
-            self._arrived.clear()
-        for one in arrived:
-            self._waiting.setdefault(one.queue.broker_name, []).append(one)
-        for broker_name in list(self._waiting):
-            self._send(broker_name)
-
-    def _send(self, broker_name: str) -> None:
-        if broker_name in self._busy:
-            return
+    def take(self, broker_name: str) -> Letter | None:
+        """The next request to a broker; first the one that had no answer."""
+        again = self._again.pop(broker_name, None)
+        if again is not None:
+            return again
         # What was joined goes first: joining all that waits for each request would cost the
         # more, the more waits.
         joined = self._joined.setdefault(broker_name, deque())
         if not joined:
-            joined.extend(join(self._waiting.pop(broker_name, [])))
-        if self._is_down(broker_name):
-            lost = [*joined, *join(self._waiting.pop(broker_name, []))]
-            joined.clear()
-            error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
-            self._finish(lost, [error] * len(lost))
-            return
-        now = [joined.popleft() for _ in range(min(len(joined), MAX_ENTRIES))]
-        if not now:
-            return
-        self._busy.add(broker_name)
-        request = SendBackRequest(
-            self._group,
-            [_entry(group) for group in now],
-            self._max_reconsume_times,
-        )
-        self._ask(broker_name, encode_header(request), now, 1)
+            joined.extend(self._join(broker_name))
+        groups = [joined.popleft() for _ in range(min(len(joined), MAX_ENTRIES))]
+        if not groups:
+            return None
+        entries = [_entry(group) for group in groups]
+        header = encode_header(SendBackRequest(self._group, entries, self._max_reconsume_times))
+        return self._letter(broker_name, header, groups, 1)
 
-    def _ask(
+    def without(self, broker_name: str) -> Effects | None:
+        """There is no connection to a broker: what is not worth waiting ends."""
+        if self._may_come(broker_name):
+            return None
+        error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
+        again = self._again.pop(broker_name, None)
+        lost = [*self._joined.pop(broker_name, ()), *self._join(broker_name)]
+        self._finish(lost, [error] * len(lost))
+        return None if again is None else again.on_answer(error)
+
+    def _join(self, broker_name: str) -> list[list[SentBack]]:
+        with self._changed:
+            return join(self._waiting.pop(broker_name, []))
+
+    def _letter(
         self, broker_name: str, header: bytes, groups: list[list[SentBack]], attempt: int
-    ) -> None:
-        def done(answer: Command | MQMeshError) -> None:
-            down = self._is_down(broker_name)
-            if isinstance(answer, TransportError) and attempt < TRIES and not down:
-                self._network.call_later(
-                    AGAIN_MS, lambda: self._ask(broker_name, header, groups, attempt + 1)
-                )
-                return
-            self._busy.discard(broker_name)
-            self._finish(groups, _outcomes(answer, len(groups)))
-            self._send(broker_name)
-
-        self._network.request(
-            broker_name,
+    ) -> Letter:
+        return Letter(
             RequestCode.CONSUMER_SEND_MSG_BACK,
-            done,
-            header=header,
-            timeout_ms=TIMEOUT_MS,
+            (),
+            header,
+            TIMEOUT_MS,
+            partial(self._answered, broker_name, header, groups, attempt),
         )
+
+    def _answered(
+        self,
+        broker_name: str,
+        header: bytes,
+        groups: list[list[SentBack]],
+        attempt: int,
+        answer: Command | MQMeshError,
+    ) -> Effects | None:
+        may_come = self._may_come(broker_name)
+        if isinstance(answer, TransportError) and attempt < TRIES and may_come:
+            self._again[broker_name] = self._letter(broker_name, header, groups, attempt + 1)
+            return Effects(pause=(broker_name, AGAIN_MS))
+        self._finish(groups, _outcomes(answer, len(groups)))
+        return None
 
     def _finish(self, groups: list[list[SentBack]], outcomes: list[int | MQMeshError]) -> None:
         count = 0
@@ -183,6 +175,45 @@ class BackSender:
         with self._changed:
             self._open -= count
             self._changed.notify_all()
+
+
+class BackSender:
+    """Sends messages back, one request at a time to each broker.
+
+    What is to go to a broker that there is no connection to is not waited for.
+
+    Args:
+        group: Consumer group.
+        network: The client's engine.
+        may_come: False for a broker that is not worth waiting for.
+        max_reconsume_times: What was sent back as often becomes a dead letter.
+        changed: What ``wait`` waits with; one of threads by default.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        network: OutboxNetwork,
+        may_come: Callable[[str], bool],
+        max_reconsume_times: int,
+        changed: Condition | None = None,
+    ) -> None:
+        changed = changed or threading.Condition()
+        self._backs = SendBacks(group, max_reconsume_times, may_come, changed)
+        self._outbox = RequestOutbox(network, self._backs, IN_FLIGHT)
+
+    def send(self, messages: SentBack) -> None:
+        """Sends messages back, soon; from any thread."""
+        self._backs.put(messages)
+        self._outbox.schedule()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the outcome of all that was sent back is known; not in the client loop.
+
+        Args:
+            timeout_s: How long at most.
+        """
+        return self._backs.wait(timeout_s)
 
 
 def join(messages: list[SentBack]) -> list[list[SentBack]]:
