@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.producer.producer_options import ProducerOptions as ProducerOptions
     from mqmesh.sdk.producer.producer_options import TransactionKeywords as TransactionKeywords
     from mqmesh.sdk.producer.producer_options import TransactionOptions as TransactionOptions
-    from mqmesh.sdk.producer.requests import is_request as is_request
+    from mqmesh.sdk.producer.replies import is_request as is_request
     from mqmesh.sdk.producer.send_result import SendFuture as SendFuture
     from mqmesh.sdk.producer.send_result import SendResult as SendResult
     from mqmesh.sdk.transactions.transaction_producer import (
@@ -105,7 +105,7 @@ _MODULE_OF = {
     "TransactionListener": "mqmesh.sdk.transactions.transactions",
     "TransactionOptions": "mqmesh.sdk.producer.producer_options",
     "TransactionProducer": "mqmesh.sdk.transactions.transaction_producer",
-    "is_request": "mqmesh.sdk.producer.requests",
+    "is_request": "mqmesh.sdk.producer.replies",
     "run": "mqmesh.sdk.client.run",
 }
 

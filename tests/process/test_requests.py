@@ -18,7 +18,7 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.sdk.producer.requests import is_request
+from mqmesh.sdk.producer.replies import is_request
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 20.0

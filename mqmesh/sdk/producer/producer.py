@@ -35,15 +35,8 @@ from mqmesh.sdk.producer.pace import GIVE_WAY_BATCH_BYTES, SendPace
 from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptions
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
-from mqmesh.sdk.producer.requests import (
-    OnReply,
-    ReplyFuture,
-    ReplySender,
-    RequestFuture,
-    Requests,
-    make_reply,
-    time_to_live_ms,
-)
+from mqmesh.sdk.producer.replies import ReplyFuture, ReplySender, make_reply, time_to_live_ms
+from mqmesh.sdk.producer.requests import OnReply, RequestFuture, Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import (
     GRACE_MS,
@@ -158,6 +151,7 @@ class Producer:
         link = DirectLink(self._engine, self._codec, one.busy_poll_us)
         self._direct = DirectPath(self._engine, self._buffer.lanes, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
+        self._replies = ReplySender(self._engine, one.max_pending_requests)
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
         }
@@ -536,6 +530,7 @@ class Producer:
 
         Raises:
             InvalidArgument, ClientClosed: As for ``reply``.
+            QueueFull: ``max_pending_requests`` replies are on their way already.
         """
         deadline_ms = self._deadline(timeout_ms)
         most = self.options.max_message_size
@@ -545,9 +540,7 @@ class Producer:
         to_live_ms = time_to_live_ms(request)
         if to_live_ms is not None:
             deadline_ms = min(deadline_ms, self._now_ms() + to_live_ms)
-        sender = ReplySender(self._engine, request, reply, deadline_ms)
-        self._engine.post(sender.start)
-        return sender.future
+        return self._replies.send(request, reply, deadline_ms)
 
     @property
     def pending_requests(self) -> int:
@@ -726,6 +719,7 @@ class Producer:
             f"producer group {self.group}",
         )
         self._requests.end_all(ClientClosed("the producer was closed before a reply came"))
+        self._replies.end_all(ClientClosed("the producer was closed before the reply was taken"))
 
     def _deadline(self, timeout_ms: int | None) -> int:
         if timeout_ms is None:

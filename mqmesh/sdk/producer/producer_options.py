@@ -29,7 +29,8 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         busy_poll_us: How long a synchronous send waits awake for its answer before it sleeps;
             only as long as answers do come within that time. 0 spares the processor, and a send
             takes about half as long again.
-        max_pending_requests: Calls of ``request`` that may wait for their replies at a time.
+        max_pending_requests: Calls of ``request`` that may wait for their replies at a time; and
+            replies that may be on their way.
         close_timeout_ms: How long ``close``, and the end of the program, wait for sends that have
             no outcome yet.
     """

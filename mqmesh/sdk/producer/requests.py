@@ -1,9 +1,9 @@
-"""Requests that wait for a reply, and the sending of replies."""
+"""Requests that wait for a reply."""
 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from mqmesh.errors import (
     ClientClosed,
     InvalidArgument,
     MQMeshError,
-    NoRoute,
     QueueFull,
     RemoteProtocolError,
     RequestTimeout,
@@ -27,14 +26,12 @@ from mqmesh.message import (
     as_system,
     without_reserved,
 )
-from mqmesh.message_checks import check_messages, check_not_reserved
+from mqmesh.message_checks import check_not_reserved
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replies import (
     AcknowledgeReply,
     PushReply,
-    SendReplyRequest,
-    SendReplyResponse,
 )
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.transport.interface import Timer
@@ -44,27 +41,13 @@ REMEMBERED_REPLIES: Final = 1_024
 is told from one that comes too late."""
 SWEEP_MS: Final = 20
 """Least time between two searches for requests whose time is over."""
-TRY_MS: Final = 3_000
-"""Time for one try to hand a reply to a broker, which waits for up to 2 s for the client."""
-PAUSE_MS: Final = 50
-"""Between tries to deliver a reply, while the client that asked is away."""
 
 RequestFuture = Future[Message]
 """The reply to a request, when it comes."""
-ReplyFuture = Future[bool]
-"""Whether a reply was taken, when that is known."""
 
 _PROPERTIES: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 _log = logging.getLogger(__name__)
-
-
-def is_request(message: Message) -> bool:
-    """True when the sender of a message waits for a reply to it."""
-    return bool(
-        message.property(PROPERTY_CORRELATION_ID) and message.property(PROPERTY_REPLY_TO_CLIENT)
-    )
 
 
 class _WaitingForReply(msgspec.Struct, frozen=True):
@@ -220,129 +203,6 @@ class Requests:
 
     def _now_ms(self) -> int:
         return self._engine.loop.clock.monotonic_ms()
-
-
-def make_reply(
-    request: Message,
-    body: bytes | bytearray | memoryview,
-    *,
-    max_message_size: int,
-    tag: str | None = None,
-    keys: Sequence[str] = (),
-    properties: Mapping[str, str] | None = None,
-) -> Message:
-    """The message that answers a request.
-
-    Raises:
-        InvalidArgument: That message is no request, or the reply is illegal.
-    """
-    if not isinstance(request, Message) or not is_request(request):
-        raise InvalidArgument("the sender of this message waits for no reply (see is_request)")
-    own = {PROPERTY_CORRELATION_ID: request.property(PROPERTY_CORRELATION_ID) or ""}
-    check_not_reserved(properties or {})
-    reply = as_system(Message(request.topic, body, tag, keys), {**(properties or {}), **own})
-    checked = check_messages((reply,), max_message_size=max_message_size, allow_system=True)
-    return checked[0]
-
-
-def time_to_live_ms(request: Message) -> int | None:
-    """How long the sender of a request waits from its sending on; None when it does not say."""
-    # Anybody may write the property, so it may hold anything.
-    text = request.property(PROPERTY_TTL, "") or ""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-
-
-class ReplySender:
-    """Sends one reply, again and again until somebody took it or its time is over.
-
-    The reply goes through the broker that the request came through, because there whoever asked
-    is connected; when that broker is away, the others of the topic are tried.
-
-    Args:
-        engine: The replying client's engine.
-        request: The request.
-        reply: Made by ``make_reply``.
-        deadline_ms: By the engine's monotonic clock.
-    """
-
-    def __init__(
-        self, engine: ClientEngine, request: Message, reply: Message, deadline_ms: int
-    ) -> None:
-        self.future: ReplyFuture = Future()
-        self._engine = engine
-        self._topic = request.topic
-        self._deadline_ms = deadline_ms
-        self._origin = request.info.broker_name if isinstance(request, StoredMessage) else None
-        self._others: list[str] = []
-        self._body = _encoder.encode(reply)
-        self._why: MQMeshError = NoRoute(f"no broker of topic {request.topic!r} is known")
-        self._header = encode_header(
-            SendReplyRequest(
-                request.property(PROPERTY_REPLY_TO_CLIENT) or "",
-                request.property(PROPERTY_CORRELATION_ID) or "",
-                engine.transport.random.getrandbits(63),
-            )
-        )
-
-    def start(self) -> None:
-        """Begins; in the client loop."""
-        origin = self._origin
-        if origin is not None and self._engine.routes.address(origin) is not None:
-            self._try(origin)
-        else:
-            self._engine.find_route(self._topic, lambda _: self._try(self._next()))
-
-    def _try(self, broker_name: str | None) -> None:
-        if self.future.cancelled():
-            return
-        left_ms = self._deadline_ms - self._engine.loop.clock.monotonic_ms()
-        if left_ms <= 0:
-            self._finish(self._why)
-        elif broker_name is None:
-            self._again()
-        else:
-            self._engine.request(
-                broker_name,
-                RequestCode.SEND_REPLY_MESSAGE,
-                self._done,
-                self._body,
-                header=self._header,
-                timeout_ms=min(left_ms, TRY_MS),
-            )
-
-    def _done(self, answer: Command | MQMeshError) -> None:
-        if not isinstance(answer, MQMeshError):
-            try:
-                self._finish(decode_header(SendReplyResponse, answer.header).taken)
-            except RemoteProtocolError as error:
-                self._finish(error)
-        elif not answer.retriable:
-            self._finish(answer)
-        else:
-            self._why = answer
-            self._again()
-
-    def _again(self) -> None:
-        left_ms = self._deadline_ms - self._engine.loop.clock.monotonic_ms()
-        delay_ms = max(min(PAUSE_MS, left_ms), 0)
-        self._engine.loop.call_later(delay_ms, lambda: self._try(self._next()))
-
-    def _next(self) -> str | None:
-        origin = self._origin
-        if origin is not None and self._engine.may_come(origin):
-            return origin
-        if not self._others:
-            brokers = {one.broker_name for one in self._engine.routes.publish_queues(self._topic)}
-            self._others = sorted(name for name in brokers if self._engine.may_come(name))
-        return self._others.pop() if self._others else origin
-
-    def _finish(self, outcome: bool | MQMeshError) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if isinstance(outcome, MQMeshError):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
 
 
 OnReply = Callable[[RequestFuture], Any]

@@ -19,7 +19,7 @@ from mqmesh.errors import (
     QueueFull,
     RequestTimeout,
 )
-from mqmesh.message import Message, MessageQueue
+from mqmesh.message import BatchInfo, Message, MessageQueue, StoredMessage
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_frame, decode_header, encode_frame, encode_header
 from mqmesh.protocol.replies import (
@@ -28,17 +28,14 @@ from mqmesh.protocol.replies import (
     SendReplyRequest,
     SendReplyResponse,
 )
-from mqmesh.sdk.producer.requests import (
-    REMEMBERED_REPLIES,
-    ReplySender,
-    Requests,
-    is_request,
-    make_reply,
-    time_to_live_ms,
-)
+from mqmesh.sdk.client.outbox import WATCH_MS
+from mqmesh.sdk.producer.replies import ReplySender, is_request, make_reply, time_to_live_ms
+from mqmesh.sdk.producer.requests import REMEMBERED_REPLIES, Requests
 from mqmesh.testing.clock import ManualClock
+from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 MIB = 1 << 20
+MANY = 10**12
 
 
 class Timer:
@@ -122,6 +119,9 @@ class FakeEngine:
         on_done(None)
 
     def may_come(self, name):
+        return name not in self.away
+
+    def is_connected(self, name):
         return name not in self.away
 
     def request(self, name, code, on_done, body, *, header, timeout_ms):
@@ -272,6 +272,14 @@ def asked(ttl: str = "500") -> Message:
     return Message("t", b"q", properties=properties)
 
 
+def consumed(broker_name: str) -> StoredMessage:
+    request = asked()
+    one = StoredMessage(request.topic, request.body, properties=request.properties)
+    offsets, times = (QueueOffset(0), CommitLogOffset(0), 0), (TimestampMs(0), TimestampMs(0))
+    one.batch = BatchInfo("t", 0, broker_name, *offsets, *times, "", "", 0, 0, 0)
+    return one
+
+
 def test_a_reply_names_its_request():
     reply = make_reply(asked(), b"r", max_message_size=10, tag="T", properties={"own": "1"})
     assert reply == Message("t", b"r", "T", properties={"own": "1", "CORRELATION_ID": "c1"})
@@ -298,10 +306,7 @@ def test_the_time_that_a_request_lives(text, time_ms):
 def reply_sender(engine, timeout_ms=1_000):
     reply = make_reply(asked(), b"r", max_message_size=MIB)
     deadline_ms = engine.loop.clock.monotonic_ms() + timeout_ms
-    sender = ReplySender(engine, asked(), reply, deadline_ms)
-    sender._origin = "a"
-    sender.start()
-    return sender.future
+    return ReplySender(engine, 3).send(consumed("a"), reply, deadline_ms)
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -362,3 +367,37 @@ def test_a_cancelled_reply_is_not_tried_again(engine):
     engine.answer(ClientNotOnline("away"))
     engine.loop.run(100)
     assert engine.asked == []
+
+
+def test_without_a_connection_another_broker_is_tried(engine):
+    engine.away = {"a"}
+    future = reply_sender(engine)
+    engine.loop.run(WATCH_MS)
+    assert engine.answer(True) == "b"
+    assert future.result(0) is True
+
+
+def test_replies_on_their_way_are_bounded_and_a_cancelled_one_makes_room(engine):
+    sender = ReplySender(engine, 2)
+    reply = make_reply(asked(), b"r", max_message_size=MIB)
+    futures = [sender.send(consumed("a"), reply, MANY) for _ in range(2)]
+    with pytest.raises(QueueFull, match="max_pending_requests"):
+        sender.send(consumed("a"), reply, MANY)
+    futures[0].cancel()
+    engine.answer(ClientNotOnline("away"))
+    engine.loop.run(60)
+    assert sender.send(consumed("a"), reply, MANY)
+
+
+def test_all_replies_end_when_the_client_is_closed(engine):
+    sender = ReplySender(engine, 3)
+    reply = make_reply(asked(), b"r", max_message_size=MIB)
+    at_broker = sender.send(consumed("a"), reply, MANY)
+    engine.away = {"a", "b"}
+    waiting = sender.send(consumed("b"), reply, MANY)
+    engine.closed = True
+    with pytest.raises(ClientClosed):
+        sender.send(consumed("a"), reply, MANY)
+    error = ClientClosed("closed")
+    sender.end_all(error)
+    assert at_broker.exception(0) is waiting.exception(0) is error
