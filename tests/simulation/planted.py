@@ -123,7 +123,7 @@ def _lost_retry(was):
         if messages.first % 3:
             was(self, messages)
         else:
-            self._post(lambda: messages.on_done(0))
+            self._outbox.post(lambda: messages.on_done(0))
 
     return send
 
