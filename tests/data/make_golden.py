@@ -1,4 +1,6 @@
-"""Writes the golden files of the record batch and of state records, both version 1.
+"""Writes the golden files of the record batch, of state records and of a replica's state.
+
+All are version 1.
 
 A golden file is what some release has once written to a disk, so this script never overwrites
 one: it adds what is missing. A new format version gets new cases and new files beside these.
@@ -20,6 +22,7 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.batch.sparse_batch import cut_batch
 from mqmesh.message import Message
+from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
     GroupRecord,
     GroupSettings,
@@ -43,6 +46,10 @@ STATE = [
     SentBackRecord("gone"),
 ]
 """All kinds of state records."""
+REPLICA_FILE = Path(__file__).resolve().parent / "replica-state-v1.json"
+REPLICA = ReplicaState(
+    log_id=7, replica_id=2, identity="zw7t", promised_epoch=5, incarnation=3, boot_id="monday"
+)
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -169,6 +176,9 @@ def main() -> None:
     if not STATE_FILE.exists():
         STATE_FILE.write_bytes(encode_records())
         print(f"wrote {STATE_FILE}")
+    if not REPLICA_FILE.exists():
+        REPLICA_FILE.write_bytes(encode_replica_state(REPLICA))
+        print(f"wrote {REPLICA_FILE}")
     for case in (*CASES, "stored", "sparse"):
         if not path_of(case).exists():
             path_of(case).write_bytes(encode_case(case))

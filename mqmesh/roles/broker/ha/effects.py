@@ -1,0 +1,104 @@
+"""What the machines of a replica want done; the shell carries it out and tells the outcome."""
+
+import msgspec
+
+from mqmesh.coordination.interface import GroupState, StateRecord
+
+
+class ReadRecord(msgspec.Struct, frozen=True):
+    """The group's record is to be read from the coordinator."""
+
+
+class ChangeRecord(msgspec.Struct, frozen=True):
+    """The group's record is to be changed by compare-and-swap, with the session of now.
+
+    Attributes:
+        version: That the change is made on.
+        state: The next one.
+    """
+
+    version: int
+    state: GroupState
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """Replicas are asked to promise an epoch, this one among them; each promise is durable.
+
+    Attributes:
+        epoch: To be promised.
+        replica_ids: Who is asked.
+    """
+
+    epoch: int
+    replica_ids: tuple[int, ...]
+
+
+class TellToStand(msgspec.Struct, frozen=True):
+    """Another replica has the better position and is told to stand.
+
+    Attributes:
+        replica_id: Which one.
+    """
+
+    replica_id: int
+
+
+class Lead(msgspec.Struct, frozen=True):
+    """This replica leads: it writes the marker of the epoch, then opens for followers and clients.
+
+    Attributes:
+        record: By which it does.
+    """
+
+    record: StateRecord
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """This replica does not lead, or no longer; it answers no more sends.
+
+    Attributes:
+        reason: Why, for people.
+        record: The group's, if it is known by now.
+    """
+
+    reason: str
+    record: StateRecord | None = None
+
+
+class TakeOver(msgspec.Struct, frozen=True):
+    """Another replica is told that it leads now, and parked sends where to go.
+
+    Attributes:
+        replica_id: Which one.
+        record: By which it does.
+    """
+
+    replica_id: int
+    record: StateRecord
+
+
+class ParkSends(msgspec.Struct, frozen=True):
+    """New sends wait, they are neither carried out nor refused; the state is written to the log."""
+
+
+class ResumeSends(msgspec.Struct, frozen=True):
+    """Parked sends are carried out: the replica leads on.
+
+    Attributes:
+        reason: Why the switch-over was given up.
+    """
+
+    reason: str
+
+
+Effect = (
+    ReadRecord
+    | ChangeRecord
+    | Fence
+    | TellToStand
+    | Lead
+    | Follow
+    | TakeOver
+    | ParkSends
+    | ResumeSends
+)

@@ -1,0 +1,210 @@
+"""Who is in the in-sync set: the leader proposes, the coordinator's record decides. Pure.
+
+One change at a time, made from one view of all followers. From the moment it is proposed until its
+outcome is known the log is confirmed by both sets. An outcome that nobody knows is no reason to let
+go of either: a change that is still on its way may be made as long as the record has the version
+that it was made on. So the same change is asked for again, until the version has moved.
+
+In the modes ``quorum`` and ``one`` the voters stay, and a change only gives one the incarnation
+that it has by now.
+"""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.coordination.interface import (
+    AckReplicas,
+    Conflict,
+    GroupState,
+    MemberIncarnation,
+    OutcomeUnknown,
+    StateRecord,
+)
+from mqmesh.errors import MQMeshError
+from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
+from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord
+
+REREAD_MS: Final = 200
+FLAP_WINDOW_MS: Final = 60_000
+FLAPS: Final = 3
+"""Who came in so often within ``FLAP_WINDOW_MS`` waits before it comes in again."""
+FLAP_WAITS_MS: Final = (10_000, 20_000, 40_000, 80_000, 120_000)
+HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
+
+
+class Candidature(msgspec.Struct, frozen=True):
+    """What the leader knows of a follower, beside its position.
+
+    Attributes:
+        caught_up_ms: When it had, last, all that the leader had at that time.
+        mark: Commit-log offset where the log ended at ``mark_ms``.
+        mark_ms: Once it has reached the mark it was caught up then.
+        can_store: Its disk takes writes and is not nearly full.
+        entered_ms: When it came into the set, of late.
+        waits: How often it had to wait for coming and going too often.
+    """
+
+    caught_up_ms: int
+    mark: int
+    mark_ms: int
+    can_store: bool = True
+    entered_ms: tuple[int, ...] = ()
+    waits: int = 0
+
+
+class InSyncSet(msgspec.Struct):
+    """The set of the group that this replica leads.
+
+    Attributes:
+        log: Who has what.
+        record: As it is known.
+        lag_max_ms: A member that has not been caught up for so long leaves (replica_lag_max_ms).
+        pending: The change that is on its way, or may be.
+        unknown_since_ms: Since when the outcome of ``pending`` is not known; None when it will be.
+        reread_ms: When the record is read again for that.
+        followers: By replica id.
+    """
+
+    log: ConfirmedLog
+    record: StateRecord
+    lag_max_ms: int = 3_000
+    pending: GroupState | None = None
+    unknown_since_ms: int | None = None
+    reread_ms: int = 0
+    followers: dict[int, Candidature] = {}
+
+    @property
+    def state(self) -> GroupState:
+        """The group's state by the record."""
+        assert self.record.state is not None, "a group without a record has no leader"
+        return self.record.state
+
+    def on_follower(
+        self, replica_id: int, log_end: int, now_ms: int, *, can_store: bool = True
+    ) -> None:
+        """A follower opened, or acknowledged; the log knows its position already.
+
+        Args:
+            replica_id: 1 to 64.
+            log_end: Where the leader's log ends now.
+            now_ms: Monotonic clock.
+            can_store: Its disk takes writes and is not nearly full.
+        """
+        one = self.followers.get(replica_id, Candidature(now_ms, log_end, now_ms))
+        has = self.log.links[replica_id].has
+        changes: dict[str, object] = {"can_store": can_store}
+        if has >= log_end:
+            changes |= {"caught_up_ms": now_ms, "mark": log_end, "mark_ms": now_ms}
+        elif has >= one.mark:
+            changes |= {"caught_up_ms": one.mark_ms, "mark": log_end, "mark_ms": now_ms}
+        self.followers[replica_id] = msgspec.structs.replace(one, **changes)
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Looks whether the set is to change; each 100 ms or so, and after news of a follower.
+
+        Args:
+            now_ms: Monotonic clock.
+        """
+        if self.pending is not None:
+            if self.unknown_since_ms is not None and now_ms >= self.reread_ms:
+                self.reread_ms = now_ms + REREAD_MS
+                return [ReadRecord()]
+            return []
+        members = self._next_members(now_ms)
+        if members == self.state.in_sync:
+            return []
+        self.pending = msgspec.structs.replace(self.state, in_sync=members)
+        self.log.on_changing(rule_of(self.pending))
+        return [ChangeRecord(self.record.version, self.pending)]
+
+    def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
+        """What became of the change: the new version, or an error of ``Coordinator.change``."""
+        if self.pending is None:
+            return []
+        if isinstance(outcome, int):
+            return self._known(StateRecord(outcome, self.pending), now_ms)
+        if isinstance(outcome, Conflict):
+            assert isinstance(outcome.record, StateRecord)
+            return self._known(outcome.record, now_ms)
+        if isinstance(outcome, OutcomeUnknown) or self.unknown_since_ms is not None:
+            if self.unknown_since_ms is None:
+                self.unknown_since_ms = now_ms
+            self.reread_ms = now_ms + REREAD_MS
+            return [ReadRecord()] if isinstance(outcome, OutcomeUnknown) else []
+        self._settle(now_ms)  # it was not made for sure
+        return []
+
+    def on_read(self, record: StateRecord, now_ms: int) -> list[Effect]:
+        """The record as it was read after an outcome that is not known, or seen by a watch."""
+        if record.version == self.record.version:
+            if self.pending is None or self.unknown_since_ms is None:
+                return []
+            return [ChangeRecord(self.record.version, self.pending)]
+        if self.pending is not None and self.unknown_since_ms is None:
+            return []  # the answer says it, too
+        return self._known(record, now_ms)
+
+    def _known(self, record: StateRecord, now_ms: int) -> list[Effect]:
+        state = record.state
+        if state is None or (state.epoch, state.master) != (self.log.epoch, self.log.me.replica_id):
+            # Whatever was confirmed stays so; both sets are held for as long as this one is asked.
+            return [Follow("another replica leads, or will", record)]
+        self.record = record
+        self._settle(now_ms)
+        return []
+
+    def _settle(self, now_ms: int) -> None:
+        before = set(self.log.rule.members)
+        self.pending = self.unknown_since_ms = None
+        self.log.on_changed(rule_of(self.state))
+        for member in set(self.state.in_sync) - before:
+            one = self.followers.get(member.replica_id)
+            if one is not None:
+                late = tuple(at for at in one.entered_ms if now_ms - at < FLAP_WINDOW_MS)
+                self.followers[member.replica_id] = msgspec.structs.replace(
+                    one,
+                    entered_ms=(*late, now_ms)[-FLAPS:],
+                    waits=one.waits + 1 if len(late) >= FLAPS else one.waits if late else 0,
+                )
+
+    def _next_members(self, now_ms: int) -> tuple[MemberIncarnation, ...]:
+        may_enter = [
+            link.member
+            for replica_id, link in sorted(self.log.links.items())
+            if self._may_enter(replica_id, now_ms)
+        ]
+        if self.state.mode in HAS_VOTERS:
+            present = {member.replica_id: member for member in may_enter}
+            return tuple(
+                present.get(member.replica_id, member) if member != self.log.me else member
+                for member in self.state.in_sync
+            )
+        coming = {member.replica_id for member in may_enter}
+        staying = [
+            member
+            for member in self.state.in_sync
+            if member == self.log.me
+            or (member.replica_id not in coming and self._may_stay(member, now_ms))
+        ]
+        return (*staying, *may_enter)
+
+    def _may_stay(self, member: MemberIncarnation, now_ms: int) -> bool:
+        one = self.followers.get(member.replica_id)
+        if one is None:
+            # It has not been heard in this epoch; it has so long to come.
+            self.followers[member.replica_id] = Candidature(now_ms, self.log.marker_end, now_ms)
+            return True
+        return one.can_store and now_ms - one.caught_up_ms <= self.lag_max_ms
+
+    def _may_enter(self, replica_id: int, now_ms: int) -> bool:
+        link, one = self.log.links[replica_id], self.followers.get(replica_id)
+        if one is None or link.member in self.state.in_sync:
+            return False
+        late = [at for at in one.entered_ms if now_ms - at < FLAP_WINDOW_MS]
+        wait_ms = FLAP_WAITS_MS[min(one.waits, len(FLAP_WAITS_MS) - 1)]
+        flaps = len(late) >= FLAPS and now_ms - late[-1] < wait_ms
+        if link.has < max(self.log.confirmed, self.log.marker_end) or not one.can_store:
+            return False
+        is_late = now_ms - one.caught_up_ms > self.lag_max_ms
+        return self.state.mode in HAS_VOTERS or not (flaps or is_late)

@@ -1,0 +1,255 @@
+"""Who is in the in-sync set, and what is confirmed while that changes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqmesh.coordination.interface import (
+    AckReplicas,
+    Conflict,
+    CoordinatorUnavailable,
+    GroupState,
+    MemberIncarnation,
+    OutcomeUnknown,
+    SessionLost,
+    StateRecord,
+)
+from mqmesh.roles.broker.ha.confirm import ConfirmedLog, rule_of
+from mqmesh.roles.broker.ha.effects import Follow, ReadRecord
+from mqmesh.roles.broker.ha.in_sync import InSyncSet
+
+ONE, TWO, THREE = EVERYBODY = tuple(MemberIncarnation(number, 1) for number in (1, 2, 3))
+TWO_AGAIN = MemberIncarnation(2, 2)
+EPOCH = 5
+LOG_END = 1_000
+
+
+class Leader:
+    """Replica 1 leads with a log of 1,000 bytes, of which the first 100 end with the marker."""
+
+    def __init__(self, *members, mode=AckReplicas.ALL, copies=2):
+        state = GroupState(
+            log_id=7, epoch=EPOCH, master=1, in_sync=members, mode=mode, copies=copies
+        )
+        self.log = ConfirmedLog(EPOCH, ONE, rule_of(state), 100)
+        self.set = InSyncSet(self.log, StateRecord(1, state))
+        self.log.on_own(LOG_END)
+
+    def opens(self, member, at=LOG_END, now_ms=0, **more):
+        self.log.on_opened(member, at)
+        self.log.on_sent(member.replica_id, 10 * LOG_END)
+        self.set.on_follower(member.replica_id, LOG_END, now_ms, **more)
+
+    def hears(self, replica_id, at, now_ms, log_end=LOG_END, **more):
+        self.log.on_ack(replica_id, EPOCH, at)
+        self.set.on_follower(replica_id, log_end, now_ms, **more)
+
+    def proposes(self, now_ms):
+        """Whom the set is to have now; None for no change."""
+        effects = self.set.tick(now_ms)
+        assert len(effects) <= 1
+        return effects[0].state.in_sync if effects else None
+
+    def makes(self, now_ms):
+        """The change that is due is made."""
+        proposed = self.proposes(now_ms)
+        assert proposed is not None
+        assert self.set.on_outcome(self.set.record.version + 1, now_ms) == []
+        return proposed
+
+
+def test_who_has_all_that_is_confirmed_comes_in():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO)
+    leader.opens(THREE, 999)
+    assert leader.proposes(0) is None
+    leader.hears(3, 1_000, 10)
+    assert leader.makes(10) == EVERYBODY
+    assert leader.log.rule.members == EVERYBODY
+
+
+def test_nobody_comes_in_without_the_marker_of_the_epoch():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO, 0)
+    leader.opens(THREE, 99)
+    assert leader.log.confirmed == 0
+    assert leader.proposes(0) is None
+    leader.hears(3, 100, 0)
+    assert leader.proposes(0) == EVERYBODY
+
+
+@pytest.mark.parametrize("can_store", [False, True])
+def test_a_full_disk_neither_comes_in_nor_stays(can_store):
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO, can_store=can_store)
+    leader.opens(THREE, can_store=can_store)
+    assert leader.proposes(0) == (EVERYBODY if can_store else (ONE,))
+
+
+def test_who_is_gone_leaves_after_a_while():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO)
+    leader.opens(THREE)
+    leader.log.on_disconnected(2)
+    leader.hears(3, 1_000, 3_001)
+    assert leader.proposes(3_000) is None
+    assert leader.makes(3_001) == (ONE, THREE)
+
+
+def test_who_never_came_in_this_epoch_leaves_after_a_while():
+    leader = Leader(ONE, TWO)
+    assert leader.proposes(500) is None
+    assert leader.proposes(3_500) is None
+    assert leader.proposes(3_501) == (ONE,)
+
+
+def test_lag_is_time_and_not_bytes():
+    """A follower that is always behind, but never by more than a second, stays."""
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO)
+    for second in range(1, 10):
+        leader.hears(2, LOG_END + 500 * (second - 1), second * 1_000, LOG_END + 500 * second)
+        assert leader.proposes(second * 1_000) is None
+
+
+def test_who_takes_too_long_for_what_was_there_leaves():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO)
+    for step in range(1, 4):
+        leader.hears(2, LOG_END + step, step * 1_000, 2 * LOG_END)
+    assert leader.proposes(3_000) is None
+    assert leader.proposes(3_001) == (ONE,)
+
+
+def test_one_change_at_a_time():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO, can_store=False)
+    leader.opens(THREE)
+    assert leader.proposes(0) == (ONE, THREE)
+    leader.hears(3, 1_000, 1, can_store=False)
+    assert leader.proposes(1) is None
+    leader.set.on_outcome(2, 1)
+    assert leader.makes(1) == (ONE,)
+
+
+def test_both_sets_confirm_while_a_change_is_on_its_way():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO, 500)
+    leader.opens(THREE, 500)
+    leader.proposes(0)
+    leader.hears(2, 1_000, 0)
+    assert leader.log.confirmed == 500
+    leader.set.on_outcome(2, 0)
+    assert leader.log.confirmed == 500
+    leader.hears(3, 700, 0)
+    assert leader.log.confirmed == 700
+
+
+def test_a_change_that_was_not_made_is_made_again():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO, 500, can_store=False)
+    leader.opens(THREE, 1_000)
+    for outcome in (CoordinatorUnavailable("gone"), SessionLost("over")):
+        assert leader.proposes(0) == (ONE, THREE)
+        assert leader.set.on_outcome(outcome, 0) == []
+        assert leader.log.next_rule is None
+        assert leader.log.confirmed == 500
+
+
+def test_an_outcome_that_nobody_knows_holds_both_sets_until_the_version_moves():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO, 500, can_store=False)
+    leader.opens(THREE, 1_000)
+    (change,) = leader.set.tick(0)
+    assert leader.set.on_outcome(OutcomeUnknown("?"), 0) == [ReadRecord()]
+    assert leader.set.on_read(leader.set.record, 0) == [change]
+    assert leader.log.next_rule is not None
+    assert leader.set.on_outcome(CoordinatorUnavailable("gone"), 100) == []
+    assert leader.log.next_rule is not None
+    assert leader.set.tick(299) == []
+    assert leader.set.tick(300) == [ReadRecord()]
+    assert leader.log.confirmed == 500
+    assert leader.set.on_read(StateRecord(2, change.state), 300) == []
+    assert leader.log.confirmed == 1_000
+
+
+def test_a_conflict_with_the_own_change_is_its_answer():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO, can_store=False)
+    leader.opens(THREE)
+    (change,) = leader.set.tick(0)
+    leader.set.on_outcome(OutcomeUnknown("?"), 0)
+    leader.set.on_read(leader.set.record, 0)
+    ours = StateRecord(2, change.state)
+    assert leader.set.on_outcome(Conflict("it is there", ours), 0) == []
+    assert leader.set.record == ours
+
+
+def test_who_is_deposed_steps_down_and_confirms_no_more():
+    leader = Leader(*EVERYBODY)
+    leader.opens(TWO, 500, can_store=False)
+    leader.opens(THREE)
+    leader.set.tick(0)
+    newer = StateRecord(2, msgspec.structs.replace(leader.set.state, epoch=6, master=2))
+    (stop,) = leader.set.on_outcome(Conflict("another", newer), 0)
+    assert stop == Follow("another replica leads, or will", newer)
+    leader.hears(3, 1_000, 0)
+    assert leader.log.confirmed == 500
+
+
+def test_a_change_by_an_administrator_is_taken():
+    leader = Leader(ONE, TWO)
+    state = msgspec.structs.replace(leader.set.state, in_sync=(ONE,))
+    assert leader.set.on_read(StateRecord(2, state), 0) == []
+    assert leader.log.rule.members == (ONE,)
+
+
+def test_a_watch_does_not_end_a_change_whose_answer_will_come():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO, can_store=False)
+    (change,) = leader.set.tick(0)
+    assert leader.set.on_read(StateRecord(2, change.state), 0) == []
+    assert leader.set.pending is not None
+    leader.set.on_outcome(2, 0)
+    assert leader.set.state == change.state
+
+
+def test_who_comes_and_goes_too_often_waits():
+    leader, now_ms = Leader(ONE), 0
+    leader.opens(TWO)
+    for _ in range(3):
+        leader.hears(2, LOG_END, now_ms)
+        assert leader.makes(now_ms) == (ONE, TWO)
+        leader.hears(2, LOG_END, now_ms, can_store=False)
+        assert leader.makes(now_ms) == (ONE,)
+        now_ms += 100
+    for wait_ms in (10_000, 20_000):
+        last_ms = leader.set.followers[2].entered_ms[-1]
+        leader.hears(2, LOG_END, last_ms + wait_ms - 1)
+        assert leader.proposes(last_ms + wait_ms - 1) is None
+        leader.hears(2, LOG_END, last_ms + wait_ms)
+        assert leader.makes(last_ms + wait_ms) == (ONE, TWO)
+        leader.hears(2, LOG_END, last_ms + wait_ms, can_store=False)
+        assert leader.makes(last_ms + wait_ms) == (ONE,)
+
+
+@pytest.mark.parametrize("mode", [AckReplicas.QUORUM, AckReplicas.ONE])
+def test_voters_stay_and_get_the_incarnation_that_they_have(mode):
+    leader = Leader(*EVERYBODY, mode=mode)
+    leader.opens(TWO_AGAIN, 50)
+    leader.opens(THREE, 500)
+    assert leader.log.confirmed == 500
+    assert leader.proposes(60_000) is None
+    leader.hears(2, 499, 60_000)
+    assert leader.proposes(60_000) is None
+    leader.hears(2, 500, 60_000)
+    assert leader.makes(60_000) == (ONE, TWO_AGAIN, THREE)
+    leader.hears(2, 800, 60_000)
+    assert leader.log.confirmed == 800
+
+
+def test_in_mode_all_a_new_incarnation_takes_the_place_of_the_old_one():
+    leader = Leader(ONE, TWO)
+    leader.opens(TWO_AGAIN)
+    assert leader.makes(0) == (ONE, TWO_AGAIN)

@@ -1,0 +1,93 @@
+"""Who a replica is, what it has promised, and when it is another one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mqmesh.coordination.interface import MemberIncarnation
+from mqmesh.errors import BrokerNotAvailable, CorruptRecord
+from mqmesh.roles.broker.ha.replica_state import (
+    ReplicaState,
+    decode_replica_state,
+    encode_replica_state,
+    first_state,
+)
+
+STATE = ReplicaState(
+    log_id=7, replica_id=2, identity="zw7t", promised_epoch=5, incarnation=3, boot_id="monday"
+)
+
+
+def test_a_promise_is_for_ever():
+    assert STATE.promise(6).promised_epoch == 6
+    assert STATE.promise(5) is STATE
+    with pytest.raises(BrokerNotAvailable, match="epoch 4 is over for replica 2"):
+        STATE.promise(4)
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "syncs", "was_damaged", "incarnation"),
+    [
+        ("monday", False, False, 3),
+        ("monday", True, True, 4),
+        ("tuesday", False, False, 4),
+        ("tuesday", True, False, 3),
+        ("tuesday", True, True, 4),
+    ],
+)
+def test_who_may_have_lost_records_is_somebody_else(boot_id, syncs, was_damaged, incarnation):
+    started = STATE.started(boot_id, syncs=syncs, was_damaged=was_damaged)
+    assert started.member == MemberIncarnation(2, incarnation)
+    assert started.boot_id == boot_id
+    assert started.promised_epoch == 5
+
+
+def test_a_second_start_of_the_process_changes_nothing():
+    started = STATE.started("tuesday", syncs=False, was_damaged=False)
+    assert started.started("tuesday", syncs=False, was_damaged=False) is started
+
+
+def test_a_lost_state_never_comes_again():
+    first, second = (
+        first_state(7, 2, identity="i", boot_id="monday", drawn=drawn) for drawn in (0, 1)
+    )
+    assert second.incarnation - first.incarnation > 4_000
+    assert first_state(7, 2, identity="i", boot_id="b", drawn=2**48 - 1).incarnation < 2**62
+
+
+def test_the_document_comes_back_and_is_the_golden_one(golden):
+    assert decode_replica_state(encode_replica_state(STATE)) == STATE
+    assert golden.read_bytes() == encode_replica_state(STATE)
+    assert decode_replica_state(golden.read_bytes()) == STATE
+
+
+@pytest.fixture
+def golden(project_root):
+    return project_root / "tests" / "data" / "replica-state-v1.json"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"replica": None},
+        {"replica": {"replica_id": 0}},
+        {"replica": {"replica_id": 65}},
+        {"replica": {"promised_epoch": 2**32}},
+        {"replica": {"incarnation": 0}},
+        {"replica": {"identity": ""}},
+    ],
+)
+def test_another_document_is_refused(change):
+    document = msgspec.json.decode(encode_replica_state(STATE))
+    replica = document["replica"] | (change.get("replica") or {})
+    changed = document | change | {"replica": replica if change.get("replica", 1) else None}
+    with pytest.raises(CorruptRecord, match="replica-state"):
+        decode_replica_state(msgspec.json.encode(changed))
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff", b"[" * 5_000])
+def test_no_document_at_all_is_refused(document):
+    with pytest.raises(CorruptRecord):
+        decode_replica_state(document)
