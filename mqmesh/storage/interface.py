@@ -205,6 +205,46 @@ class EpochStart(msgspec.Struct, array_like=True, frozen=True):
     start_offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 
 
+class QueueBeginning(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a queue begins that has no message in the log any more.
+
+    Attributes:
+        topic: Physical topic.
+        queue_id: From 0.
+        queue_offset: Of its next message.
+    """
+
+    topic: str
+    queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    queue_offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+
+
+MOST_QUEUE_BEGINNINGS: Final = 2_000_000
+
+
+class LogBeginning(msgspec.Struct, array_like=True, frozen=True):
+    """What a copy of a log begins with. Array positions are on the wire and never change.
+
+    All that is derived from a log comes with its records, but for three things: whose log it is,
+    where it begins, and how far queues had come of which retention has removed all messages.
+
+    Attributes:
+        key: Of the store, secret: whoever has it can forge records.
+        store_id: Identity of the store.
+        segment_bytes: Size of its segments.
+        log_start: Commit-log offset of the first record that it has.
+        epochs: Those that began there or before.
+        queues: Queues without messages.
+    """
+
+    key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    segment_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=4 * GIB)]
+    log_start: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+    epochs: Annotated[list[EpochStart], msgspec.Meta(max_length=10_000)]
+    queues: Annotated[list[QueueBeginning], msgspec.Meta(max_length=MOST_QUEUE_BEGINNINGS)]
+
+
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers about a store, for people and metrics.
 
@@ -445,6 +485,12 @@ class ReplicableLog(Protocol):
 
     def epochs(self) -> Sequence[EpochStart]:
         """All epochs of the log, ascending; see ``mqmesh.storage.log.epochs.common_end``."""
+
+    def beginning(self) -> LogBeginning:
+        """What a new copy of the log begins with; the records follow by ``append_raw``.
+
+        Hold ``log_start`` by ``keep_from`` until the copy has come further.
+        """
 
 
 class MessageStore(ABC):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from harness.kill_points import KillPoints
+from harness.log_copies import end_of, log_of, replicate, state_of
 from harness.store_files import SEGMENT_BYTES, StoreFiles, deliverable, put_bodies, settle
 
 from mqmesh.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StorageError, StoreClosed
@@ -39,38 +40,6 @@ class Pair:
     def assert_equal(self) -> None:
         assert log_of(self.leader) == log_of(self.follower)
         assert state_of(self.leader) == state_of(self.follower)
-
-
-def replicate(leader: CommitLogStore, follower: CommitLogStore, max_bytes: int) -> list[LogChunk]:
-    chunks = []
-    while end_of(follower) < end_of(leader):
-        chunk = leader.read_raw(end_of(follower), max_bytes=max_bytes)
-        follower.append_raw(chunk)
-        chunks.append(chunk)
-    return chunks
-
-
-def end_of(store: CommitLogStore) -> int:
-    return store.stats().max_commitlog_offset
-
-
-def log_of(store: CommitLogStore) -> list[tuple[int, bytes]]:
-    """Every byte of the log."""
-    segments = [segment for segment in store._log.segments if segment.start < end_of(store)]
-    return [(one.start, Path(one.path).read_bytes()) for one in segments]
-
-
-def state_of(store: CommitLogStore) -> object:
-    """All that is derived from the log."""
-    queues = {
-        (topic, queue_id): (
-            store.queue_bounds(topic, queue_id),
-            deliverable(store, topic, queue_id),
-        )
-        for topic in store.topics()
-        for queue_id in store.queues(topic)
-    }
-    return queues, dict(store._parts.states.dump()), store.epochs()
 
 
 def workload(store: CommitLogStore, numbers: range) -> None:

@@ -50,10 +50,12 @@ from mqmesh.storage.interface import (
     FlushDiskType,
     GetResult,
     GetStatus,
+    LogBeginning,
     LogChunk,
     MessageStore,
     OnProgress,
     PutResult,
+    QueueBeginning,
     QueueMove,
     StoreConfig,
     StoreStats,
@@ -416,6 +418,24 @@ class CommitLogStore(MessageStore):
     def epochs(self) -> Sequence[EpochStart]:
         """See ``ReplicableLog.epochs``."""
         return self._parts.epochs.starts
+
+    def beginning(self) -> LogBeginning:
+        """See ``ReplicableLog.beginning``."""
+        self._check_open()
+        start = self._log.start
+        queues = [
+            QueueBeginning(queue.topic, queue.queue_id, queue.end)
+            for queue in self._queues
+            if queue.end and first_at_or_behind(queue, self._files, start) == queue.end
+        ]
+        return LogBeginning(
+            self._log.key.secret,
+            self._log.store_id,
+            self._log.segments.segment_size,
+            start,
+            [one for one in self.epochs() if one.start_offset <= start],
+            queues,
+        )
 
     def tick(self, now_ms: int) -> bool:
         """See ``MessageStore.tick``."""

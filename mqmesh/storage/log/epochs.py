@@ -95,6 +95,11 @@ def decode_epochs(document: bytes) -> list[EpochStart]:
         raise CorruptRecord(f"the epochs cannot be decoded: {error}") from error
 
 
+def encode_epochs(starts: Sequence[EpochStart]) -> bytes:
+    """Makes the document."""
+    return msgspec.json.encode(starts)
+
+
 Submit = Callable[[Callable[[], bool]], "Future[bool]"]
 """Has a helper thread do something."""
 
@@ -218,12 +223,12 @@ class EpochTable:
 
     def _settle(self) -> bool:
         if self._is_saved:
-            return take_room(self._path, len(msgspec.json.encode(self._starts)) + _ROOM_BYTES)
+            return take_room(self._path, len(encode_epochs(self._starts)) + _ROOM_BYTES)
         return self._save()
 
     def _save(self) -> bool:
         starts = self._starts
-        settled = save_document(self._path, msgspec.json.encode(starts), room_bytes=_ROOM_BYTES)
+        settled = save_document(self._path, encode_epochs(starts), room_bytes=_ROOM_BYTES)
         self._is_saved = starts is self._starts
         return settled
 

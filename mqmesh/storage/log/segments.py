@@ -265,22 +265,37 @@ class Segments(SegmentList):
         self._starts.insert(index, segment.start)
 
     def _make(self, start: int) -> Segment:
-        path = self._directory / f"{start:020d}"
-        new = path.with_name(path.name + ".new")
+        return make_segment(self._directory, start, self._segment_size)
+
+
+def make_segment(directory: Path, start: int, size: int) -> Segment:
+    """Makes the file of a segment, durably.
+
+    Args:
+        directory: The log's.
+        start: Commit-log offset of its first byte.
+        size: In bytes.
+
+    Raises:
+        DiskFull: Not even for its name.
+        StorageError: It cannot be made.
+    """
+    path = directory / f"{start:020d}"
+    new = path.with_name(path.name + ".new")
+    try:
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         try:
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-            try:
-                os.ftruncate(fd, self._segment_size)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(new, path)
-            sync_directory(self._directory)
-        except OSError as error:
-            raise storage_error(
-                error, f"{path}, a log segment of {self._segment_size} bytes, cannot be made"
-            ) from error
-        return Segment(start, self._segment_size, str(path))
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(new, path)
+        sync_directory(directory)
+    except OSError as error:
+        raise storage_error(
+            error, f"{path}, a log segment of {size} bytes, cannot be made"
+        ) from error
+    return Segment(start, size, str(path))
 
 
 def list_segments(directory: Path) -> list[Segment]:

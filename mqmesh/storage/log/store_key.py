@@ -5,7 +5,7 @@ id in what they pull, so the body of a message can hold bytes that look like a r
 place. The check that the key makes they cannot know of a place where no record was. It covers the
 place, the epoch and the checksum of the rest, so one that was seen is good for nothing else.
 
-The key is made with the store, never leaves its directory, and is kept in two files, ``store-key``
+The key is made with the store, leaves its directory for replicas only, and is kept in two files, ``store-key``
 and ``store-key.copy``, readable by their owner only. Replicas of a store share it. Layout, little
 endian (the same table stands in ``docs/storage-format.md``):
 
@@ -74,6 +74,11 @@ class StoreKey:
         state.update(fields)
         return state.digest()
 
+    @property
+    def secret(self) -> bytes:
+        """``KEY_SIZE`` bytes, for a replica: whoever has them can forge records."""
+        return self._secret
+
     def encode(self) -> bytes:
         """The bytes of its file."""
         return _LAYOUT.pack(MAGIC, crc32(self._secret), self._secret)
@@ -109,6 +114,20 @@ def read_store_key(directory: Path) -> StoreKey:
         StorageError: Both files are lost, or they differ; or they cannot be read.
     """
     return _one_of(directory, _read_all(directory))
+
+
+def save_store_key(directory: Path, key: StoreKey) -> None:
+    """Gives a store that is being made its key.
+
+    Args:
+        directory: The store's.
+        key: The key.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    for name in NAMES:
+        _write(directory / name, key.encode())
 
 
 def _one_of(directory: Path, found: dict[str, bytes | None]) -> StoreKey:

@@ -1,0 +1,153 @@
+"""Makes a store that is to become a copy of another one's log, and has no record of it yet.
+
+What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import RemoteProtocolError
+from mqmesh.private_files import make_folder
+from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
+from mqmesh.storage.commitlog.opening import OWN_NAMES
+from mqmesh.storage.files.atomic_file import save_document, storage_error, sync_directory
+from mqmesh.storage.files.store_lock import StoreLock
+from mqmesh.storage.interface import LogBeginning
+from mqmesh.storage.log.beginning import NAME as LOG_BEGINNING
+from mqmesh.storage.log.beginning import write_log_beginning
+from mqmesh.storage.log.epochs import NAME as EPOCHS
+from mqmesh.storage.log.epochs import encode_epochs
+from mqmesh.storage.log.flush import SYSTEM_SYNC
+from mqmesh.storage.log.segments import make_segment
+from mqmesh.storage.log.store_key import StoreKey, save_store_key
+from mqmesh.storage.queues.queue_table import (
+    QueueRow,
+    QueueTable,
+    QueueTableHead,
+    encode_without_files,
+)
+
+REPLACED: Final = "replaced-"
+"""What a store held before it became a copy is kept in a folder with this name and a time."""
+_BESIDE: Final = ("config", "cut")
+"""What others keep in a store's directory about its log."""
+
+
+_decoder = msgspec.msgpack.Decoder(LogBeginning)
+
+
+def encode_beginning(beginning: LogBeginning) -> bytes:
+    """For the wire."""
+    return msgspec.msgpack.encode(beginning)
+
+
+def decode_beginning(data: bytes | memoryview) -> LogBeginning:
+    """Reads what another store's broker has sent.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"what a log begins with cannot be read: {error}") from error
+
+
+def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None:
+    """Makes a store that is closed, has no records, and is to become a copy of another's log.
+
+    What the directory's store held is moved aside. Whoever dies meanwhile finds a store that is
+    empty, or one that is not whole: then this is to be done again.
+
+    Args:
+        directory: Of the store; made if need be.
+        beginning: Of the log.
+        now_ms: Wall clock; names the folder for what is moved.
+
+    Returns:
+        Where the store of before is now; None if there was none.
+
+    Raises:
+        StoreLocked: The store is open.
+        DiskFull, StorageError: It cannot be made.
+    """
+    try:
+        make_folder(directory)
+        lock = StoreLock(directory)
+        try:
+            aside = _move_aside(directory, now_ms)
+            _make(directory, beginning)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise storage_error(error, f"the store {directory} cannot be made a copy") from error
+    return aside
+
+
+def remove_replaced(directory: Path, before_ms: int) -> None:
+    """Removes what stores held that became copies.
+
+    Args:
+        directory: The store's.
+        before_ms: Wall clock; what was moved aside later stays.
+    """
+    for path in directory.glob(REPLACED + "*"):
+        moved_ms = path.name.removeprefix(REPLACED)
+        if moved_ms.isascii() and moved_ms.isdigit() and int(moved_ms) < before_ms:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _move_aside(directory: Path, now_ms: int) -> Path | None:
+    names = [name for name in (*OWN_NAMES, *_BESIDE) if name != "lock"]
+    found = [name for name in names if (directory / name).exists()]
+    if not found:
+        return None
+    aside = directory / f"{REPLACED}{now_ms}"
+    while aside.exists():  # of a try that ended half way
+        now_ms += 1
+        aside = directory / f"{REPLACED}{now_ms}"
+    make_folder(aside)
+    sync_directory(directory)
+    # The segments last: without them the rest is no store, and with nothing else they are one.
+    for name in sorted(found, key=lambda name: name == "commitlog"):
+        os.rename(directory / name, aside / name)
+    sync_directory(aside)
+    sync_directory(directory)
+    return aside
+
+
+def _make(directory: Path, beginning: LogBeginning) -> None:
+    start = beginning.log_start
+    epochs = [one for one in beginning.epochs if one.start_offset <= start]
+    epoch = epochs[-1].epoch if epochs else 0
+    for name in ("commitlog", "consumequeue"):
+        make_folder(directory / name)
+    save_store_key(directory, StoreKey(beginning.key))
+    write_log_beginning(directory / LOG_BEGINNING, start)
+    save_document(directory / EPOCHS, encode_epochs(epochs))
+    head = QueueTableHead(start, epoch, start)
+    rows = [QueueRow(q.topic, q.queue_id, q.queue_offset, q.queue_offset) for q in beginning.queues]
+    table = QueueTable(head, rows, [])
+    save_document(directory / "queue-table", encode_without_files(table, start))
+    make_segment(directory / "commitlog", start, beginning.segment_bytes)
+    # Last of all, and from then on it is a store that was closed in order.
+    checkpoint = CheckpointFile(directory / "checkpoint", sync=SYSTEM_SYNC)
+    try:
+        checkpoint.save(
+            Checkpoint(
+                store_id=beginning.store_id,
+                epoch=max(epoch, 1),
+                synced_through=start,
+                dispatched_through=start,
+                queues_synced_through=start,
+                clean=True,
+                boot_id=bytes(16),
+            )
+        )
+    finally:
+        checkpoint.close()
+    sync_directory(directory)

@@ -1,0 +1,42 @@
+"""Two stores whose logs are to be the same: copying, and looking whether they are."""
+
+from pathlib import Path
+from typing import Any
+
+from harness.store_files import deliverable
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.interface import LogChunk
+
+
+def replicate(leader: CommitLogStore, follower: CommitLogStore, max_bytes: int) -> list[LogChunk]:
+    """Copies until the follower has all."""
+    chunks = []
+    while end_of(follower) < end_of(leader):
+        chunk = leader.read_raw(end_of(follower), max_bytes=max_bytes)
+        follower.append_raw(chunk)
+        chunks.append(chunk)
+    return chunks
+
+
+def end_of(store: CommitLogStore) -> int:
+    """Commit-log offset."""
+    return store.stats().max_commitlog_offset
+
+
+def log_of(store: CommitLogStore) -> list[tuple[int, bytes]]:
+    """Every byte of the log."""
+    segments = [segment for segment in store._log.segments if segment.start < end_of(store)]
+    return [(one.start, Path(one.path).read_bytes()) for one in segments]
+
+
+def state_of(store: CommitLogStore) -> tuple[Any, Any, Any]:
+    """All that is derived from the log."""
+    queues = {
+        (topic, queue_id): (
+            store.queue_bounds(topic, queue_id),
+            deliverable(store, topic, queue_id),
+        )
+        for topic in store.topics()
+        for queue_id in store.queues(topic)
+    }
+    return queues, dict(store._parts.states.dump()), store.epochs()
