@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "consume": ("messages.consume", "consume"),
     "query": ("messages.query", "query"),
     "group": ("admin.group", "group"),
+    "ha": ("admin.ha", "ha"),
     "dlq": ("messages.dlq", "dlq"),
     "store": ("stores.store", "store"),
     "snapshot": ("stores.snapshot", "snapshot"),

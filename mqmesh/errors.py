@@ -209,6 +209,10 @@ class BrokerNotAvailable(BrokerError):
     retriable = True
 
 
+class NotMaster(BrokerNotAvailable):
+    """Raised when a replica of a broker group was asked for what only its master does."""
+
+
 class ClientNotOnline(BrokerError):
     """Raised when a client that should get a reply is not connected to the broker, now."""
 

@@ -95,6 +95,14 @@ class RequestCode(enum.IntEnum):
     DELETE_TOPIC_IN_BROKER = 215
     CREATE_SNAPSHOT = 1_070
 
+    # Between replicas of a broker group; see ``protocol/replication.py``.
+    OPEN_REPLICATION = 1_050
+    REPLICATE_LOG = 1_051
+    """From the leader to a follower."""
+    ACK_REPLICATION = 1_052
+    PROMOTE_REPLICA = 1_057
+    GET_HA_STATUS = 1_058
+
     # Name server.
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
@@ -140,6 +148,8 @@ class ResponseCode(enum.IntEnum):
     DISK_FULL = 28
     STALE_GENERATION = 29
     SEQUENCE_CONFLICT = 30
+    NOT_MASTER = 31
+    STALE_EPOCH = 32
     CANCEL_REFUSED = 40
     CLIENT_NOT_ONLINE = 206
     FILTER_FAILED = 1_020
@@ -152,6 +162,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.MESSAGE_ILLEGAL: errors.MessageIllegal,
     ResponseCode.SERVICE_NOT_AVAILABLE: errors.BrokerNotAvailable,
     ResponseCode.DISK_FULL: errors.BrokerNotAvailable,
+    ResponseCode.NOT_MASTER: errors.NotMaster,
     ResponseCode.NO_PERMISSION: errors.NoPermission,
     ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
     ResponseCode.CONSUMER_GROUP_NOT_EXIST: errors.GroupNotFound,
@@ -178,6 +189,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.CancelRefused, ResponseCode.CANCEL_REFUSED),
     (errors.SequenceConflict, ResponseCode.SEQUENCE_CONFLICT),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
+    (errors.NotMaster, ResponseCode.NOT_MASTER),
     (errors.BrokerNotAvailable, ResponseCode.SERVICE_NOT_AVAILABLE),
     (errors.ClientNotOnline, ResponseCode.CLIENT_NOT_ONLINE),
     (errors.DiskFull, ResponseCode.DISK_FULL),

@@ -20,6 +20,7 @@ from mqmesh.protocol import (
     messaging,
     pulling,
     queries,
+    replication,
     replies,
     retries,
     route,
@@ -280,6 +281,15 @@ _ROWS: Final = (
          admin.TopicStatsRequest, admin.TopicStats),
     _row(C.CREATE_SNAPSHOT, BROKER, ADMIN, "", "",
          snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo),
+    # Between replicas of a broker group.
+    _row(C.OPEN_REPLICATION, BROKER, INTERNAL, "", "",
+         replication.OpenReplicationRequest, replication.OpenReplicationResponse),
+    _row(C.REPLICATE_LOG, CLIENT, INTERNAL, "", "", replication.ReplicateLog, oneway=True),
+    _row(C.ACK_REPLICATION, BROKER, INTERNAL, "", "", replication.AckReplication, oneway=True),
+    _row(C.PROMOTE_REPLICA, BROKER, ADMIN, "", "",
+         replication.PromoteReplicaRequest, replication.PromoteReplicaResponse),
+    _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
+         replication.HaStatusRequest, replication.HaStatus),
     # Index process.
     _row(C.ADVANCE_INDEX, INDEXER, INTERNAL, "", "",
          queries.AdvanceIndexRequest, queries.IndexProgress),

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import BrokerNotAvailable
+from mqmesh.errors import BrokerError, BrokerNotAvailable
 from mqmesh.figures import (
     LATENCY_BOUNDS_MS,
     Distribution,
@@ -112,15 +112,16 @@ class Dispatch:
         for code, handler in handlers.items():
             self.handlers[int(code)] = self._serve(self._specs[code], handler)
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
         """Refuses everything but PING from now on, whatever it says; not counted here.
 
         Args:
             reason: What clients are told.
+            kind: The error that they get.
         """
 
         def refusing(request: Request) -> Reply | None:
-            raise BrokerNotAvailable(reason)
+            raise kind(reason)
 
         self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
 

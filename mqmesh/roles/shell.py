@@ -82,7 +82,7 @@ class RoleShell:
             limits: What peers may take.
         """
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
-        self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self._tell_figures})
+        self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info})
         self.dispatch.open(handlers or {})
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
         self.tell(_CONNECTION_FIGURES, self._opened)
@@ -143,7 +143,8 @@ class RoleShell:
         info = RoleInfo(self._word, self._name, VERSION, os.getpid(), self.state, self.uptime_ms)
         return reply_with(info)
 
-    def _tell_figures(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
+    def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
+        """Answers GET_BROKER_RUNTIME_INFO."""
         return reply_with(RuntimeInfo(self._board.read()))
 
     def _opened(self) -> Server:

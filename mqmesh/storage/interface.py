@@ -14,12 +14,14 @@ happens on another thread is the call of ``wake``, which says that
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, Protocol, runtime_checkable
 
 import msgspec
 
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import BatchHeader
+from mqmesh.errors import ConfigError
+from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.units import GIB, KIB, MAX_OFFSET, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
 Wake = Callable[[], None]
@@ -188,21 +190,6 @@ class LogChunk(msgspec.Struct, frozen=True, gc=False):
     segment_end: int
     epoch: int
     data: Buffer
-
-
-MAX_EPOCH: Final = 2**32 - 1
-
-
-class EpochStart(msgspec.Struct, array_like=True, frozen=True):
-    """Where an epoch begins. Array positions are on disk and never change.
-
-    Attributes:
-        epoch: From 1; records before its start are of lower ones.
-        start_offset: Commit-log offset of its first record.
-    """
-
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
-    start_offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
 
 
 class QueueBeginning(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -405,6 +392,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.mapped_file_size_commit_log - 128
 
 
+@runtime_checkable
 class ReplicableLog(Protocol):
     """The log of a store, as those see it who keep a copy of it, or are one.
 
@@ -486,11 +474,28 @@ class ReplicableLog(Protocol):
     def epochs(self) -> Sequence[EpochStart]:
         """All epochs of the log, ascending; see ``mqmesh.storage.log.epochs.common_end``."""
 
+    def log_end(self) -> CommitLogOffset:
+        """Where the next record will begin."""
+
+    def identity(self) -> LogIdentity:
+        """Whose log it is, and which part of it there is."""
+
     def beginning(self) -> LogBeginning:
         """What a new copy of the log begins with; the records follow by ``append_raw``.
 
         Hold ``log_start`` by ``keep_from`` until the copy has come further.
         """
+
+
+def replicable(store: "MessageStore") -> ReplicableLog:
+    """The log of a store, for replicas.
+
+    Raises:
+        ConfigError: The backend has none.
+    """
+    if not isinstance(store, ReplicableLog):
+        raise ConfigError("replicas need the backend commitlog (storage.backend)")
+    return store
 
 
 class MessageStore(ABC):

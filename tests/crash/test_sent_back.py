@@ -26,6 +26,7 @@ from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.replicas.follower_table import no_followers
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.roles.broker.features.storing.staging import SendStage
@@ -62,7 +63,7 @@ class Broker:
             clock=clock,
             instance_id=Broker.lives,
             store=self.store,
-            commit_point=commit_point_of(config, self.store),
+            commit_point=commit_point_of(config, self.store, no_followers()),
             topics=tables.topics,
             offsets=tables.offsets,
             group_table=tables.groups,

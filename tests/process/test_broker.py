@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -215,7 +216,7 @@ def test_what_is_sent_is_pulled(site):
 
 
 def test_a_local_client_may_come_by_the_unix_socket(site):
-    path = site.broker._address(site.endpoint.rpartition(":")[2]).ipc
+    path = Path(site.config.store_path_root_dir) / "sock"
     assert os.stat(path)
     client = site.wire.client(f"ipc://{path}")
     assert site.send(site.batch(), client=client)[0].code == 0
@@ -461,7 +462,7 @@ def test_a_stop_is_quick_and_answers_those_who_wait(site):
 def test_a_second_broker_on_the_same_store_is_refused_and_harms_nothing(site, make_site):
     with pytest.raises(StoreLocked):
         make_site()
-    path = site.broker._address("0").ipc
+    path = Path(site.config.store_path_root_dir) / "sock"
     client = site.wire.client(f"ipc://{path}")
     assert site.ask(RequestCode.PING, b"", RoleInfo, client).state == "running"
     assert site.send(site.batch())[0].code == 0

@@ -86,6 +86,7 @@ INNER_ROOMS = {
         "groups": {"topics", "pulls", "storing", "retries", "admin"},
         "queries": {"topics"},
         "snapshots": set(),
+        "replicas": {"storing"},
     },
     "mqmesh.transport": {"zmq": set(), "simulated": set()},
     "mqmesh.sdk": {
@@ -132,7 +133,7 @@ CONFINED = {
 }
 
 # In a role's folder only these files may hold sockets, files, threads and clocks.
-CARRY_OUT = {"server", "shell", "ha_link"}
+CARRY_OUT = {"server", "shell", "role", "master_role", "follower_role", "context_building"}
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""
 IMPURE = {

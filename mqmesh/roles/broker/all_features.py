@@ -2,12 +2,14 @@
 
 from typing import Final
 
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.admin.feature import ADMIN
 from mqmesh.roles.broker.features.delays.feature import DELAYS
 from mqmesh.roles.broker.features.groups.feature import GROUPS
 from mqmesh.roles.broker.features.pulls.feature import PULLS
 from mqmesh.roles.broker.features.queries.feature import QUERIES
+from mqmesh.roles.broker.features.replicas.feature import REPLICAS
 from mqmesh.roles.broker.features.replies.feature import REPLIES
 from mqmesh.roles.broker.features.retries.feature import RETRIES
 from mqmesh.roles.broker.features.sends.feature import SENDS
@@ -25,4 +27,34 @@ FEATURES: Final[tuple[Feature, ...]] = (
     GROUPS,
     RETRIES,
     DELAYS,  # told of what the turn stored
+    REPLICAS,  # sent what the turn stored
 )
+
+_READS: Final[frozenset[RequestCode]] = frozenset(
+    {
+        RequestCode.GET_TOPIC_CONFIG,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.VIEW_MESSAGE,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.QUERY_QUEUE_BOUNDS,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    }
+)
+
+
+def _reads_of(feature: Feature) -> Feature:
+    commands = {code: one for code, one in feature.commands.items() if code in _READS}
+    return Feature(
+        commands=commands,
+        turn_ended=feature.turn_ended,
+        tick=feature.tick,
+        client_gone=feature.client_gone,
+        stopping=feature.stopping,
+        figures=feature.figures,
+    )
+
+
+FOLLOWER_FEATURES: Final = (_reads_of(ADMIN), _reads_of(PULLS), _reads_of(GROUPS))
+"""What a follower does of them: it reads."""

@@ -12,10 +12,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.storage.interface import FlushDiskType, MessageStore
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.storage.interface import FlushDiskType, MessageStore, replicable
 from mqmesh.units import MAX_OFFSET
 
 QueueKey = tuple[str, int]
@@ -31,11 +33,17 @@ class Holder(msgspec.Struct, frozen=True):
         name: For people: "the disk".
         position: Everything before this commit-log offset is safe with it. It never goes back.
         status: What a put says that was answered without waiting for it any longer.
+        setting: Which says how long that is.
+        is_there: Nobody waits for one that is not: puts that it lacks say so, and count as safe.
+        absent_status: What they say.
     """
 
     name: str
     position: Callable[[], int]
     status: SendStatus
+    setting: str = "sync_flush_timeout_ms"
+    is_there: Callable[[], bool] = lambda: True
+    absent_status: SendStatus = SendStatus.SEND_OK
 
 
 class _Wait(msgspec.Struct, Generic[Waiter], frozen=True, eq=False):
@@ -78,7 +86,17 @@ class CommitPoint(Generic[Waiter]):
         """What ends at this commit-log offset or before may be acknowledged, and be seen."""
         if not self._holders:
             return MAX_OFFSET
-        return min([holder.position() for holder in self._holders])
+        return min(
+            [holder.position() for holder in self._holders if holder.is_there()],
+            default=MAX_OFFSET,
+        )
+
+    def status_of(self, end_offset: int) -> SendStatus:
+        """What a put says that is safe: SEND_OK, or which holder that is not there lacks it."""
+        for holder in self._holders:
+            if holder.position() < end_offset and not holder.is_there():
+                return holder.absent_status
+        return SendStatus.SEND_OK
 
     def is_safe(self, end_offset: int) -> bool:
         """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
@@ -151,21 +169,43 @@ class CommitPoint(Generic[Waiter]):
         return found
 
     def _last(self) -> Holder | None:
-        return min(self._holders, key=lambda holder: holder.position(), default=None)
+        there = [holder for holder in self._holders if holder.is_there()]
+        return min(there, key=lambda holder: holder.position(), default=None)
 
     def _late_name(self) -> str:
         last = self._last()
         return "nobody" if last is None else last.name
 
 
-def commit_point_of(config: BrokerConfig, store: MessageStore) -> CommitPoint[Waiter]:
-    """The commit point of a broker: only ``SYNC_FLUSH`` waits for the disk."""
-    holders = []
+def commit_point_of(
+    config: BrokerConfig, store: MessageStore, followers: FollowerTable
+) -> CommitPoint[Waiter]:
+    """The commit point of a broker: ``SYNC_FLUSH`` waits for the disk, double write for a follower.
+
+    Args:
+        config: Of the broker.
+        store: Its messages.
+        followers: Who has how much of its log.
+    """
+    holders, timeouts = [], []
     if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
+        timeouts.append(config.sync_flush_timeout_ms)
+    if config.ha.ack_replicas is AckReplicas.ONE:
+        holders.append(
+            Holder(
+                "a follower",
+                lambda: followers.position,
+                SendStatus.FLUSH_SLAVE_TIMEOUT,
+                "ha.slave_timeout_ms",
+                lambda: followers.is_available(replicable(store).log_end()),
+                SendStatus.SLAVE_NOT_AVAILABLE,
+            )
+        )
+        timeouts.append(config.ha.slave_timeout_ms)
     return CommitPoint(
         holders,
-        timeout_ms=config.sync_flush_timeout_ms,
+        timeout_ms=max(timeouts, default=config.sync_flush_timeout_ms),
         most_waits=config.max_sync_flush_waits,
         retry_after_ms=config.busy_retry_after_ms,
     )

@@ -5,11 +5,14 @@ from typing import Annotated
 import msgspec
 
 from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
+from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotConfig
+from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.storage.index.config import IndexConfig
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.units import GIB, KIB, MIB
@@ -36,7 +39,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         cluster_name: Cluster that the broker belongs to; shown to administrators.
         broker_name: Broker group. Queues are known to clients by this name, so it must not
             change while consumers have offsets, and no two groups of a cluster may share it.
-        broker_id: 0 for the master of its group; others are not served yet.
+        broker_id: 0 for the master of its group, 1 to 64 for a follower; see ``ha``.
         namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
@@ -81,6 +84,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         index: Settings of the index of keys and message ids, a table of its own. Only the
             backend ``commitlog`` has one.
         snapshot: Settings of snapshots, a table of its own.
+        ha: Settings of replication, a table of its own. Only the backend ``commitlog`` has it.
         sync_flush_timeout_ms: With ``SYNC_FLUSH``: after so long an answer says
             FLUSH_DISK_TIMEOUT instead of waiting on for the disk, 10 to 60,000 ms.
         flush_consumer_offset_interval_ms: How often committed offsets are saved, 100 to
@@ -134,7 +138,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "DefaultCluster"
     broker_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "broker-a"
-    broker_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    broker_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICA_ID)] = 0
     namesrv_addr: Annotated[list[str], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:9876", "127.0.0.1:9877"]
     )
@@ -165,6 +169,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     storage: BrokerStoreConfig = msgspec.field(default_factory=BrokerStoreConfig)
     index: IndexConfig = msgspec.field(default_factory=IndexConfig)
     snapshot: SnapshotConfig = msgspec.field(default_factory=SnapshotConfig)
+    ha: HaConfig = msgspec.field(default_factory=HaConfig)
     sync_flush_timeout_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 5_000
     flush_consumer_offset_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
 
@@ -202,13 +207,35 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             except ConfigError as error:
                 raise ConfigError(f"{field} is no legal name: {error}") from None
         parse_delay_levels(self.message_delay_level)
-        if self.broker_id != 0:
-            raise ConfigError(
-                f"broker_id = {self.broker_id}: only masters (broker_id = 0) can be run"
-            )
+        self._check_ha()
         check_listen(
             "broker",
             self.listen_host,
             self.advertised_host,
             allow_insecure_bind=self.allow_insecure_bind,
         )
+
+    def _check_ha(self) -> None:
+        follows = self.broker_id != 0
+        if self.ha.mode is HaMode.OFF:
+            if follows:
+                raise ConfigError(
+                    f"broker_id = {self.broker_id} is a follower's, and replication is off "
+                    '(ha.mode); set it to "manual"'
+                )
+            return
+        if self.storage.backend != "commitlog":
+            raise ConfigError(
+                f"storage.backend = {self.storage.backend!r} has no log for replicas (ha.mode); "
+                'use "commitlog"'
+            )
+        if self.ha.ack_replicas not in (AckReplicas.NONE, AckReplicas.ONE):
+            raise ConfigError(
+                f"ha.ack_replicas = {self.ha.ack_replicas.value!r} needs an in-sync set, which "
+                'ha.mode = "manual" has not; use "none" or "one"'
+            )
+        if follows and not self.ha.master_addr:
+            raise ConfigError(
+                f"broker_id = {self.broker_id} follows a master: say where it listens "
+                "(ha.master_addr)"
+            )

@@ -21,6 +21,7 @@ from mqmesh.roles.broker.features.pulls.group_pulls import GroupPulls
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable, no_followers
 from mqmesh.roles.broker.features.replies.reply_table import ReplyTable
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
@@ -30,7 +31,7 @@ from mqmesh.roles.broker.features.storing.staging import OpenSend, SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.indexer_link import IndexerLink
+from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
@@ -103,6 +104,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         filter_servers: Where filters in Python run.
         transactions: Half messages.
         snapshots: The snapshot that is being made.
+        followers: Replicas that get this master's log.
     """
 
     config: BrokerConfig
@@ -134,6 +136,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     turns: PullTurns = msgspec.field(default_factory=PullTurns)
     transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
+    followers: FollowerTable = msgspec.field(default_factory=no_followers)
 
 
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:

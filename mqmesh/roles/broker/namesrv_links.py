@@ -63,6 +63,7 @@ class NamesrvLinks:
         config: Settings of the broker.
         address: Where the broker listens.
         instance_id: Random number of this life of the process.
+        broker_id: 0 for the master of the group.
         connect: Makes a connection to ``host:port`` that tells when it stands and breaks.
         clock: Source of time.
         call_soon: Makes the loop call in its next turn.
@@ -77,6 +78,7 @@ class NamesrvLinks:
         address: BrokerAddress,
         instance_id: int,
         *,
+        broker_id: int,
         connect: Connect,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
@@ -84,6 +86,7 @@ class NamesrvLinks:
         self._config = config
         self._address = address
         self._instance_id = instance_id
+        self._broker_id = broker_id
         self._connect = connect
         self._clock = clock
         self._call_soon = call_soon
@@ -103,13 +106,15 @@ class NamesrvLinks:
         """Requests to name servers without an outcome yet."""
         return sum(client.in_flight for client in self._clients if client.connected)
 
-    def connect(self, broker: BrokerContext) -> None:
-        """Connects to every name server, for as long as the broker lives.
+    def follow(self, broker: BrokerContext) -> None:
+        """Registers a broker from now on; connects to every name server when called first.
 
         Raises:
             ConfigError: One of the addresses is none.
         """
         self._broker = broker
+        if self._clients:
+            return
         for index, address in enumerate(self._config.namesrv_addr):
             self._clients.append(self._connect(address, partial(self._on_connection, index)))
 
@@ -134,7 +139,7 @@ class NamesrvLinks:
         config = self._config
         header = encode_header(
             UnregisterBrokerRequest(
-                config.cluster_name, config.broker_name, config.broker_id, self._instance_id
+                config.cluster_name, config.broker_name, self._broker_id, self._instance_id
             )
         )
         for client in self._clients:
@@ -155,7 +160,7 @@ class NamesrvLinks:
         request = RegisterBrokerRequest(
             config.cluster_name,
             config.broker_name,
-            config.broker_id,
+            self._broker_id,
             self._address,
             broker.topics.version,
             announced_topics(broker) if registration.with_topics else None,

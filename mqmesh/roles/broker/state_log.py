@@ -274,6 +274,41 @@ class StateLog:
             "store"
         )
 
+    def follow(self) -> bool:
+        """Takes over the records that a leader has added since this was called last, or ``load``.
+
+        Returns:
+            True if there were any.
+
+        Raises:
+            CorruptRecord: No older snapshot is left either: see ``load``.
+        """
+        store = self._store
+        if store is None:
+            return False
+        end = int(store.queue_bounds(STATE_TOPIC, STATE_QUEUE)[1])
+        if end == self._next_offset:
+            return False
+        for place, _, _, body in _read_from(store, self._next_offset, end):
+            if body is None:
+                _log.error("a record of topics, groups and offsets is damaged, at %d", place)
+                continue
+            for record in body.records:
+                self._tables[type(record)].apply(record)
+            if body.snapshot_at != self._snapshot_at:
+                self._snapshot_at = body.snapshot_at
+                for _, position, _, begun in _read_from(
+                    store, body.snapshot_at, body.snapshot_at + 1, most_bytes=1
+                ):
+                    if begun is not None:
+                        self._snapshot_position = position
+                        self._keep()
+                    break
+        for table in self._tables.values():
+            table.changed.clear()
+        self._next_offset = end
+        return True
+
     def _pointer_before(self, behind: int, low: int) -> int | None:
         """Where the snapshot begins that the last readable record before a place tells of."""
         assert self._store is not None

@@ -5,6 +5,8 @@ from typing import Final
 
 import msgspec
 
+from mqmesh.protocol.messaging import SendStatus
+
 SAMPLE_MS: Final = 1_000
 WINDOW_SAMPLES: Final = 10
 """Rates are those of so many of the last samples."""
@@ -24,7 +26,6 @@ class Counters(msgspec.Struct):
         pulls_held: Pulls that waited for a message.
         get_bytes: Bytes of batches handed out.
         get_messages: Messages handed out.
-        flush_disk_timeouts: Answers that said FLUSH_DISK_TIMEOUT.
         busy_refusals: Requests and batches refused with SYSTEM_BUSY.
         offset_commits: Offsets committed.
         replies_pushed: Replies handed to clients that asked.
@@ -46,7 +47,6 @@ class Counters(msgspec.Struct):
     pulls_held: int = 0
     get_bytes: int = 0
     get_messages: int = 0
-    flush_disk_timeouts: int = 0
     busy_refusals: int = 0
     offset_commits: int = 0
     replies_pushed: int = 0
@@ -62,11 +62,19 @@ class BrokerStats:
 
     Attributes:
         total: The totals; handlers add to them.
+        unsafe_answers: Answers to sends that were stored but are not as safe as they should be, by
+            status.
     """
 
     def __init__(self) -> None:
         self.total = Counters()
+        self.unsafe_answers: dict[SendStatus, int] = {}
         self._samples: deque[tuple[int, Counters]] = deque(maxlen=WINDOW_SAMPLES + 1)
+
+    def note_unsafe(self, status: SendStatus) -> None:
+        """A send was answered although somebody lacks it who should have it."""
+        counts = self.unsafe_answers
+        counts[status] = counts.get(status, 0) + 1
 
     def sample(self, now_ms: int) -> None:
         """Notes the totals; to be called each ``SAMPLE_MS``.

@@ -89,6 +89,14 @@ class BrokerTables:
         # The first record of a life shows whether there is room for others.
         self.state.save()
 
+    def load_copy(self) -> None:
+        """Takes over what is in the log of a leader; nothing is written, or made up.
+
+        Raises:
+            CorruptRecord: It is damaged.
+        """
+        self.state.load()
+
     def _adopt(self, store: MessageStore) -> None:
         # A topic's record stands in front of its messages; only damage makes it missing.
         found = [

@@ -32,6 +32,7 @@ from mqmesh.errors import (
     StoreClosed,
     StoreLocked,
 )
+from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.storage.commitlog.batch_finder import find_batches, read_batches, sound_batches
 from mqmesh.storage.commitlog.checkpointer import Checkpointer
 from mqmesh.storage.commitlog.cleaner import Cleaner
@@ -46,7 +47,6 @@ from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.interface import (
     BatchToPut,
-    EpochStart,
     FlushDiskType,
     GetResult,
     GetStatus,
@@ -418,6 +418,17 @@ class CommitLogStore(MessageStore):
     def epochs(self) -> Sequence[EpochStart]:
         """See ``ReplicableLog.epochs``."""
         return self._parts.epochs.starts
+
+    def log_end(self) -> CommitLogOffset:
+        """See ``ReplicableLog.log_end``."""
+        return CommitLogOffset(self._log.end)
+
+    def identity(self) -> LogIdentity:
+        """See ``ReplicableLog.identity``."""
+        self._check_open()
+        commitlog = self._log
+        proof, epochs = commitlog.key.proof(), list(self.epochs())
+        return LogIdentity(commitlog.store_id, proof, commitlog.start, commitlog.end, epochs)
 
     def beginning(self) -> LogBeginning:
         """See ``ReplicableLog.beginning``."""

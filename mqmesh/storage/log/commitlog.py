@@ -19,9 +19,10 @@ from typing import Final
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import HEADER_SIZE
 from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StorageError
+from mqmesh.log_identity import MAX_EPOCH
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.open_files import OpenFiles
-from mqmesh.storage.interface import MAX_EPOCH, LogChunk
+from mqmesh.storage.interface import LogChunk
 from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.maps import LogMaps
 from mqmesh.storage.log.marker import MARKER_SIZE, MarkerKind, encode_marker

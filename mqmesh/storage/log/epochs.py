@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import CorruptRecord, DiskFull
+from mqmesh.log_identity import MAX_EPOCH, EpochStart
 from mqmesh.storage.files.atomic_file import load_document, save_document, take_room
-from mqmesh.storage.interface import MAX_EPOCH, EpochStart
 from mqmesh.units import KIB
 
 log = logging.getLogger(__name__)

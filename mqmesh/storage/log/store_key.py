@@ -5,8 +5,8 @@ id in what they pull, so the body of a message can hold bytes that look like a r
 place. The check that the key makes they cannot know of a place where no record was. It covers the
 place, the epoch and the checksum of the rest, so one that was seen is good for nothing else.
 
-The key is made with the store, leaves its directory for replicas only, and is kept in two files, ``store-key``
-and ``store-key.copy``, readable by their owner only. Replicas of a store share it. Layout, little
+The key is made with the store, leaves its directory for replicas only, which share it, and is kept
+in two files, ``store-key`` and ``store-key.copy``, readable by their owner only. Layout, little
 endian (the same table stands in ``docs/storage-format.md``):
 
 ======== ===== ===== =========================================================
@@ -73,6 +73,10 @@ class StoreKey:
         state = self._markers.copy()
         state.update(fields)
         return state.digest()
+
+    def proof(self) -> bytes:
+        """Shows that somebody has the key, and nothing of it; 8 bytes."""
+        return _keyed(self._secret, b"mqmesh proof").digest()
 
     @property
     def secret(self) -> bytes:

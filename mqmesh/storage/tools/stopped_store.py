@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import MAGIC, BatchHeader, BatchMeta, read_header, read_meta
 from mqmesh.errors import ConfigError, CorruptBatch, CorruptRecord, StoreLocked
+from mqmesh.log_identity import EpochStart
 from mqmesh.storage.backends import backend_of
 from mqmesh.storage.commitlog.checkpoint import read_boot_id, read_checkpoint
 from mqmesh.storage.files.atomic_file import peek_document, storage_error
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.storage.interface import EpochStart
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.lmdb.opening import DIRECTORY, FIRST_MAP_BYTES, check_log, load

@@ -5,7 +5,8 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.storage.interface import EpochStart, OnProgress, RecoveryProgress
+from mqmesh.log_identity import EpochStart
+from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.log.beginning import LOST
 from mqmesh.storage.tools.stopped_store import Item, StoppedStore
 from mqmesh.units import MIB

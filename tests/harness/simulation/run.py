@@ -141,7 +141,7 @@ class Run:
     def _look(self) -> None:
         world = self.world
         for name, process in world.brokers.items():
-            broker = process.server._broker if process.up else None
+            broker = process.server._role.context if process.up and process.server._role else None
             if broker is None:
                 continue
             for group, topics in READERS.items():

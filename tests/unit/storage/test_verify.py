@@ -12,16 +12,11 @@ import pytest
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import ConfigError
+from mqmesh.log_identity import EpochStart
 from mqmesh.storage.backends import open_store
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.atomic_file import load_document, save_document
-from mqmesh.storage.interface import (
-    EpochStart,
-    MessageStore,
-    PutResult,
-    RecoveryProgress,
-    StoreConfig,
-)
+from mqmesh.storage.interface import MessageStore, PutResult, RecoveryProgress, StoreConfig
 from mqmesh.storage.lmdb import layout
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
 from mqmesh.storage.log.beginning import write_log_beginning

@@ -1,1 +1,1 @@
-"""Replicas of a broker group: who leads, who is in sync, what is confirmed."""
+"""Replicas of a broker group: who leads, who follows and is in sync, what is confirmed."""

@@ -32,6 +32,7 @@ from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.replicas.follower_table import no_followers
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
@@ -96,7 +97,7 @@ class Stage:
             clock=self.clock,
             instance_id=77,
             store=self.store,
-            commit_point=commit_point_of(self.config, self.store),
+            commit_point=commit_point_of(self.config, self.store, no_followers()),
             topics=self.tables.topics,
             offsets=self.tables.offsets,
             groups=ConsumerGroups(

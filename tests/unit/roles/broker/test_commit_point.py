@@ -7,10 +7,13 @@ import random
 
 import pytest
 
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.commit_point import CommitPoint, Holder, commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable, no_followers
+from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MAX_OFFSET
 
@@ -34,6 +37,15 @@ class Disk:
 
     def durable_offset(self):
         return 70
+
+
+class Log(Disk):
+    """And where its log ends."""
+
+    def log_end(self):
+        return 100
+
+    read_raw = append_raw = truncate = begin_epoch = epochs = identity = beginning = log_end
 
 
 def disk_only(at: Positions, **settings) -> CommitPoint[str]:
@@ -62,7 +74,45 @@ def test_a_put_is_safe_when_all_holders_have_all_of_it(disk, replica):
 )
 def test_the_disk_counts_only_with_sync_flush(flush, offset):
     config = BrokerConfig(storage=BrokerStoreConfig(flush_disk_type=flush))
-    assert commit_point_of(config, Disk()).offset() == offset
+    assert commit_point_of(config, Disk(), no_followers()).offset() == offset
+
+
+def test_nobody_waits_for_a_holder_that_is_not_there_but_is_told_that_it_lacks_the_put():
+    at, there = Positions(disk=50, replica=20), [True]
+    disk = at.holders()[0]
+    replica = Holder(
+        "a follower",
+        lambda: at.replica,
+        SendStatus.FLUSH_SLAVE_TIMEOUT,
+        is_there=lambda: there[0],
+        absent_status=SendStatus.SLAVE_NOT_AVAILABLE,
+    )
+    point: CommitPoint[str] = CommitPoint((disk, replica), timeout_ms=100)
+    point.wait("first", 20, now_ms=0)
+    point.wait("second", 40, now_ms=0)
+    point.wait("third", 60, now_ms=0)
+    assert point.confirmed() == ["first"]
+    assert point.status_of(20) is SendStatus.SEND_OK
+    there[0] = False
+    assert point.confirmed() == ["second"]
+    assert point.status_of(40) is SendStatus.SLAVE_NOT_AVAILABLE
+    ((waiter, late),) = point.expired(100)
+    assert (waiter, late) == ("third", disk), "it waits for those that are there"
+    there[0] = True
+    assert point.offset() == 20
+
+
+def test_double_write_counts_a_follower_that_can_keep_up():
+    config = BrokerConfig(ha=HaConfig(mode=HaMode.MANUAL, ack_replicas=AckReplicas.ONE))
+    table = FollowerTable(window_bytes=100, fall_behind_bytes=10)
+    point = commit_point_of(config, Log(), table)
+    assert (point.offset(), point.status_of(1)) == (MAX_OFFSET, SendStatus.SLAVE_NOT_AVAILABLE)
+    table.open(b"a", 1, log_end=100, offset=95, now_ms=0)
+    assert point.offset() == 0
+    table.sent(next(iter(table)), 99, 0)
+    table.acknowledged(b"a", 97, 0, 0)
+    assert point.is_safe(97)
+    assert not point.is_safe(98)
 
 
 def test_puts_wait_in_order_until_they_are_safe():

@@ -18,8 +18,8 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.index_status import INDEX_FIGURES, INDEX_STATE
-from mqmesh.roles.broker.indexer_link import (
+from mqmesh.roles.broker.index.index_status import INDEX_FIGURES, INDEX_STATE
+from mqmesh.roles.broker.index.indexer_link import (
     HANG_MS,
     IDLE_MS,
     REFUSED_MS,

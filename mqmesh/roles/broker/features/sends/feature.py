@@ -102,13 +102,17 @@ SENDS: Final = Feature(
             lambda broker: broker.stats.total.busy_refusals,
         ),
         counter(
-            "flush_disk_timeouts_total",
-            "answers that the disk was too slow for",
-            lambda broker: broker.stats.total.flush_disk_timeouts,
+            "unsafe_answers_total",
+            "answers to sends that were stored, but not by all who should have them",
+            lambda broker: {
+                (status.name.lower(),): count
+                for status, count in broker.stats.unsafe_answers.items()
+            },
+            labels=("send_status",),
         ),
         gauge(
             "sync_flush_waits",
-            "sends that wait for the disk now",
+            "sends that wait for the disk or a follower now",
             lambda broker: broker.commit_point.waiting_count,
         ),
         gauge(

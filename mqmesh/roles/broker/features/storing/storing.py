@@ -48,7 +48,7 @@ def finish_sends(context: BrokerContext) -> None:
         if send.end_offset > safe_offset:
             _wait(context, send)
         else:
-            _answer(context, send)
+            _answer_safe(context, send)
     for key in arrived:
         wake_pulls(context, *key)
 
@@ -79,7 +79,7 @@ def _refuse_late(
 def answer_confirmed(context: BrokerContext) -> None:
     """More of the log is safe: answers the sends that waited for it, and wakes pulls."""
     for send in context.commit_point.confirmed():
-        _answer(context, send)
+        _answer_safe(context, send)
     for key in context.commit_point.arrivals():
         if key[0] == SCHEDULE_TOPIC:
             context.schedule.stirred = True
@@ -92,8 +92,8 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
     point = context.commit_point
     for send, late in point.expired(now_ms):
         if late is not None:
-            context.stats.total.flush_disk_timeouts += 1
-            remark = f"{late.name} took over {point.timeout_ms} ms (sync_flush_timeout_ms)"
+            context.stats.note_unsafe(late.status)
+            remark = f"{late.name} took over {point.timeout_ms} ms ({late.setting})"
             context.wire.note_refusal(ResponseCode[late.status.name], remark)
             fill_in_status(send, late.status)
         _answer(context, send)
@@ -141,6 +141,15 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
             return
         send.request = send.request.without_frame()
     context.commit_point.wait(send, send.end_offset, context.clock.monotonic_ms())
+
+
+def _answer_safe(context: BrokerContext, send: OpenSend) -> None:
+    """Answers a send that is safe, or that nobody is there to make safer."""
+    status = context.commit_point.status_of(send.end_offset)
+    if status and send.request is not None:
+        context.stats.note_unsafe(status)
+        fill_in_status(send, status)
+    _answer(context, send)
 
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:

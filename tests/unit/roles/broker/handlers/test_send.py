@@ -315,7 +315,7 @@ def test_with_sync_flush_waiting_has_an_end(make_stage):
     good, bad = stage.outcomes(opaque)
     assert (good.code, good.status) == (0, SendStatus.FLUSH_DISK_TIMEOUT)
     assert (bad.code, bad.status) == (ResponseCode.NO_PERMISSION, SendStatus.SEND_OK)
-    assert stage.context.stats.total.flush_disk_timeouts == 1
+    assert stage.context.stats.unsafe_answers == {SendStatus.FLUSH_DISK_TIMEOUT: 1}
 
 
 def test_with_sync_flush_a_duplicate_waits_for_the_same_sync(make_stage):

@@ -27,7 +27,7 @@ from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.protocol.snapshots import CopyIndexRequest
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.index_status import IndexStatus
+from mqmesh.roles.broker.index.index_status import IndexStatus
 from mqmesh.roles.supervisor.restart_policy import RestartPolicy, describe_exit
 
 TICK_MS: Final = 50

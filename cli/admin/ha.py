@@ -1,0 +1,111 @@
+"""`mqmesh ha …`: replicas of broker groups."""
+
+import click
+import msgspec
+
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.ha_admin import HaAdmin, ReplicaReport
+
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table
+
+
+@click.group()
+def ha() -> None:
+    """Replicas: how far followers are, and which of them is the master.
+
+    \b
+    Examples:
+      mqmesh ha status
+      mqmesh ha promote broker-a 1
+    """
+
+
+@ha.command()
+@click.argument("broker", default="")
+@namesrv_option
+@json_option
+def status(broker: str, namesrv: str, as_json: bool) -> int:
+    """Show the replicas of all broker groups, or of BROKER.
+
+    Exit code 1 when one does not answer, or follows nobody.
+    """
+    with HaAdmin(namesrv) as admin:
+        reports = admin.ha_status(broker)
+    if as_json:
+        print_json([msgspec.to_builtins(_as_map(report)) for report in reports])
+    else:
+        print_table(
+            ("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "STATE", "ENDPOINT"),
+            [_row(report, reports) for report in reports],
+        )
+    is_good = all(one.status is not None and one.status.connected for one in reports)
+    return ExitCode.OK if is_good else ExitCode.FAILED
+
+
+@ha.command()
+@click.argument("broker")
+@click.argument("broker_id", type=click.IntRange(1, 64))
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as_json: bool) -> int:
+    """Make the follower BROKER_ID the master of BROKER, whose master is gone.
+
+    What the follower had not got from its master is lost to the group: a few milliseconds of
+    messages, or nothing where sends waited for a follower (ha.ack_replicas). Before the old
+    master starts again, let it follow (broker_id, ha.master_addr).
+    """
+    with HaAdmin(namesrv) as admin:
+        if not yes:
+            click.confirm(f"Shall replica {broker_id} be the master of {broker}?", abort=True)
+        answer = admin.promote(broker, broker_id, epoch=epoch)
+    if as_json:
+        print_json({"broker_name": broker, "epoch": answer.epoch, "offset": answer.offset})
+    else:
+        click.echo(f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}")
+    return ExitCode.OK
+
+
+def _as_map(report: ReplicaReport) -> dict[str, object]:
+    told: dict[str, object] = {
+        "broker_name": report.broker_name,
+        "broker_id": report.broker_id,
+        "endpoint": report.endpoint,
+        "problem": report.problem,
+    }
+    if report.status is not None:
+        names = report.status.__struct_fields__
+        told["status"] = {
+            name: getattr(report.status, name) for name in names if name != "replicas"
+        }
+        told["followers"] = [
+            {name: getattr(one, name) for name in one.__struct_fields__}
+            for one in report.status.replicas
+        ]
+    return told
+
+
+def _row(report: ReplicaReport, reports: list[ReplicaReport]) -> tuple[str, ...]:
+    status, which = report.status, (report.broker_name, str(report.broker_id))
+    if status is None:
+        return (*which, "?", "-", "-", "-", "-", report.problem, report.endpoint)
+    masters = [
+        one.status.log_end
+        for one in reports
+        if one.broker_name == report.broker_name and one.status and one.status.role == "MASTER"
+    ]
+    end = max(masters, default=status.leader_end)
+    is_master = status.role == "MASTER"
+    state = f"{len(status.replicas)} followers" if is_master else "streaming"
+    return (
+        *which,
+        status.role,
+        str(status.epoch),
+        str(status.log_end),
+        str(status.durable_end),
+        "-" if is_master else str(max(end - status.log_end, 0)),
+        state if status.connected else f"no word from {status.leader}",
+        report.endpoint,
+    )

@@ -1,0 +1,173 @@
+"""Words between the replicas of a broker group: how a follower gets its leader's log.
+
+A follower opens the replication with what it has. The leader says how to go on, and from then on
+sends chunks of its log without being asked: never more than ``ha_window_bytes`` beyond what the
+follower has acknowledged.
+"""
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.log_identity import MAX_EPOCH, LogIdentity
+from mqmesh.protocol.route import Name
+from mqmesh.units import MAX_OFFSET
+
+REPLICATION_VERSION: Final = 1
+MAX_REPLICA_ID: Final = 64
+MAX_CHUNK_BYTES: Final = 1024 * 1024
+"""Of several records; one record alone is sent whatever its size."""
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+
+
+class ReplicationMode(enum.IntEnum):
+    """How a follower goes on."""
+
+    STREAM = 0
+    """Its log is the beginning of the leader's: chunks will come."""
+    TRUNCATE = 1
+    """It has records that the leader has not: it cuts its log, and opens again."""
+    COPY = 2
+    """It has nothing in common with the leader, or ends before the leader's log begins: it makes
+    its store an empty copy, and opens again."""
+
+
+class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """OPEN_REPLICATION: a follower wants the leader's log.
+
+    Attributes:
+        broker_name: Broker group.
+        replica_id: Of the follower, 1 to 64.
+        instance_id: Random number of this life of its process.
+        version: ``REPLICATION_VERSION``.
+        log: What it has.
+    """
+
+    broker_name: Name
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+    instance_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    version: int
+    log: LogIdentity
+
+
+class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to OPEN_REPLICATION; with ``COPY`` the body is an encoded ``LogBeginning``.
+
+    Attributes:
+        mode: ``ReplicationMode``.
+        offset: Commit-log offset from which chunks come, or at which the follower cuts its log.
+        epoch: Of the leader.
+        version: What both speak.
+    """
+
+    mode: int
+    offset: Offset
+    epoch: Epoch
+    version: int = REPLICATION_VERSION
+
+
+class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """REPLICATE_LOG, from the leader: a chunk of the log, whose bytes are the body.
+
+    Attributes:
+        start: Commit-log offset of the first record.
+        end: Of the record behind the last one.
+        segment_end: Where their segment ends.
+        epoch: Of all of them.
+        leader_end: Where the leader's log ends; without records this is a sign of life.
+    """
+
+    start: Offset
+    end: Offset
+    segment_end: Offset
+    epoch: Epoch
+    leader_end: Offset
+
+
+class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ACK_REPLICATION, from the follower: how far it is; after each turn in which it got more.
+
+    Attributes:
+        written: The log is written to this commit-log offset.
+        synced: And on the disk to this one.
+    """
+
+    written: Offset
+    synced: Offset
+
+
+class PromoteReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """PROMOTE_REPLICA: an administrator makes a follower the master. Answered by the next struct.
+
+    Attributes:
+        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+    """
+
+    epoch: Epoch = 0
+
+
+class PromoteReplicaResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to PROMOTE_REPLICA.
+
+    Attributes:
+        epoch: That began.
+        offset: Commit-log offset where it began.
+    """
+
+    epoch: Epoch
+    offset: Offset
+
+
+class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One follower, as its leader sees it.
+
+    Attributes:
+        replica_id: Its broker id.
+        sent: Commit-log offset; chunks were sent up to there.
+        written: It has written so far.
+        synced: And synced so far.
+        silent_ms: Since its last word.
+    """
+
+    replica_id: int
+    sent: int
+    written: int
+    synced: int
+    silent_ms: int
+
+
+class HaStatusRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_HA_STATUS, answered with ``HaStatus``."""
+
+
+class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_HA_STATUS.
+
+    Attributes:
+        broker_name: Broker group.
+        broker_id: Of the replica that answers.
+        role: ``MASTER`` or ``FOLLOWING``.
+        epoch: The newest of its log.
+        log_start: Commit-log offset of its oldest record.
+        log_end: Of the next one.
+        durable_end: On its disk to here.
+        leader: ``host:port`` that it follows, "" for a master.
+        connected: A follower: chunks come. A master: always true.
+        leader_end: A follower: where the leader's log ended when it was heard last.
+        replicas: A master: its followers.
+    """
+
+    broker_name: Name
+    broker_id: int
+    role: Name
+    epoch: int
+    log_start: int
+    log_end: int
+    durable_end: int
+    leader: Name = ""
+    connected: bool = True
+    leader_end: int = 0
+    replicas: list[ReplicaStatus] = []

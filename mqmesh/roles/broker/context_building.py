@@ -1,0 +1,169 @@
+"""Builds what handlers use, out of the settings, a store, and the tables that its log keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.protocol.route import BrokerAddress
+from mqmesh.roles.broker.commit_point import commit_point_of
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
+from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
+from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
+from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, SnapshotDesk
+from mqmesh.roles.broker.features.storing.staging import SendStage
+from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.life import first_number
+from mqmesh.roles.broker.producer_keys import ProducerKeys
+from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.document_saver import MakeSaver, Read
+from mqmesh.roles.shell import RoleShell
+from mqmesh.storage.interface import FlushDiskType, MessageStore
+from mqmesh.transport.interface import Transport
+
+
+class BrokerResources(msgspec.Struct, frozen=True):
+    """What the process of a broker gives to its role.
+
+    Attributes:
+        config: Settings.
+        transport: Of the process.
+        clock: Source of time.
+        shell: Command server and timers.
+        root: Directory of everything that the broker keeps.
+        instance_id: Random number of this life of the process.
+        life: Which life it is; generations and lock tokens begin with it.
+        address: Where it listens.
+        files: Reads and saves documents; None if nothing is kept.
+        run_aside: Has another thread do something.
+    """
+
+    config: BrokerConfig
+    transport: Transport
+    clock: Clock
+    shell: RoleShell
+    root: Path
+    instance_id: int
+    life: int
+    address: BrokerAddress
+    files: tuple[Read, MakeSaver] | None
+    run_aside: Callable[[Callable[[], Any], OnDone], None]
+
+
+def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:
+    """Tables of topics, groups and offsets, which are empty yet.
+
+    Args:
+        given: What the process gives.
+        store: Whose log keeps them; what a store in memory forgets anyway is not kept at all.
+    """
+    is_kept = given.config.storage.backend != "memory"
+    return BrokerTables(given.config, given.clock, store if is_kept else None)
+
+
+def build_context(
+    given: BrokerResources,
+    store: MessageStore,
+    tables: BrokerTables,
+    index: IndexerLink | None = None,
+) -> BrokerContext:
+    """All parts of a role.
+
+    Args:
+        given: What the process gives.
+        store: Messages.
+        tables: Topics, groups and offsets, loaded.
+        index: Way to the index process.
+    """
+    config, server = given.config, given.shell.server
+    assert server is not None
+    retry_after_ms, chance = config.busy_retry_after_ms, given.transport.random
+    followers = FollowerTable(
+        window_bytes=config.ha.ha_window_bytes,
+        fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
+        retain_ms=config.ha.ha_retain_for_slaves_ms,
+        counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+    )
+    return BrokerContext(
+        config=config,
+        clock=given.clock,
+        instance_id=given.instance_id,
+        store=store,
+        commit_point=commit_point_of(config, store, followers),
+        followers=followers,
+        topics=tables.topics,
+        offsets=tables.offsets,
+        group_table=tables.groups,
+        groups=ConsumerGroups(
+            grace_ms=config.client_lost_grace_ms,
+            expiry_ms=config.client_channel_expired_timeout_ms,
+            most_clients=config.max_clients,
+            first_generation=first_number(given.life),
+            busy_retry_after_ms=retry_after_ms,
+        ),
+        locks=_make_locks(given, store),
+        holds=PullHold(config.max_held_pulls, retry_after_ms),
+        turns=PullTurns(config.max_held_pulls, retry_after_ms),
+        stage=SendStage(),
+        producer_keys=ProducerKeys(config.max_producers_per_connection),
+        metas=MetaCache(),
+        stats=BrokerStats(),
+        wire=Wire(
+            given.shell.reply,
+            given.shell.fail,
+            server.notify,
+            server.note_refusal,
+            server.room,
+        ),
+        state=tables.state,
+        creation_rates=CreationRates(config.auto_topics_per_minute),
+        admission=SendAdmission(
+            wait_limit_ms=config.wait_time_mills_in_send_queue,
+            busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
+        ),
+        index=index,
+        filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
+        snapshots=SnapshotDesk(given.run_aside, given.root.absolute()),
+        transactions=TransactionDesk(
+            TransactionSettings(
+                timeout_ms=config.transaction_timeout_ms,
+                check_interval_ms=config.transaction_check_interval_ms,
+                check_max=config.transaction_check_max,
+                pending_max=config.transaction_pending_max,
+                parked_max=config.transaction_parked_max,
+                busy_retry_after_ms=retry_after_ms,
+            ),
+            chance,
+        ),
+        schedule=ScheduleDesk(chance),
+        retries=Retries(marks=DeadLetterMarks(chance)),
+    )
+
+
+def _make_locks(given: BrokerResources, store: MessageStore) -> QueueLocks:
+    config = given.config
+    # Who consumed from an earlier life of this broker may still do so.
+    wait_ms = config.rebalance_lock_lost_grace_ms if store.topics() else 0
+    return QueueLocks(
+        lease_ms=config.rebalance_lock_max_live_time_ms,
+        lost_grace_ms=config.rebalance_lock_lost_grace_ms,
+        most=config.max_consumer_offsets,
+        first_token=first_number(given.life) + 1,
+        settled_ms=given.clock.monotonic_ms() + wait_ms,
+        busy_retry_after_ms=config.busy_retry_after_ms,
+    )

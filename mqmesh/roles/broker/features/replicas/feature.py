@@ -1,0 +1,49 @@
+"""Followers of a master: they get its log, and sends may wait for them."""
+
+from typing import Final
+
+from mqmesh.figures import gauge
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.replicas import replicas
+
+
+def _lag(context: BrokerContext, unit: str) -> dict[tuple[str, ...], int]:
+    status = context.followers.status(context.clock.monotonic_ms())
+    if not status:
+        return {}
+    end = context.store.stats().max_commitlog_offset
+    if unit == "bytes":
+        return {(str(one.replica_id),): max(end - one.written, 0) for one in status}
+    return {(str(one.replica_id),): one.silent_ms for one in status}
+
+
+REPLICAS: Final = Feature(
+    commands={
+        RequestCode.OPEN_REPLICATION: replicas.open_replication,
+        RequestCode.ACK_REPLICATION: replicas.ack_replication,
+        RequestCode.GET_HA_STATUS: replicas.get_ha_status,
+        RequestCode.PROMOTE_REPLICA: replicas.refuse_promotion,
+    },
+    turn_ended=replicas.feed,
+    tick=replicas.tick,
+    client_gone=replicas.forget_follower,
+    figures=(
+        gauge("ha_followers", "followers that are connected", lambda broker: len(broker.followers)),
+        gauge(
+            "ha_replica_lag_bytes",
+            "what a follower has not written yet",
+            lambda broker: _lag(broker, "bytes"),
+            unit="bytes",
+            labels=("replica",),
+        ),
+        gauge(
+            "ha_replica_silent_ms",
+            "since a follower was heard",
+            lambda broker: _lag(broker, "ms"),
+            unit="ms",
+            labels=("replica",),
+        ),
+    ),
+)

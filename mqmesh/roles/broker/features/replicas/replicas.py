@@ -1,0 +1,175 @@
+"""Replication, on the side of the master: who gets which part of the log."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange
+from mqmesh.log_identity import LogIdentity
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, Request, encode_header, reply_with
+from mqmesh.protocol.replication import (
+    MAX_CHUNK_BYTES,
+    REPLICATION_VERSION,
+    AckReplication,
+    HaStatus,
+    HaStatusRequest,
+    OpenReplicationRequest,
+    OpenReplicationResponse,
+    PromoteReplicaRequest,
+    ReplicateLog,
+    ReplicationMode,
+)
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.features.replicas.follower_table import TURN_BYTES, Follower
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed
+from mqmesh.storage.commitlog.log_copy import encode_beginning
+from mqmesh.storage.interface import replicable
+from mqmesh.storage.log.epochs import common_end
+from mqmesh.units import CommitLogOffset
+
+SIGN_OF_LIFE_MS: Final = 500
+"""A follower that gets nothing else is told so often where the log ends."""
+HOLDER: Final = "replica {}"
+"""The name under which the log is kept from retention for a follower."""
+
+_log = logging.getLogger(__name__)
+
+
+def open_replication(
+    context: BrokerContext, request: Request, asked: OpenReplicationRequest
+) -> Reply:
+    """A follower says what it has, and is told how to go on."""
+    if asked.broker_name != context.config.broker_name:
+        raise InvalidArgument(
+            f"this is a replica of {context.config.broker_name!r}, not of {asked.broker_name!r}"
+        )
+    if asked.replica_id == context.config.broker_id:
+        raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
+    store, log = context.store, replicable(context.store)
+    ours = log.identity()
+    mode, offset = how_to_go_on(ours, asked.log)
+    if mode is ReplicationMode.STREAM:
+        now_ms = context.clock.monotonic_ms()
+        context.followers.open(
+            request.peer, asked.replica_id, log_end=ours.log_end, offset=offset, now_ms=now_ms
+        )
+        _log.info("replica %d follows from %d", asked.replica_id, offset)
+    body: Sequence[bytes] = ()
+    if mode is not ReplicationMode.TRUNCATE:
+        store.keep_from(HOLDER.format(asked.replica_id), CommitLogOffset(offset))
+    if mode is ReplicationMode.COPY:
+        beginning = encode_beginning(log.beginning())
+        if len(beginning) > MAX_FRAME_BYTES // 2:
+            raise InvalidArgument(
+                f"too many queues without messages for a copy: {len(beginning)} bytes tell of "
+                f"them, {MAX_FRAME_BYTES // 2} may; delete topics that nobody needs"
+            )
+        body = (beginning,)
+    answer = OpenReplicationResponse(int(mode), offset, store.epoch(), REPLICATION_VERSION)
+    return Reply(encode_header(answer), body)
+
+
+def how_to_go_on(ours: LogIdentity, theirs: LogIdentity) -> tuple[ReplicationMode, int]:
+    """What a follower does first, and the commit-log offset at which. Pure.
+
+    Args:
+        ours: What the leader has.
+        theirs: What the follower has.
+    """
+    is_same = (ours.store_id, ours.key_proof) == (theirs.store_id, theirs.key_proof)
+    found = common_end(ours.epochs, ours.log_end, theirs.epochs, theirs.log_end)
+    if is_same and theirs.log_start == theirs.log_end == ours.log_start:
+        return ReplicationMode.STREAM, ours.log_start  # a copy that has no record yet
+    if not is_same or found is None:
+        return ReplicationMode.COPY, ours.log_start
+    if found.end_offset < ours.log_start or found.end_offset < theirs.log_start:
+        return ReplicationMode.COPY, ours.log_start
+    if found.end_offset < theirs.log_end:
+        return ReplicationMode.TRUNCATE, found.end_offset
+    return ReplicationMode.STREAM, found.end_offset
+
+
+def ack_replication(context: BrokerContext, request: Request, ack: AckReplication) -> None:
+    """A follower says how far it is: sends that waited for it are answered."""
+    now_ms = context.clock.monotonic_ms()
+    if context.followers.acknowledged(request.peer, ack.written, ack.synced, now_ms):
+        answer_confirmed(context)
+
+
+def feed(context: BrokerContext, turn: BrokerTurn) -> bool:
+    """Sends followers what is new in the log; True if there is more that they may have."""
+    more = [_feed(context, one) for one in context.followers]
+    return any(more)
+
+
+def _feed(context: BrokerContext, one: Follower) -> bool:
+    log, table = replicable(context.store), context.followers
+    left = TURN_BYTES
+    while left > 0 and (room := table.room(one)) > 0:
+        try:
+            chunk = log.read_raw(
+                CommitLogOffset(one.sent), max_bytes=min(room, left, MAX_CHUNK_BYTES)
+            )
+        except (CorruptRecord, OffsetOutOfRange) as error:
+            _log.error("replica %d gets no more of the log: %s", one.replica_id, error)
+            table.forget(one.peer)
+            return False
+        if not chunk.data:
+            return False
+        header = ReplicateLog(chunk.start, chunk.end, chunk.segment_end, chunk.epoch, log.log_end())
+        code = RequestCode.REPLICATE_LOG
+        context.wire.notify(one.peer, code, encode_header(header), chunk.data)
+        table.sent(one, chunk.end, context.clock.monotonic_ms())
+        left -= len(chunk.data)
+    return left <= 0
+
+
+def forget_follower(context: BrokerContext, peer: bytes, now_ms: int) -> None:
+    """A connection broke; who waited for this follower waits for another, or for nobody."""
+    one = context.followers.forget(peer)
+    if one is not None:
+        _log.warning("replica %d is gone, it had written to %d", one.replica_id, one.written)
+        answer_confirmed(context)
+
+
+def tick(context: BrokerContext, now_ms: int) -> None:
+    """Tells idle followers that the master lives; keeps the log for those heard lately."""
+    if not context.followers.was_used:
+        return
+    log = replicable(context.store)
+    for one in context.followers.silent(now_ms):
+        _log.warning("replica %d hangs, it had written to %d", one.replica_id, one.written)
+    if context.commit_point.waiting_count:
+        answer_confirmed(context)
+    for replica_id, offset in context.followers.needed(now_ms):
+        context.store.keep_from(HOLDER.format(replica_id), CommitLogOffset(offset))
+    end = log.log_end()
+    header = encode_header(ReplicateLog(end, end, end, 0, end))
+    for one in context.followers.idle(now_ms, SIGN_OF_LIFE_MS):
+        context.wire.notify(one.peer, RequestCode.REPLICATE_LOG, header)
+
+
+def get_ha_status(context: BrokerContext, request: Request, asked: HaStatusRequest) -> Reply:
+    """How the replicas of this master are."""
+    identity = replicable(context.store).identity()
+    return reply_with(
+        HaStatus(
+            context.config.broker_name,
+            context.config.broker_id,
+            "MASTER",
+            context.store.epoch(),
+            identity.log_start,
+            identity.log_end,
+            int(context.store.durable_offset()),
+            replicas=context.followers.status(context.clock.monotonic_ms()),
+        )
+    )
+
+
+def refuse_promotion(
+    context: BrokerContext, request: Request, asked: PromoteReplicaRequest
+) -> Reply:
+    """It is the master."""
+    raise InvalidArgument(f"this replica is the master of {context.config.broker_name!r} already")

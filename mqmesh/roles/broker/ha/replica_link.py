@@ -1,0 +1,297 @@
+"""A follower's connection to its leader: opens the replication, and takes what comes of the log.
+
+The leader decides how to go on (``protocol/replication.py``); here each step is carried out, and
+whatever fails begins anew with an OPEN_REPLICATION, which says what is there by then. Pure but for
+the store: connections and time are given.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import (
+    CorruptRecord,
+    DiskFull,
+    MQMeshError,
+    OffsetOutOfRange,
+    RemoteProtocolError,
+    StorageError,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.replication import (
+    REPLICATION_VERSION,
+    AckReplication,
+    OpenReplicationRequest,
+    OpenReplicationResponse,
+    ReplicateLog,
+    ReplicationMode,
+)
+from mqmesh.storage.commitlog.log_copy import decode_beginning
+from mqmesh.storage.interface import LogBeginning, LogChunk, ReplicableLog
+from mqmesh.units import CommitLogOffset
+
+OPEN_TIMEOUT_MS: Final = 10_000
+RETRY_MS: Final = 1_000
+"""After something failed though the connection stands."""
+SILENT_MS: Final = 3_000
+"""The leader speaks each 500 ms; after so long it has forgotten this follower."""
+ACK_MS: Final = 200
+"""How often an idle follower says how far it is."""
+
+_log = logging.getLogger(__name__)
+
+
+class LeaderConnection(Protocol):
+    """What is needed of a connection; ``Transport.connect`` makes one."""
+
+    def request(
+        self,
+        code: int,
+        on_done: Callable[[Command | MQMeshError], None],
+        *,
+        header: bytes,
+        timeout_ms: int,
+    ) -> None:
+        """Sends a request."""
+
+    def oneway(self, code: int, *, header: bytes) -> None:
+        """Sends a request that gets no answer."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+class LogCopy(msgspec.Struct, frozen=True):
+    """The follower's log, and what hangs on it.
+
+    Attributes:
+        log: The log as it is now.
+        durable_offset: How far it is on the disk.
+        grown: Told that records were added.
+        truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
+        become_copy: Moves the store aside, and begins a copy.
+    """
+
+    log: Callable[[], ReplicableLog]
+    durable_offset: Callable[[], int]
+    grown: Callable[[], None]
+    truncate: Callable[[CommitLogOffset], None]
+    become_copy: Callable[[LogBeginning], None]
+
+
+class LinkCounts(msgspec.Struct):
+    """What a link counts.
+
+    Attributes:
+        chunks: Chunks that were added.
+        bytes: Of them.
+        refused_chunks: Those in which something was wrong.
+        cuts: How often the log was cut.
+        copies: How often the store became a copy.
+    """
+
+    chunks: int = 0
+    bytes: int = 0
+    refused_chunks: int = 0
+    cuts: int = 0
+    copies: int = 0
+
+
+class ReplicaLink:
+    """One follower's link; told of turns and time by its broker.
+
+    Args:
+        broker_name: Broker group.
+        replica_id: Of the follower.
+        instance_id: Random number of this life of the process.
+        leader: Where the leader listens, for people.
+        copy: The log.
+        connect: Makes the connection: told of commands from the leader, and of the connection.
+        clock: Source of time.
+
+    Attributes:
+        streaming: The leader sends what is new.
+        leader_end: Where the leader's log ended when it was heard last.
+        leader_epoch: Of the leader when it answered last.
+        counts: What came of it.
+        failure: Why the link does not stream; None while it does, or has only begun.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        replica_id: int,
+        instance_id: int,
+        leader: str,
+        copy: LogCopy,
+        *,
+        connect: Callable[[Callable[[Command], None], Callable[[bool], None]], LeaderConnection],
+        clock: Clock,
+    ) -> None:
+        self._broker_name = broker_name
+        self._replica_id = replica_id
+        self._instance_id = instance_id
+        self.leader = leader
+        self._copy = copy
+        self._clock = clock
+        self.streaming = False
+        self.leader_end = 0
+        self.leader_epoch = 0
+        self.counts = LinkCounts()
+        self.failure: str | None = None
+        self._attempt = 0
+        self._is_asked = False
+        self._connected = False
+        self._retry_ms = 0
+        self._acknowledged = (-1, -1)
+        self._ack_ms = 0
+        self._heard_ms = 0
+        self._connection = connect(self._on_command, self._on_connection)
+
+    def close(self) -> None:
+        """Ends it."""
+        self.streaming = self._connected = False
+        self._attempt += 1
+        self._connection.close()
+
+    def turn_ended(self) -> None:
+        """A turn of the loop is over: the leader is told what has come."""
+        if self.streaming and self._position() != self._acknowledged:
+            self._acknowledge()
+
+    def tick(self, now_ms: int) -> None:
+        """Time went on; monotonic clock."""
+        if self._connected and not self.streaming and not self._is_asked:
+            if now_ms >= self._retry_ms:
+                self._open()
+        elif self.streaming and now_ms - self._heard_ms > SILENT_MS:
+            self.streaming = False
+            self._open()
+        elif self.streaming and now_ms - self._ack_ms >= ACK_MS:
+            self._acknowledge()
+
+    # ---- Words of the leader -------------------------------------------------------------
+
+    def _on_connection(self, connected: bool) -> None:
+        self._connected, self.streaming, self._is_asked = connected, False, False
+        self._attempt += 1
+        _log.info("the leader at %s is %s", self.leader, "connected" if connected else "gone")
+        if connected:
+            self._open()
+
+    def _open(self) -> None:
+        self._is_asked = True
+        self._attempt += 1
+        attempt = self._attempt
+        asked = OpenReplicationRequest(
+            self._broker_name,
+            self._replica_id,
+            self._instance_id,
+            REPLICATION_VERSION,
+            self._copy.log().identity(),
+        )
+
+        def on_done(outcome: Command | MQMeshError) -> None:
+            if attempt == self._attempt:
+                self._is_asked = False
+                self._carefully(lambda: self._on_opened(outcome))
+
+        self._connection.request(
+            RequestCode.OPEN_REPLICATION,
+            on_done,
+            header=encode_header(asked),
+            timeout_ms=OPEN_TIMEOUT_MS,
+        )
+
+    def _on_opened(self, outcome: Command | MQMeshError) -> None:
+        if isinstance(outcome, MQMeshError):
+            raise outcome
+        answer = decode_header(OpenReplicationResponse, outcome.header)
+        if answer.version != REPLICATION_VERSION:
+            raise RemoteProtocolError(
+                f"the leader speaks version {answer.version} of the replication, this program "
+                f"{REPLICATION_VERSION}: upgrade followers first"
+            )
+        self.leader_epoch = answer.epoch
+        log = self._copy.log()
+        if answer.mode == ReplicationMode.STREAM:
+            if answer.offset != log.log_end():
+                raise RemoteProtocolError(
+                    f"the leader would go on at {answer.offset}, the log ends at {log.log_end()}"
+                )
+            self.streaming, self.failure, self._acknowledged = True, None, (-1, -1)
+            self._heard_ms = self._clock.monotonic_ms()
+            return
+        if answer.mode == ReplicationMode.TRUNCATE:
+            _log.warning("the log is cut from %d to %d", log.log_end(), answer.offset)
+            self.counts.cuts += 1
+            self._copy.truncate(CommitLogOffset(answer.offset))
+        elif answer.mode == ReplicationMode.COPY:
+            self.counts.copies += 1
+            self._copy.become_copy(decode_beginning(outcome.body))
+        else:
+            raise RemoteProtocolError(f"the leader says mode {answer.mode}, which nobody knows")
+        self._open()
+
+    def _on_command(self, command: Command) -> None:
+        if self.streaming and command.code == RequestCode.REPLICATE_LOG:
+            self._carefully(lambda: self._on_chunk(command))
+
+    def _on_chunk(self, command: Command) -> None:
+        header = decode_header(ReplicateLog, command.header)
+        self.leader_end = header.leader_end
+        self._heard_ms = self._clock.monotonic_ms()
+        if not command.body:
+            return
+        chunk = LogChunk(
+            CommitLogOffset(header.start),
+            CommitLogOffset(header.end),
+            header.segment_end,
+            header.epoch,
+            command.body,
+        )
+        try:
+            self._copy.log().append_raw(chunk)
+        except (CorruptRecord, OffsetOutOfRange):
+            self.counts.refused_chunks += 1
+            raise
+        self.counts.chunks += 1
+        self.counts.bytes += len(command.body)
+        self._copy.grown()
+
+    def _carefully(self, step: Callable[[], None]) -> None:
+        """Does a step; if that fails it begins anew, later."""
+        try:
+            step()
+        except MQMeshError as error:
+            self.streaming = False
+            self._retry_ms = self._clock.monotonic_ms() + RETRY_MS
+            if self.failure != str(error):
+                self.failure = str(error)
+                level = logging.WARNING if isinstance(error, DiskFull) else logging.ERROR
+                _log.log(level, "nothing comes from the leader at %s: %s", self.leader, error)
+            if isinstance(error, StorageError) and not isinstance(
+                error, (DiskFull, CorruptRecord, OffsetOutOfRange)
+            ):
+                raise
+
+    # ---- Words to the leader -------------------------------------------------------------
+
+    def _position(self) -> tuple[int, int]:
+        written = int(self._copy.log().log_end())
+        return written, min(int(self._copy.durable_offset()), written)
+
+    def _acknowledge(self) -> None:
+        self._acknowledged = self._position()
+        self._ack_ms = self._clock.monotonic_ms()
+        header = encode_header(AckReplication(*self._acknowledged))
+        try:
+            self._connection.oneway(RequestCode.ACK_REPLICATION, header=header)
+        except MQMeshError as error:
+            # The next one says the same, and more.
+            _log.debug("an acknowledgement is late: %s", error)
+            self._acknowledged = (-1, -1)

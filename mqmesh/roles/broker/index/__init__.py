@@ -1,0 +1,1 @@
+"""The index process of a broker, as the broker sees it."""

@@ -1,0 +1,135 @@
+"""What a broker is at a time: the master of its group, or a follower.
+
+A role is begun on an open store, builds its context, features and links out of it, and drops them
+when it ends; the store stays. The process tells it of turns and of time.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from mqmesh.protocol.route import DataVersion
+from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.context_building import BrokerResources
+from mqmesh.roles.broker.feature import BrokerTurn, Feature, Features
+from mqmesh.roles.broker.index.indexer_link import IndexerLink
+from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.interface import Connection
+
+MASTER_ID: Final = 0
+
+
+class BrokerRole:
+    """What all roles do.
+
+    Args:
+        given: What the process gives.
+        broker_id: Under which the name servers know it: 0 for the master.
+
+    Attributes:
+        context: What handlers use; None while there is none.
+        index: Way to the index process, None if there is none.
+        links: Name servers.
+    """
+
+    def __init__(self, given: BrokerResources, broker_id: int) -> None:
+        self._given = given
+        self._features: Features | None = None
+        self._announced: DataVersion | None = None
+        self.context: BrokerContext | None = None
+        self.index: IndexerLink | None = None
+        self.links = NamesrvLinks(
+            given.config,
+            given.address,
+            given.instance_id,
+            broker_id=broker_id,
+            connect=self._connect,
+            clock=given.clock,
+            call_soon=partial(given.transport.loop.call_later, 0),
+        )
+
+    def _serve(self, context: BrokerContext, features: Sequence[Feature]) -> None:
+        """Opens the commands of features, and calls their hooks from now on."""
+        self.context = context
+        self._features = Features(features, context)
+        self._given.shell.dispatch.open(self._features.handlers)
+
+    def _rest(self, reason: str) -> None:
+        """Serves nothing more; who waits is told."""
+        if self._features is not None:
+            self._features.stopping()
+        self._features = None
+        self._given.shell.dispatch.refuse(reason)
+
+    def announce(self) -> None:
+        """Registers it with the name servers.
+
+        Raises:
+            ConfigError: The address of one is none.
+        """
+        assert self.context is not None
+        self.links.follow(self.context)
+
+    def save(self) -> None:
+        """Saves what is saved now and then."""
+
+    def turn_ended(self, turn: BrokerTurn) -> bool:
+        """A turn of the loop is over; True if the next has to come at once."""
+        if self._features is None:
+            return False
+        if self.context is not None and self.context.topics.version is not self._announced:
+            self._announced = self.context.topics.version
+            self.links.topics_changed()
+        return self._features.turn_ended(turn)
+
+    def tick(self, now_ms: int) -> None:
+        """Time went on; monotonic clock."""
+        if self._features is not None:
+            self._features.tick(now_ms)
+            self.links.tick()
+
+    def sample(self, now_ms: int) -> None:
+        """It is time for what is done now and then."""
+        if self.context is not None and self._features is not None:
+            self.context.stats.sample(now_ms)
+            self._features.sample()
+
+    def durable(self) -> None:
+        """The log was synced further."""
+        if self._features is not None:
+            self._features.durable()
+
+    def client_gone(self, peer: bytes, now_ms: int) -> None:
+        """A connection broke."""
+        if self._features is not None:
+            self._features.client_gone(peer, now_ms)
+
+    def say_goodbye(self, tick: Callable[[int], None]) -> None:
+        """The broker stops: what was begun is finished, name servers are told.
+
+        Args:
+            tick: Takes a turn of the loop, waiting so many ms at most.
+        """
+        context, features, clock = self.context, self._features, self._given.clock
+        if context is None or features is None:
+            return
+        features.stopping()
+        self.save()
+        self.links.unregister()
+        until_ms = clock.monotonic_ms() + GOODBYE_MS
+        while context.commit_point.waiting_count or self.links.in_flight:
+            now_ms = clock.monotonic_ms()
+            if now_ms >= until_ms:
+                break
+            tick(min(until_ms - now_ms, 20))
+            features.durable()
+        features.stopped()
+
+    def close(self) -> None:
+        """Drops everything that was built."""
+        self.context = self._features = None
+        self.links.close()
+
+    def _connect(self, address: str, on_connection: Callable[[bool], None]) -> Connection:
+        return self._given.transport.connect(endpoint_of(address), on_connection=on_connection)

@@ -1,0 +1,107 @@
+"""Asks the replicas of broker groups how they are, and makes a follower the master."""
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument, MQMeshError, NoRoute
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.replication import (
+    HaStatus,
+    HaStatusRequest,
+    PromoteReplicaRequest,
+    PromoteReplicaResponse,
+)
+from mqmesh.protocol.route import BrokerData
+from mqmesh.sdk.admin.admin import MASTER_ID, AdminClient
+from mqmesh.transport.endpoints import endpoint_of
+
+
+class ReplicaReport(msgspec.Struct, frozen=True):
+    """What a replica says of itself.
+
+    Attributes:
+        broker_name: Broker group.
+        broker_id: 0 for the master, as the name servers know it.
+        endpoint: Where it listens.
+        status: Its answer; None if there was none.
+        problem: Why there was none.
+    """
+
+    broker_name: str
+    broker_id: int
+    endpoint: str
+    status: HaStatus | None
+    problem: str = ""
+
+
+class HaAdmin(AdminClient):
+    """Administration of replicas; arguments as for ``AdminClient``."""
+
+    def ha_status(self, broker_name: str = "") -> list[ReplicaReport]:
+        """How the replicas of broker groups are, by group and id.
+
+        Args:
+            broker_name: Only of this group.
+
+        Raises:
+            NoRoute: No broker is known, or none of that group.
+            TransportError: No name server answers.
+        """
+        reports = []
+        for group in self._groups(broker_name):
+            for broker_id, address in sorted(group.addresses.items()):
+                endpoint = endpoint_of(address.tcp)
+                try:
+                    answer = self._request(
+                        endpoint, RequestCode.GET_HA_STATUS, encode_header(HaStatusRequest())
+                    )
+                    status, problem = decode_header(HaStatus, answer.header), ""
+                except MQMeshError as error:
+                    status, problem = None, str(error)
+                reports.append(
+                    ReplicaReport(group.broker_name, broker_id, address.tcp, status, problem)
+                )
+        return reports
+
+    def promote(
+        self, broker_name: str, broker_id: int, *, epoch: int = 0
+    ) -> PromoteReplicaResponse:
+        """Makes a follower the master of its group; what it has not got is lost to the group.
+
+        Args:
+            broker_name: Broker group.
+            broker_id: Of the follower.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no such follower.
+            InvalidArgument: It is the master; or the master is there.
+            BrokerError, TransportError: The follower refuses, or does not answer.
+        """
+        (group,) = self._groups(broker_name)
+        if broker_id == MASTER_ID:
+            raise InvalidArgument(f"replica 0 of {broker_name!r} is the master already")
+        if MASTER_ID in group.addresses:
+            raise InvalidArgument(
+                f"the master of {broker_name!r} is there, at {group.addresses[MASTER_ID].tcp}, and "
+                "both would take messages: stop it first"
+            )
+        if broker_id not in group.addresses:
+            known = ", ".join(str(one) for one in sorted(group.addresses)) or "none"
+            raise NoRoute(
+                f"the name servers know no replica {broker_id} of {broker_name!r}: {known}"
+            )
+        answer = self._request(
+            endpoint_of(group.addresses[broker_id].tcp),
+            RequestCode.PROMOTE_REPLICA,
+            encode_header(PromoteReplicaRequest(epoch)),
+        )
+        return decode_header(PromoteReplicaResponse, answer.header)
+
+    def _groups(self, broker_name: str) -> list[BrokerData]:
+        groups = sorted(self.cluster().brokers, key=lambda one: one.broker_name)
+        found = [one for one in groups if broker_name in ("", one.broker_name)]
+        if not found:
+            known = ", ".join(one.broker_name for one in groups) or "there are none"
+            raise NoRoute(f"no broker group {broker_name!r} is known ({known})")
+        return found

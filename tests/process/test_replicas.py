@@ -1,0 +1,227 @@
+"""A master and its followers, as real processes: double write, promotion, and coming back."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqmesh import Message, Producer, PullConsumer
+from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.messaging import SendStatus
+from mqmesh.protocol.replication import HaStatus
+from mqmesh.protocol.route import DeleteTopicRequest
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.ha_admin import HaAdmin
+from mqmesh.testing.processes import RoleProcess
+
+PATIENCE_S = 50
+SEGMENT_BYTES = 4 * 1024 * 1024
+
+
+class Group:
+    """A name server, and the replicas of one broker group.
+
+    Attributes:
+        replicas: Their processes, by id.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.namesrv = RoleProcess("namesrv", {"listen_port": "0"}, folder / "namesrv.log")
+        self.replicas: dict[int, RoleProcess] = {}
+        self.endpoints: dict[int, str] = {}
+        self.admin = HaAdmin(self.namesrv.endpoint)
+
+    def start(self, broker_id: int, master: str = "", *, store: str = "", **settings: str) -> None:
+        """Starts a replica, or starts it again at its old address."""
+        endpoint = self.endpoints.get(broker_id, ":0")
+        process = RoleProcess(
+            "broker",
+            {
+                "broker_id": str(broker_id),
+                "listen_port": endpoint.rpartition(":")[2],
+                "namesrv_addr": f'["{self.namesrv.endpoint}"]',
+                "store_path_root_dir": str(self.folder / (store or f"r{broker_id}")),
+                "storage.mapped_file_size_commit_log": str(SEGMENT_BYTES),
+                "ha.mode": "manual",
+                **({"ha.master_addr": master} if master else {}),
+                **{name.replace("__", "."): value for name, value in settings.items()},
+            },
+            self.folder / f"r{broker_id}.log",
+        )
+        self.replicas[broker_id], self.endpoints[broker_id] = process, process.endpoint
+
+    def status(self, broker_id: int) -> HaStatus | None:
+        """What the replica says that the name server knows by an id; None if there is none."""
+        reports = {one.broker_id: one.status for one in self.admin.ha_status("broker-a")}
+        return reports.get(broker_id)
+
+    def is_caught_up(self, broker_id: int = 1) -> bool:
+        master, follower = self.status(0), self.status(broker_id)
+        return (
+            master is not None
+            and follower is not None
+            and follower.connected
+            and follower.log_end == master.log_end
+        )
+
+    def close(self) -> None:
+        self.admin.close()
+        for process in (*self.replicas.values(), self.namesrv):
+            process.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if condition():
+                return
+        except MQMeshError:
+            pass  # the cluster is on its way to it
+        assert time.monotonic() < deadline, "it never comes"
+
+
+@pytest.fixture
+def group(short_tmp_path: Path) -> Iterator[Group]:
+    group = Group(short_tmp_path)
+    yield group
+    group.close()
+
+
+def pair(group: Group, **settings: str) -> None:
+    """A master and a follower that has all of it."""
+    group.start(0, **settings)
+    group.start(1, group.endpoints[0], **settings)
+    until(lambda: group.is_caught_up())
+
+
+def bodies_of(group: Group, topic: str = "t") -> list[bytes]:
+    """All messages of a topic, sorted."""
+    bodies: list[bytes] = []
+    with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
+        queues = consumer.queues(topic)
+        consumer.assign(queues)
+        consumer.seek_to_begin(*queues)
+        until(lambda: bool(consumer.lag(*queues)))
+        while any(consumer.lag(*queues).values()):
+            bodies += [message.body for message in consumer.poll(1_000)]
+    return sorted(bodies)
+
+
+def log_of(group: Group, store: str, end: int) -> str:
+    digest = hashlib.sha256()
+    for path in sorted((group.folder / store / "commitlog").iterdir()):
+        start = int(path.name)
+        if start < end:
+            with path.open("rb") as file:
+                digest.update(file.read(min(end - start, SEGMENT_BYTES)))
+    return digest.hexdigest()
+
+
+def test_what_was_acknowledged_by_double_write_outlives_the_master(group: Group) -> None:
+    pair(group, ha__ack_replicas="one")
+    acknowledged: list[bytes] = []
+    numbers = itertools.count()
+
+    def send(producer: Producer, count: int) -> None:
+        for number in itertools.islice(numbers, count):
+            body = b"%06d" % number + b"x" * 2_000
+            result = producer.send(Message("t", body))
+            assert result.status is SendStatus.SEND_OK
+            acknowledged.append(body)
+
+    with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
+        send(producer, 2_500)  # more than a segment
+    group.replicas[0].kill()
+    until(lambda: group.status(0) is None and not group.status(1).connected)
+    answer = group.admin.promote("broker-a", 1)
+    assert answer.epoch == 2
+    until(lambda: group.status(0) is not None)
+    assert group.status(0).role == "MASTER"
+    assert bodies_of(group) == sorted(acknowledged)
+    # It goes on, alone.
+    with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
+        assert producer.send(Message("t", b"alone")).status is SendStatus.SLAVE_NOT_AVAILABLE
+    # The old master comes back as a follower, and loses what nobody else had, if anything.
+    group.start(2, group.endpoints[1], store="r0")
+    until(lambda: group.is_caught_up(2))
+    end = group.status(0).log_end
+    assert log_of(group, "r0", end) == log_of(group, "r1", end)
+    assert b"alone" in bodies_of(group)
+
+
+def test_a_master_without_followers_says_so_and_goes_on(group: Group) -> None:
+    pair(group, ha__ack_replicas="one", ha__slave_timeout_ms="500")
+    with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
+        assert producer.send(Message("t", b"1")).status is SendStatus.SEND_OK
+        group.replicas[1].suspend()
+        late = producer.send(Message("t", b"2")).status
+        assert late in (SendStatus.FLUSH_SLAVE_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE)
+        until(lambda: not group.status(0).replicas)
+        assert producer.send(Message("t", b"3")).status is SendStatus.SLAVE_NOT_AVAILABLE
+        group.replicas[1].resume()
+        until(lambda: group.is_caught_up())
+        assert producer.send(Message("t", b"4")).status is SendStatus.SEND_OK
+    assert bodies_of(group) == [b"1", b"2", b"3", b"4"]
+
+
+def test_topics_groups_and_offsets_are_those_of_the_master(group: Group) -> None:
+    pair(group)
+    namesrv = group.namesrv.endpoint
+    group.admin.create_topic("orders", queues=3)
+    with Producer("shop", namesrv_addr=namesrv) as producer:
+        for number in range(30):
+            producer.send(Message("orders", b"%d" % number))
+    with PullConsumer("billing", namesrv_addr=namesrv) as consumer:
+        queues = consumer.queues("orders")
+        consumer.assign(queues)
+        for queue in queues:
+            consumer.seek(queue, 7)
+        consumer.commit()
+    until(lambda: group.is_caught_up())
+    group.replicas[0].stop()
+    until(lambda: group.status(0) is None)
+    group.admin.promote("broker-a", 1)
+    until(lambda: group.status(0) is not None)
+    (config,) = group.admin.topic_configs("orders")["broker-a"]
+    assert config.write_queue_nums == 3
+    with PullConsumer("billing", namesrv_addr=namesrv) as consumer:
+        assert [consumer.committed(queue) for queue in consumer.queues("orders")] == [7, 7, 7]
+
+
+def test_a_follower_that_was_away_catches_up_and_one_that_is_new_gets_everything(group):
+    pair(group)
+    group.replicas[1].kill()
+    with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
+        for number in range(3_000):
+            producer.send_oneway(Message("t", b"%06d" % number + b"x" * 2_000))
+        producer.send(Message("t", b"end"))
+    group.start(1, group.endpoints[0])
+    group.start(3, group.endpoints[0])
+    until(lambda: group.is_caught_up(1) and group.is_caught_up(3))
+    end = group.status(0).log_end
+    assert len({log_of(group, store, end) for store in ("r0", "r1", "r3")}) == 1
+
+
+def test_a_follower_refuses_what_is_the_masters_and_promotion_beside_one(group: Group) -> None:
+    pair(group)
+    with pytest.raises(InvalidArgument, match="stop it first"):
+        group.admin.promote("broker-a", 1)
+    status = group.status(1)
+    assert (status.role, status.broker_id) == ("FOLLOWING", 1)
+    assert status.leader == group.endpoints[0]
+    with AdminClient(group.namesrv.endpoint) as admin, pytest.raises(NotMaster, match="follows"):
+        admin._request(
+            f"tcp://{group.endpoints[1]}",
+            RequestCode.DELETE_TOPIC_IN_BROKER,
+            encode_header(DeleteTopicRequest("t")),
+        )

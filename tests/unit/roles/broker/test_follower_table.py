@@ -1,0 +1,157 @@
+"""Who may be sent how much of the log, and how far it is safe with followers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.units import MAX_OFFSET
+
+WINDOW = 1_000
+
+
+@pytest.fixture
+def table() -> FollowerTable:
+    return FollowerTable(window_bytes=WINDOW, fall_behind_bytes=500, retain_ms=60_000)
+
+
+def opened(table: FollowerTable, peer: bytes = b"a", offset: int = 0, replica_id: int = 1):
+    table.open(peer, replica_id, log_end=10_000, offset=offset, now_ms=0)
+    return next(one for one in table if one.peer == peer)
+
+
+def test_one_may_be_sent_a_window_more_than_it_has_written(table):
+    one = opened(table, offset=100)
+    assert table.room(one) == WINDOW
+    table.sent(one, 900, 0)
+    assert table.room(one) == 200
+    table.acknowledged(b"a", 600, 0, 0)
+    assert table.room(one) == 700
+
+
+def test_one_that_was_ahead_of_its_master_is_refused(table):
+    with pytest.raises(InvalidArgument, match="10001"):
+        opened(table, offset=10_001)
+    assert not len(table)
+
+
+@pytest.mark.parametrize(
+    ("written", "synced"), [(901, 0), (99, 0), (500, 501), (MAX_OFFSET, MAX_OFFSET)]
+)
+def test_who_says_what_cannot_be_counts_no_more(table, written, synced):
+    one = opened(table, offset=100)
+    table.sent(one, 900, 0)
+    with pytest.raises(InvalidArgument, match=str(written)):
+        table.acknowledged(b"a", written, synced, 0)
+    assert not len(table)
+    assert table.position == 0
+    with pytest.raises(InvalidArgument, match="opened no replication"):
+        table.acknowledged(b"a", 500, 0, 0)
+
+
+def test_it_is_safe_with_whoever_has_most_and_that_never_goes_back(table):
+    first, second = opened(table), opened(table, b"b", replica_id=2)
+    table.sent(first, 900, 0)
+    table.sent(second, 900, 0)
+    assert table.acknowledged(b"a", 300, 0, 0)
+    assert not table.acknowledged(b"b", 200, 0, 0)
+    assert table.position == 300
+    assert table.acknowledged(b"b", 400, 0, 0)
+    table.forget(b"b")
+    assert table.position == 400
+
+
+def test_with_sync_flush_what_counts_is_on_the_disk(table):
+    table = FollowerTable(window_bytes=WINDOW, fall_behind_bytes=500, counts_synced=True)
+    one = opened(table)
+    table.sent(one, 900, 0)
+    assert not table.acknowledged(b"a", 900, 0, 0)
+    assert table.acknowledged(b"a", 900, 700, 0)
+    assert table.position == 700
+
+
+def test_one_that_lacks_too_much_is_not_waited_for(table):
+    assert not table.is_available(0)
+    one = opened(table, offset=100)
+    assert table.is_available(600)
+    assert not table.is_available(601)
+    table.sent(one, 400, 0)
+    table.acknowledged(b"a", 400, 0, 0)
+    assert table.is_available(900)
+    assert table.forget(b"a") is one
+    assert not table.is_available(900)
+    assert table.forget(b"a") is None
+
+
+def test_a_follower_that_comes_by_another_connection_counts_once(table):
+    old = opened(table)
+    assert table.open(b"b", 1, log_end=10, offset=5, now_ms=0) == [old]
+    assert [one.peer for one in table] == [b"b"]
+    assert table.open(b"b", 1, log_end=10, offset=5, now_ms=0) == []
+
+
+def test_the_log_is_kept_for_one_that_was_heard_lately(table):
+    assert not table.was_used
+    one = opened(table, offset=100)
+    table.sent(one, 900, 0)
+    table.acknowledged(b"a", 200, 0, 1_000)
+    table.forget(b"a")
+    assert table.was_used
+    assert table.needed(61_000) == [(1, 200)]
+    assert table.needed(61_001) == [(1, MAX_OFFSET)]
+
+
+def test_one_that_hangs_is_not_waited_for(table):
+    one = opened(table)
+    assert table.silent(3_000) == []
+    table.acknowledged(b"a", 0, 0, 1_000)
+    assert table.silent(4_000) == []
+    assert table.silent(4_001) == [one]
+    assert not len(table)
+
+
+def test_idle_ones_are_told_now_and_then(table):
+    one = opened(table)
+    assert table.idle(499, 500) == []
+    assert table.idle(500, 500) == [one]
+    assert table.idle(999, 500) == []
+    table.sent(one, 10, 900)
+    assert table.idle(1_000, 500) == []
+    assert [status.silent_ms for status in table.status(700)] == [700]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["open", "send", "ack", "forget"]),
+            st.integers(0, 2),
+            st.integers(0, 50),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_position_is_what_somebody_has_said_and_never_goes_back(steps):
+    table = FollowerTable(window_bytes=20, fall_behind_bytes=10)
+    said = [0]
+    before = 0
+    for verb, number, offset in steps:
+        peer = bytes([number])
+        one = next((one for one in table if one.peer == peer), None)
+        if verb == "open":
+            table.open(peer, number + 1, log_end=50, offset=offset, now_ms=0)
+        elif verb == "forget":
+            table.forget(peer)
+        elif one is not None and verb == "send":
+            table.sent(one, min(one.written + 20, max(one.sent, offset)), 0)
+            assert 0 <= table.room(one) <= 20
+        elif one is not None and verb == "ack":
+            try:
+                table.acknowledged(peer, offset, 0, 0)
+                said.append(offset)
+            except InvalidArgument:
+                assert peer not in [one.peer for one in table]
+        assert before <= table.position in said
+        before = table.position
