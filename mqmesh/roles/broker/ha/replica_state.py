@@ -13,7 +13,7 @@ import msgspec
 
 from mqmesh.coordination.interface import MOST_REPLICAS, MemberIncarnation
 from mqmesh.errors import BrokerNotAvailable, CorruptRecord
-from mqmesh.storage.interface import MAX_EPOCH
+from mqmesh.log_identity import MAX_EPOCH
 
 NAME: Final = "replica-state"
 VERSION: Final = 1
