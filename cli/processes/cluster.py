@@ -1,5 +1,6 @@
 """`mqmesh up`, `mqmesh status`, `mqmesh down`: a whole cluster on this machine."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -185,12 +186,13 @@ def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str
 
 
 def _all_registered(config: ClusterConfig) -> bool:
-    """Every name server of the cluster knows every broker."""
-    wanted = {broker.broker_name for broker in config.broker}
+    """Every name server of the cluster knows every broker; replicas may have been promoted."""
+    wanted = Counter(broker.broker_name for broker in config.broker)
     for address in config.namesrv_addr.split(";") if config.namesrv else ():
         try:
             with AdminClient(address, timeout_ms=REGISTERED_TIMEOUT_MS) as admin:
-                if not wanted <= {broker.broker_name for broker in admin.cluster().brokers}:
+                known = admin.cluster().brokers
+                if not wanted <= Counter({one.broker_name: len(one.addresses) for one in known}):
                     return False
         except MQMeshError:
             return False

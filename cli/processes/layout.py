@@ -14,6 +14,8 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.ha_config import HaConfig
+from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -22,6 +24,7 @@ from mqmesh.roles.supervisor.supervisor import RoleSpec, python_argv
 from ..options import DEFAULT_DATA_DIR
 
 MAX_ROLES: Final = 1_024
+PORTS_PER_REPLICA: Final = 10
 BROKER_STAGE: Final = 0
 NAMESRV_STAGE: Final = 1
 """Brokers are stopped before the name servers that they take leave of."""
@@ -52,7 +55,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             wait until there is one.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
-            their name below ``data_dir``.
+            their name below ``data_dir``. One with ``replicas`` stands for so many processes.
+        ha: Settings of replication for brokers that do not say them.
     """
 
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR
@@ -60,6 +64,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     filter_server: FiltersrvConfig = msgspec.field(default_factory=FiltersrvConfig)
     broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
     schedule: bool = True
+    ha: HaConfig = msgspec.field(default_factory=HaConfig)
 
     @property
     def folder(self) -> Path:
@@ -85,7 +90,6 @@ def load_cluster(path: Path | None, overrides: Sequence[str] = ()) -> ClusterCon
     else:
         config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
     names = [name for _, name, *_ in _roles(config)]
-    names = [name for _, name, _, _, _ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{source}: two roles are named {twice!r}; give each its own name")
@@ -150,13 +154,51 @@ def _fill(data: dict[str, Any]) -> None:
         one.setdefault("name", f"namesrv-{number}")
         one.setdefault("data_dir", str(folder / quote(one["name"], safe="")))
     addresses = [_address_of(msgspec.convert(one, NamesrvConfig)) for one in namesrvs]
+    shared = data.get("ha", {})
     for one in data.setdefault("broker", []):
+        if shared:
+            one["ha"] = shared | one.get("ha", {})
+    data["broker"] = [replica for one in data["broker"] for replica in _replicas(one, folder)]
+    for one in data["broker"]:
         name = one.setdefault("broker_name", BrokerConfig().broker_name)
         one.setdefault("store_path_root_dir", str(folder / quote(name, safe="")))
         if addresses:
             one.setdefault("namesrv_addr", addresses)
         if data.get("filter_server", {}).get("enable"):
             one.setdefault("filter_server_enable", True)
+
+
+def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The tables of all replicas that a broker's table stands for."""
+    count = broker.get("replicas", 1)
+    if count == 1:
+        return [broker]
+    ha = broker.get("ha", {})
+    if ha.get("mode", "off") != "manual" or broker.get("broker_id", MASTER_ID) != MASTER_ID:
+        raise ConfigError(
+            f'replicas = {count} needs ha.mode = "manual", and is said of the master (broker_id 0)'
+        )
+    master = msgspec.convert({k: v for k, v in broker.items() if k != "replicas"}, BrokerConfig)
+    host = master.advertised_host or bindable(master.listen_host)
+    root = broker.get("store_path_root_dir", str(folder / quote(master.broker_name, safe="")))
+    tables = []
+    for number in range(count):
+        table = broker | {
+            "replicas": 1,
+            "broker_id": number,
+            "listen_port": master.listen_port + number * PORTS_PER_REPLICA,
+            "store_path_root_dir": f"{root}/r{number}",
+        }
+        if number != MASTER_ID:
+            table["ha"] = ha | {"master_addr": f"{host}:{master.listen_port}"}
+        tables.append(table)
+    return tables
+
+
+def _name_of(broker: BrokerConfig) -> str:
+    """Of its process."""
+    is_master = broker.broker_id == MASTER_ID
+    return broker.broker_name if is_master else f"{broker.broker_name}-r{broker.broker_id}"
 
 
 def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
@@ -166,8 +208,8 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
         yield "namesrv", namesrv.name, endpoint, NAMESRV_STAGE, namesrv
     for broker in config.broker:
         endpoint = f"tcp://{bindable(broker.listen_host)}:{broker.listen_port}"
-        yield "broker", broker.broker_name, endpoint, BROKER_STAGE, broker
-        if config.schedule:
+        yield "broker", _name_of(broker), endpoint, BROKER_STAGE, broker
+        if config.schedule and broker.broker_id == MASTER_ID:
             service = _schedule_of(config, broker)
             yield "schedule", service.name, "", BROKER_STAGE, service
     for filtersrv in _filter_servers(config):
@@ -179,7 +221,7 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
     if not config.filter_server.enable:
         return
     for broker in config.broker:
-        if broker.filter_server_enable:
+        if broker.filter_server_enable and broker.broker_id == MASTER_ID:
             host = "127.0.0.1" if broker.listen_host in WILDCARDS else bindable(broker.listen_host)
             yield msgspec.structs.replace(
                 config.filter_server,
@@ -206,7 +248,7 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
         yield namesrv.name, "listen_port", namesrv.listen_host, namesrv.listen_port
         yield namesrv.name, "publish_port", namesrv.listen_host, namesrv.publish_port
     for broker in config.broker:
-        yield broker.broker_name, "listen_port", broker.listen_host, broker.listen_port
+        yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 
 
 def _address_of(namesrv: NamesrvConfig) -> str:

@@ -40,6 +40,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         broker_name: Broker group. Queues are known to clients by this name, so it must not
             change while consumers have offsets, and no two groups of a cluster may share it.
         broker_id: 0 for the master of its group, 1 to 64 for a follower; see ``ha``.
+        replicas: How many replicas of this broker `mqmesh up` starts on this machine, 1 to 65: the
+            master, and followers with the ids behind it, each 10 ports further, if ``ha.mode`` is
+            ``manual``. Nobody else looks at it.
         namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
@@ -139,6 +142,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cluster_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "DefaultCluster"
     broker_name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "broker-a"
     broker_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICA_ID)] = 0
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID + 1)] = 1
     namesrv_addr: Annotated[list[str], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=lambda: ["127.0.0.1:9876", "127.0.0.1:9877"]
     )

@@ -10,6 +10,7 @@ import pytest
 
 from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs
 from mqmesh.config import load_config
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
@@ -173,3 +174,70 @@ def test_a_broker_may_be_left_without_a_filter_server(write):
         write("[filter_server]\nenable = true\n[[broker]]\nfilter_server_enable = false\n")
     )
     assert "filtersrv" not in {spec.role for spec in role_specs(config)}
+
+
+REPLICAS = """
+data_dir = "/data"
+[[namesrv]]
+[ha]
+mode = "manual"
+ack_replicas = "one"
+[[broker]]
+listen_port = 10911
+replicas = 3
+[broker.ha]
+slave_timeout_ms = 500
+[[broker]]
+broker_name = "b"
+listen_port = 10951
+"""
+
+
+def test_a_table_with_replicas_is_a_master_and_its_followers(write):
+    config = load_cluster(write(REPLICAS))
+    found = [
+        (one.broker_name, one.broker_id, one.listen_port, one.store_path_root_dir)
+        for one in config.broker
+    ]
+    assert found == [
+        ("broker-a", 0, 10_911, "/data/broker-a/r0"),
+        ("broker-a", 1, 10_921, "/data/broker-a/r1"),
+        ("broker-a", 2, 10_931, "/data/broker-a/r2"),
+        ("b", 0, 10_951, "/data/b"),
+    ]
+    masters = [one.ha.master_addr for one in config.broker]
+    assert masters == ["", "127.0.0.1:10911", "127.0.0.1:10911", ""]
+    assert {one.ha.ack_replicas for one in config.broker} == {AckReplicas.ONE}
+    assert [one.ha.slave_timeout_ms for one in config.broker] == [500, 500, 500, 3_000]
+
+
+def test_each_replica_is_a_process_and_a_group_has_one_schedule_service(write, tmp_path):
+    config = load_cluster(write(REPLICAS.replace("/data", str(tmp_path / "data"))))
+    names = [spec.name for spec in role_specs(config)]
+    assert sorted(names) == [
+        "b",
+        "broker-a",
+        "broker-a-r1",
+        "broker-a-r2",
+        "namesrv-1",
+        "schedule-b",
+        "schedule-broker-a",
+    ]
+    again = load_config(BrokerConfig, tmp_path / "data" / "run" / "broker-a-r2.toml")
+    assert (again.broker_id, again.replicas) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "said", ["replicas = 2", 'replicas = 2\nbroker_id = 1\n[broker.ha]\nmode = "manual"']
+)
+def test_replicas_need_a_mode_and_are_said_of_the_master(write, said):
+    with pytest.raises(ConfigError, match=r"replicas|broker_id"):
+        load_cluster(write(f"[[broker]]\n{said}\n"))
+
+
+@pytest.mark.parametrize("name", ["2m.toml", "2m-2s-async.toml", "2m-2s-sync.toml"])
+def test_the_files_of_layouts_can_be_used(project_root, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    config = load_cluster(project_root / "conf" / "ha" / name)
+    assert len(config.broker) == (2 if name == "2m.toml" else 4)
+    assert len(role_specs(config)) == len(config.broker) + 4

@@ -1,0 +1,235 @@
+"""A follower's link: what it says to its leader, and does with what comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqmesh.errors import CorruptRecord, DiskFull, RequestTimeout, StoreClosed
+from mqmesh.log_identity import EpochStart, LogIdentity
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.replication import (
+    AckReplication,
+    OpenReplicationRequest,
+    OpenReplicationResponse,
+    ReplicateLog,
+    ReplicationMode,
+)
+from mqmesh.roles.broker.ha.replica_link import RETRY_MS, SILENT_MS, LogCopy, ReplicaLink
+from mqmesh.storage.commitlog.log_copy import encode_beginning
+from mqmesh.storage.interface import LogBeginning
+from mqmesh.testing.clock import ManualClock
+
+STREAM, TRUNCATE, COPY = map(int, ReplicationMode)
+BEGINNING = LogBeginning(b"k" * 32, 7, 65_536, 0, [EpochStart(1, 0)], [])
+
+
+class Log:
+    """A log of bytes, and what a test wants of it."""
+
+    def __init__(self) -> None:
+        self.data = b"." * 100
+        self.failure: Exception | None = None
+
+    def identity(self) -> LogIdentity:
+        return LogIdentity(7, b"k", 0, len(self.data), [EpochStart(1, 0)])
+
+    def log_end(self) -> int:
+        return len(self.data)
+
+    def append_raw(self, chunk) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert chunk.start == len(self.data)
+        self.data += bytes(chunk.data)
+
+
+class Leader:
+    """The leader's side of one link, and everything around the follower's."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.clock = ManualClock()
+        self.synced = 50
+        self.asked: list[tuple[OpenReplicationRequest, object]] = []
+        self.acks: list[AckReplication] = []
+        self.done: list[object] = []
+        self.closed = False
+        self.link = ReplicaLink(
+            "broker-a",
+            2,
+            99,
+            "leader:1",
+            LogCopy(
+                lambda: self.log,
+                lambda: self.synced,
+                lambda: self.done.append("grown"),
+                self._truncate,
+                lambda beginning: self.done.append(beginning),
+            ),
+            connect=self._connect,
+            clock=self.clock,
+        )
+
+    def _connect(self, on_command, on_connection):
+        self.send, self.connect = on_command, on_connection
+        return self
+
+    def _truncate(self, end_offset: int) -> None:
+        self.log.data = self.log.data[:end_offset]
+
+    def request(self, code, on_done, *, header, timeout_ms) -> None:
+        assert code == RequestCode.OPEN_REPLICATION
+        self.asked.append((decode_header(OpenReplicationRequest, memoryview(header)), on_done))
+
+    def oneway(self, code, *, header) -> None:
+        assert code == RequestCode.ACK_REPLICATION
+        self.acks.append(decode_header(AckReplication, memoryview(header)))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def answer(self, mode: int, offset: int, body: bytes = b"", version: int = 1) -> None:
+        header = encode_header(OpenReplicationResponse(mode, offset, 3, version))
+        self.asked[-1][1](Command(0, 1, 1, memoryview(header), memoryview(body)))
+
+    def chunk(self, data: bytes = b"", start: int | None = None) -> None:
+        start = len(self.log.data) if start is None else start
+        header = encode_header(ReplicateLog(start, start + len(data), 65_536, 1, 1_000))
+        code = int(RequestCode.REPLICATE_LOG)
+        self.send(Command(code, 0, 2, memoryview(header), memoryview(data)))
+
+    def tick(self, step_ms: int) -> None:
+        self.clock.advance(step_ms)
+        self.link.tick(self.clock.monotonic_ms())
+
+
+@pytest.fixture
+def leader() -> Leader:
+    leader = Leader()
+    leader.connect(True)
+    return leader
+
+
+@pytest.fixture
+def streaming(leader: Leader) -> Leader:
+    leader.answer(STREAM, 100)
+    assert leader.link.streaming
+    return leader
+
+
+def test_it_says_what_it_has_as_soon_as_it_is_connected(leader):
+    ((asked, _),) = leader.asked
+    assert (asked.broker_name, asked.replica_id, asked.instance_id) == ("broker-a", 2, 99)
+    assert asked.log == leader.log.identity()
+    assert not leader.link.streaming
+
+
+def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
+    streaming.chunk(b"one")
+    streaming.chunk(b"two")
+    streaming.link.turn_ended()
+    streaming.link.turn_ended()
+    assert streaming.log.data.endswith(b"onetwo")
+    assert streaming.acks == [AckReplication(106, 50)]
+    assert streaming.done == ["grown", "grown"]
+    assert (streaming.link.counts.chunks, streaming.link.counts.bytes) == (2, 6)
+    streaming.synced = 200  # of the store that was here before
+    streaming.link.turn_ended()
+    assert streaming.acks[-1] == AckReplication(106, 106)
+
+
+def test_a_sign_of_life_adds_nothing_and_tells_where_the_leader_is(streaming):
+    streaming.chunk()
+    assert streaming.link.leader_end == 1_000
+    assert not streaming.done
+
+
+def test_nothing_is_taken_before_the_leader_says_how_to_go_on(leader):
+    leader.chunk(b"early")
+    assert leader.log.data == b"." * 100
+
+
+def test_an_end_that_the_leader_has_not_is_cut_then_it_opens_again(leader):
+    leader.answer(TRUNCATE, 60)
+    assert leader.log.data == b"." * 60
+    assert leader.asked[-1][0].log.log_end == 60
+    leader.answer(STREAM, 60)
+    assert leader.link.streaming
+    assert leader.link.counts.cuts == 1
+
+
+def test_without_anything_in_common_it_becomes_a_copy(leader):
+    leader.answer(COPY, 0, encode_beginning(BEGINNING))
+    assert leader.done == [BEGINNING]
+    assert len(leader.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "offset", "body", "version", "why"),
+    [
+        (STREAM, 90, b"", 1, "go on at 90"),
+        (COPY, 0, b"x", 1, "cannot be read"),
+        (9, 0, b"", 1, "mode 9"),
+        (STREAM, 100, b"", 2, "version 2"),
+    ],
+)
+def test_what_makes_no_sense_is_asked_again_later(leader, mode, offset, body, version, why):
+    leader.answer(mode, offset, body, version)
+    assert not leader.link.streaming
+    assert why in leader.link.failure
+    leader.tick(RETRY_MS - 1)
+    assert len(leader.asked) == 1
+    leader.tick(1)
+    assert len(leader.asked) == 2
+    leader.answer(STREAM, 100)
+    assert leader.link.failure is None
+
+
+@pytest.mark.parametrize("failure", [CorruptRecord("rotten"), DiskFull("no room")])
+def test_a_chunk_that_cannot_be_added_is_asked_for_anew(streaming, failure):
+    streaming.log.failure = failure
+    streaming.chunk(b"one")
+    streaming.chunk(b"two")
+    assert not streaming.link.streaming
+    streaming.log.failure = None
+    streaming.tick(RETRY_MS)
+    assert streaming.asked[-1][0].log.log_end == 100
+    streaming.answer(STREAM, 100)
+    streaming.chunk(b"one")
+    assert streaming.log.data.endswith(b"one")
+    assert streaming.link.counts.refused_chunks == isinstance(failure, CorruptRecord)
+
+
+def test_a_store_that_has_stopped_is_no_business_of_the_leader(streaming):
+    streaming.log.failure = StoreClosed("the disk refuses")
+    with pytest.raises(StoreClosed):
+        streaming.chunk(b"one")
+
+
+def test_answers_of_a_connection_that_broke_count_for_nothing(leader):
+    (_, on_done) = leader.asked[0]
+    leader.connect(False)
+    leader.connect(True)
+    assert len(leader.asked) == 2
+    on_done(RequestTimeout("late"))
+    assert leader.link.failure is None
+    leader.answer(STREAM, 100)
+    assert leader.link.streaming
+
+
+def test_a_leader_that_says_nothing_for_long_is_asked_again(streaming):
+    for _ in range(SILENT_MS // 500):
+        streaming.tick(500)
+    assert streaming.link.streaming
+    assert len(streaming.acks) == SILENT_MS // 500, "it says all the time how far it is"
+    streaming.tick(1)
+    assert not streaming.link.streaming
+    assert len(streaming.asked) == 2
+
+
+def test_once_closed_nothing_is_taken(streaming):
+    streaming.link.close()
+    streaming.chunk(b"late")
+    assert streaming.closed
+    assert streaming.log.data == b"." * 100
