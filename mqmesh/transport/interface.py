@@ -8,6 +8,7 @@ Methods and attributes mean the same as those of the real classes, which say mor
 """
 
 import random
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -235,6 +236,9 @@ class Flag(Protocol):
     def set(self) -> None:
         """Ends all waits."""
 
+    def clear(self) -> None:
+        """Begins anew."""
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is set, ``timeout`` seconds at most."""
 
@@ -324,8 +328,8 @@ class Transport(Protocol):
     def flag(self) -> Flag:
         """Something that threads wait for."""
 
-    def condition(self) -> Condition:
-        """A lock, and a way to wait for a change under it."""
+    def condition(self, lock: "threading.Lock | None" = None) -> Condition:
+        """A lock, one of its own or this, and a way to wait for a change under it."""
 
     def pause(self, duration_s: float) -> None:
         """Lets the calling thread sleep."""

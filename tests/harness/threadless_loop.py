@@ -1,5 +1,6 @@
 """A client loop whose thread is the test."""
 
+import threading
 from collections.abc import Callable
 
 from mqmesh.testing.clock import ManualClock
@@ -19,6 +20,13 @@ class ThreadlessLoop:
         self.in_loop_thread = in_loop_thread
         self.news = False
         self._tick_ends: list[Callable[[], None]] = []
+        self.flag = threading.Event
+        self.condition = threading.Condition
+
+    @property
+    def loop(self) -> "ThreadlessLoop":
+        """Itself: it is a transport, too, whose threads are real."""
+        return self
 
     def at_tick_end(self, callback: Callable[[], None]) -> None:
         """Takes who is called at the end of a turn."""

@@ -111,7 +111,7 @@ class BatchCodec:
         context = hooks.before_send(batch.messages, batch.queue, now_ms, is_half=self.is_half)
         batch.messages = context.messages.copy()
         done = partial(tell_hooks, hooks, context)
-        with batch.lock:
+        with batch.waits.lock:
             batch.callbacks.insert(0, (done, SendFuture(batch, 0)))
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:

@@ -175,7 +175,7 @@ class DirectPath:
             return None
         try:
             batch = lone_batch(
-                self._lanes.lock,
+                self._lanes.waits,
                 lane,
                 message,
                 deadline_ms,

@@ -12,7 +12,8 @@ from typing import Final
 from mqmesh.errors import ClientClosed
 from mqmesh.message import MessageQueue
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
-from mqmesh.sdk.producer.send_result import PendingBatch
+from mqmesh.sdk.producer.send_result import PendingBatch, Waits
+from mqmesh.transport.interface import Transport
 
 BATCHES_A_FLIGHT: Final = 4
 """Most batches of one queue in a request; brokers recognise more than these as repeated."""
@@ -21,14 +22,19 @@ BATCHES_A_FLIGHT: Final = 4
 class LaneTable:
     """The lanes of a producer, and which of them are ready. Thread-safe.
 
+    Args:
+        transport: What who waits for an outcome waits with.
+
     Attributes:
         lock: Guards the lanes and everything in them.
+        waits: What the batches in them share; it has the lock, too.
         topics: Lanes of the topics that were sent to before.
         closed: After ``close``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.lock = threading.Lock()
+        self.waits = Waits(self.lock, transport.flag, transport.clock)
         self.topics: dict[str, TopicLanes] = {}
         self.closed = False
         self._lanes: dict[MessageQueue, Lane] = {}

@@ -1,10 +1,9 @@
 """Senders and the client loop share one interpreter: who lets whom have it."""
 
-import threading
 from typing import Final
 
 from mqmesh.sdk.client.outbox import Turns
-from mqmesh.transport.interface import Loop
+from mqmesh.transport.interface import Transport
 
 MAX_REQUEST_BYTES: Final = 512 * 1024
 """A request takes no further batch beyond it. With more, one request would take all that is ready,
@@ -23,17 +22,17 @@ class SendPace(Turns):
     """What senders and the client loop know of one another's work.
 
     Args:
-        loop: The client loop.
+        transport: The client's.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, transport: Transport) -> None:
         super().__init__()
-        self._loop = loop
+        self._loop = transport.loop
         self._ahead_bytes = 0
         self._turns = 0
-        self._turned = threading.Event()
+        self._turned = transport.flag()
         self._turned.set()
-        loop.at_tick_end(self._on_turn)
+        self._loop.at_tick_end(self._on_turn)
 
     def end(self) -> None:
         """It ended."""

@@ -3,7 +3,6 @@
 import concurrent.futures
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
@@ -125,8 +124,8 @@ class Producer:
             transport=self._transport,
         )
         one = self.options
-        self._pace = SendPace(self._engine.loop)
-        self._buffer = SendBuffer(one, self._engine.loop, self._pace.give_way)
+        self._pace = SendPace(self._engine.transport)
+        self._buffer = SendBuffer(one, self._engine.transport, self._pace.give_way)
         self._timeout_ms = one.send_msg_timeout_ms
         self._max_message_size = one.max_message_size
         self._async_retries = one.retry_times_when_send_async_failed
@@ -190,9 +189,9 @@ class Producer:
             return
         patience_s = 0.0
         if before == "running" and not self._engine.loop.in_loop_thread:
-            timeout_s, began_s = self.options.close_timeout_ms / 1_000, time.monotonic()
-            self._buffer.wait_empty(timeout_s)
-            patience_s = max(began_s + timeout_s - time.monotonic(), 0)
+            deadline_ms = self._now_ms() + self.options.close_timeout_ms
+            self._buffer.wait_empty(self.options.close_timeout_ms / 1_000)
+            patience_s = max(deadline_ms - self._now_ms(), 0) / 1_000
         self._direct.close(patience_s)
         self._engine.close()
         closed(self)

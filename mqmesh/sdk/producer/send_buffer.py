@@ -4,7 +4,6 @@ While batches of a queue are in flight, what comes next for it gathers in the
 next batch; so batches grow with the load by themselves and cost no waiting.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,8 +19,8 @@ from mqmesh.sdk.producer.admission import (
 from mqmesh.sdk.producer.lane_table import LaneTable, closed_error
 from mqmesh.sdk.producer.lanes import Lane, PlainOpenBatch, TopicLanes, next_lane
 from mqmesh.sdk.producer.producer_options import ProducerOptions
-from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture
-from mqmesh.transport.interface import Loop
+from mqmesh.sdk.producer.send_result import OnDone, PendingBatch, SendFuture, Waits
+from mqmesh.transport.interface import Transport
 
 DEADLINE_SPREAD_MS: Final = 250
 """Messages share a batch only if their deadlines are no further from the first one's."""
@@ -35,7 +34,7 @@ class SendBuffer:
     Args:
         options: The producer's: its room, and what batches may grow to. A message is let in while
             there is any room, so the last one may go beyond.
-        loop: The client loop, whose thread must not wait for room.
+        transport: The client's; the thread of its loop must not wait for room.
         give_way: See ``SendPace.give_way``.
 
     Attributes:
@@ -44,11 +43,12 @@ class SendBuffer:
     """
 
     def __init__(
-        self, options: ProducerOptions, loop: Loop, give_way: Callable[[int], None]
+        self, options: ProducerOptions, transport: Transport, give_way: Callable[[int], None]
     ) -> None:
-        self.lanes = LaneTable()
+        loop = transport.loop
+        self.lanes = LaneTable(transport)
         self.lock = self.lanes.lock
-        self._room = threading.Condition(self.lock)
+        self._room = transport.condition(self.lock)
         self._max_bytes = options.buffer_memory_bytes
         self._usual_retries = options.retry_times_when_send_async_failed
         self._max_batch_bytes = options.batch_size_bytes
@@ -163,7 +163,13 @@ class SendBuffer:
             if lane is None:
                 lane = next_lane(topic, topic.avoid(topic))
             batch = PendingBatch(
-                self.lock, lane.queue, deadline_ms, bound, payload.message_count, retries, True
+                self.lanes.waits,
+                lane.queue,
+                deadline_ms,
+                bound,
+                payload.message_count,
+                retries,
+                True,
             )
             batch.payload, batch.size = payload, size
             if delay:
@@ -269,7 +275,7 @@ class SendBuffer:
         self.lanes.list_ready(lane)
         lane.close_open()
         latest_ms = deadline_ms + DEADLINE_SPREAD_MS
-        batch = PendingBatch(self.lock, lane.queue, latest_ms, False, 0, retries, wait_store)
+        batch = PendingBatch(self.lanes.waits, lane.queue, latest_ms, False, 0, retries, wait_store)
         batch.delay = delay
         is_usual = wait_store and retries == self._usual_retries and not delay
         lane.open = self._admission.batch_type(
@@ -279,7 +285,7 @@ class SendBuffer:
 
 
 def lone_batch(
-    lock: threading.Lock,
+    waits: Waits,
     lane: Lane,
     message: Message,
     deadline_ms: int,
@@ -289,7 +295,7 @@ def lone_batch(
     wait_store: bool,
 ) -> PendingBatch:
     """A batch of one message for a lane to be claimed; not in the buffer's account."""
-    batch = PendingBatch(lock, lane.queue, deadline_ms, bound, 0, retries, wait_store)
+    batch = PendingBatch(waits, lane.queue, deadline_ms, bound, 0, retries, wait_store)
     batch.messages.append(message)
     batch.size = message_size(message)
     batch.delay = delay_of(message)

@@ -2,17 +2,18 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from mqmesh.batch.payload import Payload
+from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError, RequestTimeout
 from mqmesh.message import Message, MessageQueue, format_message_id
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
 from mqmesh.sdk.hooks import HookCalls, SendContext
+from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 GRACE_MS: Final = 1_000
@@ -65,12 +66,26 @@ _STATUS = {status.value: status for status in SendStatus}
 OnDone = Callable[["SendFuture"], None]
 
 
+class Waits(msgspec.Struct, frozen=True, eq=False):
+    """What all sends of a producer share: the lock of their outcomes, and how to wait for one.
+
+    Attributes:
+        lock: Guards messages until their batch is taken for sending, and outcomes with those who
+            wait for them.
+        flag: Makes something to wait for.
+        clock: Of the deadlines.
+    """
+
+    lock: threading.Lock
+    flag: Callable[[], Flag]
+    clock: Clock
+
+
 class PendingBatch(msgspec.Struct, eq=False):
     """Messages that travel together, from the call of send to their outcome.
 
     Attributes:
-        lock: The send buffer's: it guards ``messages`` until the batch is taken for sending, and
-            the outcome with those who wait for it.
+        waits: Its producer's.
         queue: Where to.
         deadline_ms: That of its youngest message; the latest possible while it is open.
         bound: It must go to this queue and no other.
@@ -95,7 +110,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         callbacks: To be called then, each with its future.
     """
 
-    lock: threading.Lock
+    waits: Waits
     queue: MessageQueue
     deadline_ms: int
     bound: bool
@@ -118,7 +133,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     holders: frozenset[str] = frozenset()
     outcome: BatchOutcome | None = None
     error: MQMeshError | None = None
-    event: threading.Event | None = None
+    event: Flag | None = None
     callbacks: list[tuple["OnDone", "SendFuture"]] = []
 
     @property
@@ -128,7 +143,7 @@ class PendingBatch(msgspec.Struct, eq=False):
 
     def finish(self, outcome: BatchOutcome | None, error: MQMeshError | None) -> None:
         """Sets the outcome and tells everybody who waits; further calls do nothing."""
-        with self.lock:
+        with self.waits.lock:
             is_first = self.conclude(outcome, error)
         if is_first:
             self.tell()
@@ -211,7 +226,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         logged.
         """
         batch = self._batch
-        with batch.lock:
+        with batch.waits.lock:
             if not batch.done:
                 batch.callbacks.append((on_done, self))
                 return
@@ -219,13 +234,14 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def _wait(batch: PendingBatch, timeout_s: float | None) -> None:
-    with batch.lock:
+    waits = batch.waits
+    with waits.lock:
         if batch.done:
             return
-        event = batch.event = batch.event or threading.Event()
+        event = batch.event = batch.event or waits.flag()
     if timeout_s is None:
         # No longer than the send can take; also for who waits in a callback, where none comes.
-        timeout_s = max((batch.deadline_ms + GRACE_MS) / 1_000 - time.monotonic(), 0)
+        timeout_s = max(batch.deadline_ms + GRACE_MS - waits.clock.monotonic_ms(), 0) / 1_000
     if not event.wait(timeout_s):
         raise RequestTimeout(
             f"no outcome of the send within {timeout_s:.3f} s; whether the message was stored is "

@@ -76,8 +76,8 @@ class HalfSender:
     ) -> None:
         self.key = key
         self._retries = options.retry_times_when_send_async_failed
-        pace = SendPace(engine.loop)
-        self.buffer = SendBuffer(options, engine.loop, pace.give_way)
+        pace = SendPace(engine.transport)
+        self.buffer = SendBuffer(options, engine.transport, pace.give_way)
         codec = HalfCodec(key, options.compress_msg_body_over_how_much, group, hooks)
         self.routes = HalfRoutes(
             engine, self.buffer.lanes, avoid_slow=options.send_latency_fault_enable

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -76,7 +75,7 @@ class ListenerPool:
             if self._threads < self._most:
                 self._start()
                 return
-            now_ms = time.monotonic_ns() // 1_000_000
+            now_ms = self._loop.clock.monotonic_ms()
             if now_ms - self._told_ms > 10_000:
                 self._told_ms = now_ms
                 _log.error(

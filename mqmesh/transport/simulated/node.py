@@ -1,6 +1,7 @@
 """One simulated process: its clocks, whether it lives, and what dies with it."""
 
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -149,17 +150,24 @@ class SimulatedEvent:
 
 
 class SimulatedCondition:
-    """The twin of ``threading.Condition``; there is one thread, so its lock is nobody's."""
+    """The twin of ``threading.Condition``; there is one thread, so a lock of its own is nobody's.
 
-    def __init__(self, node: SimulatedNode) -> None:
+    Args:
+        node: Who waits.
+        lock: Shared with others, who may take it while somebody waits.
+    """
+
+    def __init__(self, node: SimulatedNode, lock: "threading.Lock | None" = None) -> None:
         self._node = node
+        self._lock = lock
         self._notes = 0
 
     def __enter__(self) -> bool:
-        return True
+        return True if self._lock is None else self._lock.__enter__()
 
     def __exit__(self, *raised: object) -> None:
-        return
+        if self._lock is not None:
+            self._lock.release()
 
     def notify(self, n: int = 1) -> None:
         """Ends the waits."""
@@ -172,11 +180,17 @@ class SimulatedCondition:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for a notice, ``timeout`` seconds at most."""
         before = self._notes
-        return self._node.wait_until(lambda: self._notes != before, _in_ms(timeout))
+        return self.wait_for(lambda: self._notes != before, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Waits until something is so, ``timeout`` seconds at most."""
-        return self._node.wait_until(predicate, _in_ms(timeout))
+        if self._lock is None:
+            return self._node.wait_until(predicate, _in_ms(timeout))
+        self._lock.release()
+        try:
+            return self._node.wait_until(predicate, _in_ms(timeout))
+        finally:
+            self._lock.acquire()
 
 
 class SimulatedFuture(Future[_T]):

@@ -1,6 +1,7 @@
 """The transport of one simulated loop."""
 
 import random
+import threading
 from collections.abc import Callable, Mapping
 
 from mqmesh.protocol.command import Command
@@ -95,9 +96,9 @@ class SimulatedTransport:
         """Something that is waited for."""
         return SimulatedEvent(self.node)
 
-    def condition(self) -> SimulatedCondition:
+    def condition(self, lock: "threading.Lock | None" = None) -> SimulatedCondition:
         """A way to wait for a change."""
-        return SimulatedCondition(self.node)
+        return SimulatedCondition(self.node, lock)
 
     def pause(self, duration_s: float) -> None:
         """Lets the simulation run meanwhile."""

@@ -105,9 +105,9 @@ class ZmqTransport:
         """Something that threads wait for."""
         return threading.Event()
 
-    def condition(self) -> threading.Condition:
-        """A lock, and a way to wait for a change under it."""
-        return threading.Condition()
+    def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
+        """A lock, one of its own or this, and a way to wait for a change under it."""
+        return threading.Condition(lock)
 
     def pause(self, duration_s: float) -> None:
         """Lets the calling thread sleep."""

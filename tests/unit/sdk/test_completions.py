@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from harness.waits import make_waits
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import MessageQueue
@@ -91,7 +92,7 @@ def test_another_event_loop_is_refused() -> None:
 
 def batch_of_sends(count: int) -> tuple[PendingBatch, list[SendFuture]]:
     queue = MessageQueue("t", "a", 0)
-    batch = PendingBatch(threading.Lock(), queue, 0, False, 0, 0, True)
+    batch = PendingBatch(make_waits(), queue, 0, False, 0, 0, True)
     return batch, [SendFuture(batch, number) for number in range(count)]
 
 

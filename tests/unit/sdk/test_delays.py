@@ -74,7 +74,7 @@ def test_a_plain_message_does_not_join_a_delayed_batch(buffer):
 def test_a_lone_delayed_message_says_so(buffer):
     (lane,) = buffer.lanes.topic_lanes((QUEUE,), 0, lambda _: frozenset()).lanes
     batch = lone_batch(
-        buffer.lock,
+        buffer.lanes.waits,
         lane,
         Message("t", b"0", deliver_at_ms=7),
         1_000,

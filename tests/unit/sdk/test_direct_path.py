@@ -7,6 +7,7 @@ import threading
 import pytest
 from harness.batches import PRODUCER_KEY
 from harness.simulated_cluster import Fault, FaultKind
+from harness.waits import make_waits
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable, RequestTimeout
 from mqmesh.message import Message, MessageQueue
@@ -27,7 +28,7 @@ def path(world):
 
 def batch(world, timeout_ms: int = 1_000) -> PendingBatch:
     one = PendingBatch(
-        threading.Lock(),
+        make_waits(),
         MessageQueue("t", "a", 0),
         world.network.clock.monotonic_ms() + timeout_ms,
         bound=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.threadless_loop import ThreadlessLoop
 
 from mqmesh.errors import InvalidArgument, NoRoute
 from mqmesh.message import Message, MessageQueue
@@ -20,7 +21,7 @@ class Setup:
     def __init__(self, *, avoid_slow: bool = False) -> None:
         self.engine = ClientEngine(ClientOptions(), heartbeat=lambda: None)
         self.clock = self.engine.loop.clock
-        self.table = LaneTable()
+        self.table = LaneTable(ThreadlessLoop())
         self.routes = PublishRoutes(self.engine, self.table, avoid_slow=avoid_slow)
 
     def update(self, queues: int = 2, brokers: str = "ab") -> None:

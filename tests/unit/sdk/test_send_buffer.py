@@ -361,7 +361,13 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
 
 def lone(buffer: Buffer, lane: Lane):
     return lone_batch(
-        buffer.lock, lane, Message("t", b"direct"), MANY, bound=True, retries=2, wait_store=True
+        buffer.lanes.waits,
+        lane,
+        Message("t", b"direct"),
+        MANY,
+        bound=True,
+        retries=2,
+        wait_store=True,
     )
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from harness.waits import make_waits
 
 from mqmesh.errors import BrokerError, RequestTimeout, SystemBusy
 from mqmesh.message import Message, MessageQueue
@@ -16,7 +17,7 @@ OUTCOME = BatchOutcome(0, 1, 0, 100, 4_096, 1_600_000_000_000)
 
 def batch_of(count: int, *, explicit: bool = False, deadline_ms: int = 10**12) -> PendingBatch:
     batch = PendingBatch(
-        threading.Lock(),
+        make_waits(),
         QUEUE,
         deadline_ms,
         bound=False,

@@ -7,6 +7,7 @@ import threading
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.simulated_cluster import Fault, FaultKind
+from harness.waits import make_waits
 
 from mqmesh.batch.record_batch import Attributes, check_batch, decode_messages, read_meta
 from mqmesh.errors import EndpointUnreachable, InvalidArgument, RemoteProtocolError
@@ -22,7 +23,7 @@ from mqmesh.sdk.producer.send_result import PendingBatch
 
 def batch_of(*bodies: str, queue_id: int = 3, wait_store: bool = True) -> PendingBatch:
     batch = PendingBatch(
-        threading.Lock(),
+        make_waits(),
         MessageQueue("t", "a", queue_id),
         10**9,
         bound=False,

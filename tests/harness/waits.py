@@ -1,0 +1,11 @@
+"""What batches of no producer wait with."""
+
+import threading
+
+from mqmesh.clock import SystemClock
+from mqmesh.sdk.producer.send_result import Waits
+
+
+def make_waits() -> Waits:
+    """A lock of its own, and this machine's threads and time."""
+    return Waits(threading.Lock(), threading.Event, SystemClock())
