@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -35,7 +34,7 @@ from mqmesh.sdk.producer.producer_options import (
     TransactionOptions,
 )
 from mqmesh.sdk.producer.queue_selector import QueueSelector
-from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult
+from mqmesh.sdk.producer.send_result import GRACE_MS, SendFuture, SendResult, Waits
 from mqmesh.sdk.transactions.half_sender import HalfSender
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_checks import CheckService, PlaceKey
@@ -120,9 +119,11 @@ class TransactionProducer(Producer):
             self._engine.loop.clock,
         )
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
-        self._futures = threading.Lock()
+        transport = self._engine.transport
+        self._waits = Waits(threading.Lock(), transport.flag, transport.clock)
         self._open: set[TransactionFuture] = set()
-        self._room = threading.BoundedSemaphore(one.max_transactions_in_flight)
+        self._most_open = one.max_transactions_in_flight
+        self._room = transport.condition(self._waits.lock)
 
     def _make_pool(self, name: str, most: int) -> ListenerPool:
         return ListenerPool(name, most, self._engine.loop)
@@ -149,15 +150,9 @@ class TransactionProducer(Producer):
         What is not decided by then the broker asks about.
         """
         if self._state == "running" and not self._engine.loop.in_loop_thread:
-            deadline = time.monotonic() + self.options.close_timeout_ms / 1_000
-            while self._open and time.monotonic() < deadline:
-                future = next(iter(self._open.copy()), None)
-                if future is None:
-                    break
-                try:
-                    future.result(max(deadline - time.monotonic(), 0))
-                except MQMeshError:
-                    _log.debug("a transaction failed while its producer was closed")
+            with self._room:
+                timeout_s = self.options.close_timeout_ms / 1_000
+                self._room.wait_for(lambda: not self._open, timeout_s)
         self._executors.close()
         self._checkers.close()
         super().close()
@@ -273,11 +268,10 @@ class TransactionProducer(Producer):
             self._refuse()
         message = self._check(message)
         deadline_ms = self._deadline(timeout_ms)
-        self._enter(deadline_ms)
-        future = TransactionFuture(self._futures, message, arg)
+        future = TransactionFuture(self._waits, message, arg)
         if on_done is not None:
             future.add_done_callback(on_done)
-        self._open.add(future)
+        self._enter(future, deadline_ms)
         try:
             self._halves.append(
                 message,
@@ -288,8 +282,7 @@ class TransactionProducer(Producer):
                 arg=selector_arg,
             )
         except BaseException:
-            self._open.discard(future)
-            self._room.release()
+            self._leave(future)
             raise
         return future
 
@@ -301,10 +294,22 @@ class TransactionProducer(Producer):
         ordinal: int,
         decision: Decision,
         timeout_ms: int,
-        on_ended: Callable[[EndOutcome | MQMeshError], None],
-    ) -> None:
-        """Sends a decision; for ``Transaction``."""
-        self._ends.add(place, ordinal, decision, self._now_ms() + timeout_ms, on_ended)
+    ) -> EndOutcome | MQMeshError:
+        """Sends a decision and waits for what becomes of it; for ``Transaction``."""
+        done = self._engine.transport.flag()
+        outcomes: list[EndOutcome | MQMeshError] = []
+
+        def on_ended(outcome: EndOutcome | MQMeshError) -> None:
+            outcomes.append(outcome)
+            done.set()
+
+        try:
+            self._ends.add(place, ordinal, decision, self._now_ms() + timeout_ms, on_ended)
+        except ClientClosed as error:
+            return error
+        if not done.wait((timeout_ms + GRACE_MS) / 1_000):
+            return QueueFull("no outcome of the decision in time")
+        return outcomes[0]
 
     @contextmanager
     def running(self, place: HalfPlace, ordinal: int) -> Iterator[None]:
@@ -322,14 +327,26 @@ class TransactionProducer(Producer):
             raise InvalidArgument("a message in a transaction cannot be delayed")
         return checked
 
-    def _enter(self, deadline_ms: int) -> None:
-        if self._room.acquire(blocking=False):
-            return
-        waits = not self._engine.loop.in_loop_thread
-        if not waits or not self._room.acquire(
-            timeout=max(deadline_ms - self._now_ms(), 0) / 1_000
-        ):
-            raise QueueFull("too many transactions are in flight (max_transactions_in_flight)")
+    def _enter(self, future: TransactionFuture, deadline_ms: int) -> None:
+        with self._room:
+            if not self._has_room():
+                left_ms = max(deadline_ms - self._now_ms(), 0)
+                if self._engine.loop.in_loop_thread or not self._room.wait_for(
+                    self._has_room, left_ms / 1_000
+                ):
+                    raise QueueFull(
+                        f"{self._most_open} transactions are in flight, no more may be "
+                        "(max_transactions_in_flight)"
+                    )
+            self._open.add(future)
+
+    def _has_room(self) -> bool:
+        return len(self._open) < self._most_open
+
+    def _leave(self, future: TransactionFuture) -> None:
+        with self._room:
+            self._open.discard(future)
+            self._room.notify_all()
 
     def _half_sent(self, future: TransactionFuture, sent: SendFuture) -> None:
         error = sent.exception()
@@ -363,11 +380,11 @@ class TransactionProducer(Producer):
 
     def _end(self, future: TransactionFuture, sent: SendFuture, decision: Decision) -> None:
         try:
-            self.end(
+            self._ends.add(
                 place_of(sent, self._halves.key),
                 sent.index,
                 decision,
-                self._timeout_ms,
+                self._now_ms() + self._timeout_ms,
                 partial(self._ended_async, future, decision),
             )
         except ClientClosed as error:
@@ -395,8 +412,7 @@ class TransactionProducer(Producer):
         error: MQMeshError | None,
     ) -> None:
         if future.finish(result, error):
-            self._open.discard(future)
-            self._room.release()
+            self._leave(future)
 
     def _execute(self, message: StoredMessage, arg: Any) -> LocalTransactionState:
         try:
@@ -498,20 +514,8 @@ class Transaction:
                 raise InvalidArgument(f"the transaction was ended by {self._decision.name} before")
             return
         self._decision = decision
-        done = threading.Event()
-        outcomes: list[EndOutcome | MQMeshError] = []
-
-        def on_ended(outcome: EndOutcome | MQMeshError) -> None:
-            outcomes.append(outcome)
-            done.set()
-
-        try:
-            self._producer.end(self._place, self._ordinal, decision, self._timeout_ms, on_ended)
-        except ClientClosed as error:
-            on_ended(error)
-        if not done.wait((self._timeout_ms + GRACE_MS) / 1_000):
-            outcomes.append(QueueFull("no outcome of the decision in time"))
-        self.is_ended = judge_end(outcomes[0], decision, self.message_id)
+        outcome = self._producer.end(self._place, self._ordinal, decision, self._timeout_ms)
+        self.is_ended = judge_end(outcome, decision, self.message_id)
 
     def __enter__(self) -> Self:
         if not self.is_safe:

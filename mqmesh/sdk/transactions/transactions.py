@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,7 +17,8 @@ from mqmesh.errors import (
 from mqmesh.message import TRANS_HALF_TOPIC, BatchInfo, Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.transactions import Decision, EndOutcome
-from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.sdk.producer.send_result import SendResult, Waits
+from mqmesh.transport.interface import Flag
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 _log = logging.getLogger(__name__)
@@ -101,19 +101,19 @@ class TransactionFuture:
         "_deadline_ms",
         "_error",
         "_event",
-        "_lock",
         "_result",
+        "_waits",
         "arg",
         "message",
         "sent",
         "state",
     )
 
-    def __init__(self, lock: threading.Lock, message: Message, arg: Any) -> None:
-        self._lock = lock
+    def __init__(self, waits: Waits, message: Message, arg: Any) -> None:
+        self._waits = waits
         self._result: TransactionSendResult | None = None
         self._error: MQMeshError | None = None
-        self._event: threading.Event | None = None
+        self._event: Flag | None = None
         self._callbacks: list[Callable[[TransactionFuture], None]] = []
         self._deadline_ms = 0
         self.message = message
@@ -141,9 +141,9 @@ class TransactionFuture:
             MQMeshError: The half message could not be sent; the local transaction was not run.
         """
         if not self.done():
-            with self._lock:
+            with self._waits.lock:
                 if self._event is None:
-                    self._event = threading.Event()
+                    self._event = self._waits.flag()
             if not self.done() and not self._event.wait(timeout):
                 raise RequestTimeout(f"no outcome of the transaction within {timeout} s")
         if self._error is not None:
@@ -153,7 +153,7 @@ class TransactionFuture:
 
     def add_done_callback(self, on_done: Callable[["TransactionFuture"], None]) -> None:
         """Calls back with this future when it is done, at once if it is; must not block."""
-        with self._lock:
+        with self._waits.lock:
             if not self.done():
                 self._callbacks.append(on_done)
                 return
@@ -165,7 +165,7 @@ class TransactionFuture:
         Returns:
             False when there was one already.
         """
-        with self._lock:
+        with self._waits.lock:
             if self.done():
                 return False
             self._result, self._error = result, error

@@ -1,9 +1,16 @@
 """The simulated transport: order, delay, cuts, breaks, pauses and deaths, all from one seed."""
 
+import threading
+
 import pytest
 
 from mqmesh.errors import BrokerNotAvailable, EndpointUnreachable, RequestTimeout
+from mqmesh.message import Message, MessageQueue
 from mqmesh.protocol.command import Command, Reply
+from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.sdk.producer.producer_options import ProducerOptions
+from mqmesh.sdk.producer.send_buffer import DEADLINE_SPREAD_MS, SendBuffer
+from mqmesh.sdk.producer.send_result import GRACE_MS
 from mqmesh.transport.simulated.network import HEARTBEAT_TIMEOUT_MS, Network
 from mqmesh.transport.simulated.node import NodeKilled, SimulatedExecutor, SimulatedNode
 from mqmesh.transport.simulated.simulation import Simulation
@@ -139,6 +146,60 @@ def test_who_waits_in_a_process_that_is_killed_never_goes_on():
     with pytest.raises(NodeKilled):
         flag.wait(10)
     assert pair.simulation.now_ms - Simulation(1).now_ms == 50
+
+
+@pytest.mark.parametrize("by_notice", [True, False])
+def test_who_waits_under_a_lock_lets_others_take_it(by_notice):
+    pair = Pair()
+    lock = threading.Lock()
+    changed = pair.asking.condition(lock)
+    done = []
+
+    def change() -> None:
+        assert lock.acquire(blocking=False), "nobody else would run"
+        done.append(1)
+        changed.notify_all()
+        lock.release()
+
+    pair.simulation.after(50, change)
+    with lock:
+        assert changed.wait(1) if by_notice else changed.wait_for(lambda: bool(done), 1)
+        assert lock.locked()
+        assert not changed.wait_for(lambda: len(done) > 1, 0.5)
+    assert not lock.locked()
+    assert pair.simulation.now_ms - Simulation(1).now_ms == 550
+
+
+def test_sends_and_room_are_waited_for_in_simulated_time():
+    pair = Pair()
+    options = ProducerOptions(buffer_memory_bytes=100, send_msg_timeout_ms=1_000)
+    buffer = SendBuffer(options, pair.asking, len)
+    topic = buffer.lanes.topic_lanes((MessageQueue("t", "a", 0),), 0, lambda _: frozenset())
+    clock = pair.asking.clock
+
+    def put():
+        message = Message("t", b"x" * 200)
+        deadline_ms = clock.monotonic_ms() + 1_000
+        return buffer.append(None, topic, message, 200, deadline_ms, None, 0, False)[0]
+
+    def store() -> None:
+        ((lane, batch),) = buffer.lanes.take("a", 1 << 20, 10)
+        buffer.settle(batch, lane)
+        batch.finish(BatchOutcome(0, 0), None)
+
+    began_ms = clock.monotonic_ms()
+    first = put()
+    pair.simulation.after(300, store)
+    second = put()  # waits for room
+    assert clock.monotonic_ms() - began_ms == 300
+    assert first.result().message_count == 1
+    pair.simulation.after(300, store)
+    assert second.result().message_count == 1
+    assert clock.monotonic_ms() - began_ms == 600
+    third = put()
+    with pytest.raises(RequestTimeout):
+        third.result()
+    assert clock.monotonic_ms() - began_ms == 600 + 1_000 + DEADLINE_SPREAD_MS + GRACE_MS
 
 
 def test_a_process_that_stands_still_does_late_what_was_due():
