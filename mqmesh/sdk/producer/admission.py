@@ -7,6 +7,7 @@ careful way, as the plain classes here do with all but the plainest messages. Wi
 everything works, more slowly.
 """
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import ClassVar, Final, cast
@@ -28,6 +29,8 @@ MESSAGE_OVERHEAD_BYTES: Final = 64
 """What a message is taken to need beside its body."""
 STRING_OVERHEAD_BYTES: Final = 16
 """The same for each of its texts; more than on the wire, so that few fit into one batch."""
+LOCK_TYPE: Final = _thread.LockType
+"""What ``threading.Lock`` makes."""
 
 
 class PlainAdmission:
@@ -131,8 +134,11 @@ def make_admission(
     give_way: Callable[[int], None],
     options: ProducerOptions,
 ) -> PlainAdmission:
-    """Where messages join batches, in C if possible; arguments as of ``PlainAdmission``."""
-    if NativeAdmission is None:
+    """Where messages join batches, in C if possible; arguments as of ``PlainAdmission``.
+
+    The part in C looks at the lock and does not take it, which only the interpreter's own allows.
+    """
+    if NativeAdmission is None or type(lock) is not LOCK_TYPE:
         return PlainAdmission(topics, lock, clock_ns, give_way, options)
     native = NativeAdmission(
         topics=topics,

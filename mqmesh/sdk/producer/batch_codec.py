@@ -1,7 +1,6 @@
 """Numbers the messages of a producer and encodes its batches; reads what became of them."""
 
 import logging
-import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,6 +14,7 @@ from mqmesh.message_checks import Extras
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.send_buffer import AT_TIMES
@@ -43,7 +43,7 @@ class BatchCodec:
         self.producer_id = producer_id_of(key)
         self._compress_over_bytes = compress_over_bytes
         self._born_host = born_host()
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.LEAF)
         self._next_sequence = 0
 
     def payload(self, messages: Sequence[Message], extras: Extras = Extras.ANY) -> Payload:

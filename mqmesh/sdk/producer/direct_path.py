@@ -1,7 +1,6 @@
 """The shortest way of a single message: from the caller's own thread to the broker and back."""
 
 import logging
-import threading
 from typing import Final
 
 from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError
@@ -9,6 +8,7 @@ from mqmesh.message import Message
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome, encode_send
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
 from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane
@@ -39,7 +39,7 @@ class DirectLink:
         self._engine = engine
         self._codec = codec
         self._busy_poll_us = busy_poll_us
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.DIRECT)
         self._channels: dict[str, Channel] = {}
         self._broken: set[Channel] = set()
         self._closed = False

@@ -4,13 +4,13 @@ A queue is in one request at a time, so a retry can never be overtaken by what w
 sent after it.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from mqmesh.errors import ClientClosed
 from mqmesh.message import MessageQueue
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes
 from mqmesh.sdk.producer.send_result import PendingBatch, Waits
 from mqmesh.transport.interface import Transport
@@ -33,7 +33,7 @@ class LaneTable:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.lock = threading.Lock()
+        self.lock = ranked_lock(LockRank.LANES)
         self.waits = Waits(self.lock, transport.flag, transport.clock)
         self.topics: dict[str, TopicLanes] = {}
         self.closed = False

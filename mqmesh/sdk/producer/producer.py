@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
@@ -24,6 +23,7 @@ from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.forks import tell_of_forks
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
 from mqmesh.sdk.producer.batch_codec import BatchCodec
@@ -107,7 +107,7 @@ class Producer:
         self._transport = transport
         self._hooks = make_hook_calls(hooks, self.group)
         self._make_parts()
-        self._life = threading.Lock()
+        self._life = ranked_lock(LockRank.LIFE)
         self._state = "new"
         self._is_copy = False
         tell_of_forks(self)
@@ -199,7 +199,7 @@ class Producer:
     def on_fork(self) -> None:
         """This process is a fork, where only a producer that was not started can be used."""
         if self._state == "new":
-            self._life = threading.Lock()  # a thread of the parent may have had it
+            self._life = ranked_lock(LockRank.LIFE)  # a thread of the parent may have had it
             self._is_copy = True
             return
         self._state = "forked"

@@ -1,7 +1,6 @@
 """Where a producer's messages may go: the queues of each topic, and which one is next."""
 
 import logging
-import threading
 from typing import Any, Final
 
 from mqmesh.errors import (
@@ -14,6 +13,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import AUTO_CREATE_TOPIC, Message, MessageQueue
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.fault_table import FaultTable
 from mqmesh.sdk.producer.lane_table import LaneTable
 from mqmesh.sdk.producer.lanes import Lane, TopicLanes, next_lane
@@ -43,7 +43,7 @@ class PublishRoutes:
         self._table = table
         self._faults = FaultTable() if avoid_slow else None
         self.topics = table.topics
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.ROUTES)
 
     def known(self, topic: str) -> TopicLanes | None:
         """A topic's lanes, if it was sent to before."""

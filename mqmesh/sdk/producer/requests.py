@@ -1,7 +1,6 @@
 """Requests that wait for a reply."""
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -34,6 +33,7 @@ from mqmesh.protocol.replies import (
     PushReply,
 )
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.transport.interface import Timer
 
 REMEMBERED_REPLIES: Final = 1_024
@@ -70,7 +70,7 @@ class Requests:
     def __init__(self, engine: ClientEngine, most: int) -> None:
         self._engine = engine
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.LEAF)
         self._waiting: dict[str, _WaitingForReply] = {}
         self._taken: OrderedDict[str, int] = OrderedDict()
         self._sweep_due_ms: int | None = None

@@ -1,7 +1,6 @@
 """Answers brokers that ask how local transactions ended."""
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -12,6 +11,7 @@ from mqmesh.errors import MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.transactions import CheckTransactionState, EndOutcome
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.transactions.listener_pool import ListenerPool
 from mqmesh.sdk.transactions.transaction_ends import EndSender, HalfPlace
 from mqmesh.sdk.transactions.transactions import DECISION_OF, LocalTransactionState
@@ -50,7 +50,7 @@ class CheckService:
         self._ends = ends
         self._pool = pool
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.LEAF)
         self._asking: set[PlaceKey] = set()
         self.asked = 0
         self.running: set[PlaceKey] = set()

@@ -1,7 +1,6 @@
 """Tells brokers how transactions ended; what is decided meanwhile shares the next request."""
 
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -22,6 +21,7 @@ from mqmesh.protocol.transactions import (
     decode_end_outcomes,
     encode_ends,
 )
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.outbox import Effects, Letter, OutboxNetwork, RequestOutbox
 
 MAX_RUNS: Final = 4_096
@@ -82,7 +82,7 @@ class Ends:
     def __init__(self, group: str, clock: Clock) -> None:
         self._header = encode_header(EndTransactionRequest(group))
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.LEAF)
         self._waiting: dict[str, dict[_Group, list[_Item]]] = {}
         self._closed = False
 

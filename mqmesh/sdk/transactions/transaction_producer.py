@@ -1,7 +1,6 @@
 """Sends messages that go out only if a local transaction succeeds."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from mqmesh.message_checks import check_messages
 from mqmesh.producer_key import new_key
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.transactions import Decision, EndOutcome
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.hooks import Hooks
 from mqmesh.sdk.producer.producer import Producer
@@ -120,7 +120,7 @@ class TransactionProducer(Producer):
         )
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
         transport = self._engine.transport
-        self._waits = Waits(threading.Lock(), transport.flag, transport.clock)
+        self._waits = Waits(ranked_lock(LockRank.TRANSACTIONS), transport.flag, transport.clock)
         self._open: set[TransactionFuture] = set()
         self._most_open = one.max_transactions_in_flight
         self._room = transport.condition(self._waits.lock)

@@ -361,8 +361,10 @@ def test_nothing_of_python_runs_while_messages_join(way):
 @needs_c
 def test_what_could_run_python_meanwhile_is_refused(way, monkeypatch):
     args = ({}, len, len, OPTIONS)
-    with pytest.raises(TypeError, match="lock"):
-        admission.make_admission(args[0], threading.RLock(), *args[1:])  # type: ignore[arg-type]
+    other = threading.RLock()
+    with monkeypatch.context() as patch, pytest.raises(TypeError, match="lock"):
+        patch.setattr(admission, "LOCK_TYPE", type(other))
+        admission.make_admission(args[0], other, *args[1:])  # type: ignore[arg-type]
     monkeypatch.setattr(admission, "SendFuture", Sends)
     with pytest.raises(TypeError, match="make_future"):
         admission.make_admission(args[0], threading.Lock(), *args[1:])  # type: ignore[arg-type]

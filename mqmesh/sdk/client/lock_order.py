@@ -1,0 +1,35 @@
+"""In which order threads take the locks of a client: who holds one takes only later ones."""
+
+import enum
+import threading
+from collections.abc import Callable
+
+
+class LockRank(enum.IntEnum):
+    """Where a lock stands; no two of one rank are ever held together."""
+
+    LIFE = 1
+    """A client starts once and closes once."""
+    ROUTES = 2
+    """Which lanes a topic has."""
+    DIRECT = 3
+    """The way of a lone send past the buffer; held until its answer is there."""
+    TRANSACTIONS = 4
+    """What is under way of asynchronous transactions, and how it ended."""
+    LANES = 5
+    """What waits to be sent, the room for it, and the outcomes of sends."""
+    LEAF = 6
+    """Tables and counters whose holder calls nobody."""
+
+
+def _plain_lock(_rank: LockRank) -> threading.Lock:
+    return threading.Lock()
+
+
+make_lock: Callable[[LockRank], threading.Lock] = _plain_lock
+"""Makes a lock of a rank: a plain one, which costs nothing more. Tests put one here that looks."""
+
+
+def ranked_lock(rank: LockRank) -> threading.Lock:
+    """A lock at its place in the order."""
+    return make_lock(rank)
