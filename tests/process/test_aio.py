@@ -291,7 +291,7 @@ def test_the_names_are_those_of_the_blocking_clients():
     blocking_only = {
         # A future where coroutines await, and what the blocking ones need among themselves.
         aio.Producer: {"send_async", "send_batch_async", "request_async", "reply_async", "on_fork"}
-        | {"can_send_at_once", "wait_until_can_send"},
+        | {"can_send"},
         aio.TransactionProducer: {"send_message_in_transaction_async", "end", "running"},
         aio.PullConsumer: {"acknowledge", "on_arrival"},
         aio.PushConsumer: set(),

@@ -179,7 +179,7 @@ class Producer:
         # no message is left to the sender, who says what is wrong with it.
         if not isinstance(message, Message) or not isinstance(message.topic, str):
             return False
-        return message.topic in self._lines or not self._inner.can_send_at_once(message.topic)
+        return message.topic in self._lines or not self._inner.can_send(message.topic)
 
     async def _stand_in_line(self, topic: str) -> None:
         """Waits for a topic's route and for room; whoever came first goes first."""
@@ -196,8 +196,8 @@ class Producer:
             while line:
                 if line[0].done():  # its sender was cancelled
                     line.popleft()
-                elif not self._inner.can_send_at_once(topic):
-                    await asyncio.to_thread(self._inner.wait_until_can_send, topic)
+                elif not self._inner.can_send(topic):
+                    await asyncio.to_thread(self._inner.can_send, topic, wait=True)
                 else:
                     line[0].set_result(None)
                     # It sends now, and only then nobody can overtake it any more.
@@ -219,7 +219,7 @@ class Producer:
             InvalidArgument: This is another event loop.
         """
         if self._completions is None:
-            self._inner.can_send_at_once("")  # says that the producer is not started
+            self._inner.can_send("")  # says that the producer is not started
         assert self._completions is not None, "nothing is sent before start"
         self._completions.check_loop()
         return self._completions

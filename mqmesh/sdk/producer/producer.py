@@ -567,29 +567,29 @@ class Producer:
         self._check_blocking()
         return list(self._topic(topic, self._deadline(timeout_ms)).queues)
 
-    def can_send_at_once(self, topic: str) -> bool:
+    def can_send(self, topic: str, *, wait: bool = False) -> bool:
         """True when ``send_async`` to a topic would not wait for a route or for room.
+
+        Args:
+            topic: Topic.
+            wait: Wait until that is so, up to ``send_msg_timeout_ms``.
 
         Raises:
             ClientClosed: The producer is not running.
+            NoRoute, QueueFull, InvalidArgument: Only if it was to wait: as for ``send_async``.
         """
+        if wait:
+            self._check_blocking()
+            deadline_ms = self._deadline(None)
+            self._topic(topic, deadline_ms)
+            self._buffer.wait_room(deadline_ms)
+            return True
         if self._state != "running":
             self._refuse()
         return (
             self._routes.known(topic) is not None
             and self._buffer.pending_bytes < self.options.buffer_memory_bytes
         )
-
-    def wait_until_can_send(self, topic: str) -> None:
-        """Waits for a topic's route and for room, up to ``send_msg_timeout_ms``.
-
-        Raises:
-            NoRoute, QueueFull, ClientClosed, InvalidArgument: As for ``send_async``.
-        """
-        self._check_blocking()
-        deadline_ms = self._deadline(None)
-        self._topic(topic, deadline_ms)
-        self._buffer.wait_room(deadline_ms)
 
     # ---- Sending, the inner part -----------------------------------------------------
 

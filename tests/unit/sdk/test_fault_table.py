@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.sdk.producer.fault_table import ISOLATION_MS, FaultTable, not_available_ms
+from mqmesh.sdk.producer.publish_routes import ISOLATION_MS, FaultTable, not_available_ms
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_full_buffer_waits_and_then_refuses(world):
             break
         producer.send_async(message(b"x" * 100))
     assert producer._buffer.pending_bytes < 1_000 + 164 + 1
-    assert not producer.can_send_at_once("t")
+    assert not producer.can_send("t")
     error = world.call(lambda: producer.send_async(message(), timeout_ms=200))
     assert isinstance(error, QueueFull)
     assert isinstance(world.call(lambda: producer.send(message(), timeout_ms=200)), QueueFull)
@@ -260,7 +260,7 @@ def test_reserved_and_illegal_topics_are_refused(world, topic):
     with pytest.raises(InvalidArgument):
         producer.fetch_publish_queues(topic)
     with pytest.raises(InvalidArgument):
-        producer.wait_until_can_send(topic)
+        producer.can_send(topic, wait=True)
 
 
 def test_a_selector_that_fails_or_chooses_nonsense_is_the_callers_concern(world):

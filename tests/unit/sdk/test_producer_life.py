@@ -111,8 +111,8 @@ def test_nothing_can_be_sent_before_start_or_after_close(world):
         lambda: producer.send_batch([message()]),
         lambda: producer.send_batch_async([message()]),
         lambda: producer.fetch_publish_queues("t"),
-        lambda: producer.can_send_at_once("t"),
-        lambda: producer.wait_until_can_send("t"),
+        lambda: producer.can_send("t"),
+        lambda: producer.can_send("t", wait=True),
     ]
     for call in calls:
         with pytest.raises(ClientClosed, match="start"):
