@@ -652,6 +652,15 @@ class MessageStore(ABC):
             commitlog_offset: Replaces the one that this holder gave before.
         """
 
+    def show_to(self, position: Callable[[], int]) -> None:  # noqa: B027
+        """Lets consumers see no more of the log than somebody says, be it less than is durable.
+
+        Stores without replicas need not know of it.
+
+        Args:
+            position: Commit-log offset, asked with every read. What is there now stays visible.
+        """
+
     def retention_wish(self) -> CommitLogOffset:
         """Retention would remove the log before this, and ``keep_from`` forbids it; 0 if not."""
         return CommitLogOffset(0)

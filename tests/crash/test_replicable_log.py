@@ -449,3 +449,21 @@ def test_epochs_that_are_lost_are_read_from_the_log(files):
     assert again.epochs() == known
     again.close()
     assert files.open().epochs() == known
+
+
+def test_what_may_not_be_seen_yet_is_seen_later_and_what_was_seen_stays(files):
+    store = files.open()
+    offsets = put_bodies(store, ["one"])
+    end, shown = end_of(store), [0]
+    store.show_to(lambda: shown[0])
+    assert deliverable(store) == {0: "one"}
+    assert store.read_at(offsets[0])
+    later = put_bodies(store, ["two", "three"])
+    assert store.queue_bounds("topic", 0) == (0, 1)
+    with pytest.raises(OffsetOutOfRange):
+        store.read_at(later[0])
+    shown[0] = later[1]
+    assert deliverable(store) == {0: "one", 1: "two"}
+    assert store.read_at(later[0])
+    shown[0] = end
+    assert store.queue_bounds("topic", 0) == (0, 2), "it never goes back"

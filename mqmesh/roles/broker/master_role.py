@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Final
 
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.host import socket_path
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
@@ -45,6 +46,9 @@ class MasterRole(BrokerRole):
         tables.load()
         self.index = self._make_index()
         context = build_context(given, store, tables, self.index)
+        if given.config.ha.ack_replicas is not AckReplicas.NONE:
+            # What a follower lacks may be lost with this machine, and nobody shall have seen it.
+            store.show_to(context.commit_point.offset)
         write_state(context)  # shows from the beginning whether there is room
         self._recover_transactions(context)
         self._serve(context, FEATURES)

@@ -37,6 +37,7 @@ class LogApplier:
         is_complete: Nothing is missing in front of the records, so that a queue offset which is
             skipped means that the queue is wrong.
         gaps: Topics with such queues.
+        shows_later: Consumers see only what ``see`` lets them.
         rewritten: Queues whose entries are written anew from the first batch that is met, because
             their files may lack pages. None: trust the files.
     """
@@ -50,7 +51,7 @@ class LogApplier:
         *,
         clock: Clock,
         remove: Callable[[str], None],
-        waits_for_disk: bool = False,
+        shows_later: bool = False,
     ) -> None:
         """Takes what is derived from the log.
 
@@ -61,7 +62,7 @@ class LogApplier:
             damage: Gets records that no queue can have.
             clock: For the labels of damage.
             remove: Removes a directory that nobody uses any more.
-            waits_for_disk: Consumers see what is durable, and nothing else.
+            shows_later: Consumers see only what ``see`` lets them.
         """
         self._queues = queues
         self._states = states
@@ -69,8 +70,8 @@ class LogApplier:
         self._damage = damage
         self._clock = clock
         self._remove = remove
-        self._waits_for_disk = waits_for_disk
-        # What becomes visible when the log is durable to an offset.
+        self.shows_later = shows_later
+        # What becomes visible when the log may be seen to an offset.
         self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
         self.is_complete = False
         self.gaps: set[str] = set()
@@ -108,20 +109,20 @@ class LogApplier:
         Args:
             placed: From ``Placement``, which has noted them for their producers.
         """
-        append, waits_for_disk = self._queues.append, self._waits_for_disk
+        append, shows_later = self._queues.append, self.shows_later
         for batch, queue, result in placed:
             header = batch.header
             start, size = result.commitlog_offset, header.total_size
             append(queue, start, size, header.message_count, batch.tag_hashes)
-            if waits_for_disk:
+            if shows_later:
                 self._unseen.append((result.end_offset, queue, queue.end))
             else:
                 queue.visible = queue.end
 
-    def see(self, durable_offset: int) -> None:
-        """Lets consumers see what has become durable."""
+    def see(self, shown_to: int) -> None:
+        """Lets consumers see the log up to a commit-log offset."""
         unseen = self._unseen
-        while unseen and unseen[0][0] <= durable_offset:
+        while unseen and unseen[0][0] <= shown_to:
             _, queue, end = unseen.popleft()
             queue.visible = end
 

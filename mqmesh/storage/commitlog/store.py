@@ -92,6 +92,9 @@ class CommitLogStore(MessageStore):
         self._config = config
         self._reopen = reopen
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        # How far consumers may see; None: all.
+        self._shown_to: Callable[[], int] | None = self._durable if self._sync_flush else None
+        self._shown_before = 0
         self._put_batches = 0
         self._put_messages = 0
         self._failure: str | None = None
@@ -121,7 +124,7 @@ class CommitLogStore(MessageStore):
             parts.damage,
             clock=parts.clock,
             remove=self._remove_later,
-            waits_for_disk=self._sync_flush,
+            shows_later=self._shown_to is not None,
         )
         self._repairs = QueueRepairs(
             parts.queues,
@@ -277,7 +280,9 @@ class CommitLogStore(MessageStore):
     def read_at(self, commitlog_offset: CommitLogOffset) -> bytes:
         """See ``MessageStore.read_at``."""
         self._check_open()
-        end = self._flusher.durable_offset if self._sync_flush else self._log.end
+        end = self._log.end
+        if self._shown_to is not None:
+            end = min(end, max(self._shown_to(), self._shown_before))
         if not self._log.start <= commitlog_offset < end:
             raise OffsetOutOfRange(f"{commitlog_offset} is not between {self._log.start} and {end}")
         try:
@@ -341,6 +346,11 @@ class CommitLogStore(MessageStore):
     def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:
         """See ``MessageStore.keep_from``."""
         self._cleaner.keep_from[holder] = commitlog_offset
+
+    def show_to(self, position: Callable[[], int]) -> None:
+        """See ``MessageStore.show_to``."""
+        self._shown_to, self._applier.shows_later = position, True
+        self._shown_before = self._log.end
 
     def retention_wish(self) -> CommitLogOffset:
         """See ``MessageStore.retention_wish``."""
@@ -549,9 +559,12 @@ class CommitLogStore(MessageStore):
         self._parts.resources.close()
 
     def _see(self) -> None:
-        """Lets consumers see what has become durable."""
-        if self._sync_flush:
-            self._applier.see(self._flusher.durable_offset)
+        """Lets consumers see what they may."""
+        if self._shown_to is not None:
+            self._applier.see(self._shown_to())
+
+    def _durable(self) -> int:
+        return self._flusher.durable_offset
 
     def _tell_flusher(self) -> None:
         flusher, commitlog = self._flusher, self._log
