@@ -38,7 +38,7 @@ from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.backends import OpenStore, open_store
-from mqmesh.storage.commitlog.log_copy import begin_copy
+from mqmesh.storage.commitlog.log_copy import BeginCopy, begin_copy
 from mqmesh.storage.files.atomic_file import load_document, save_document
 from mqmesh.storage.interface import LogBeginning, MessageStore, RecoveryProgress, replicable
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
@@ -64,6 +64,7 @@ class BrokerServer:
         transport: Of the process.
         clock: Source of time, the loop's by default.
         opener: Opens the store; the configuration says which by default.
+        copier: Makes the folder of a closed store an empty copy of a master's.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class BrokerServer:
         transport: Transport,
         clock: Clock | None = None,
         opener: OpenStore | None = None,
+        copier: BeginCopy = begin_copy,
     ) -> None:
         self._config = config
         self._transport = transport
         self._loop = transport.loop
         transport.busy_poll(config.busy_poll_us)
         self._open_store = opener or open_store
+        self._copy = copier
         self._clock = clock or transport.loop.clock
         self._instance_id = transport.random.getrandbits(63)
         self._root = Path(config.store_path_root_dir)
@@ -205,7 +208,7 @@ class BrokerServer:
         """Moves the store aside, and opens an empty copy of another one's log."""
         assert self._store is not None
         self._store.close()
-        aside = begin_copy(self._root, beginning, now_ms=self._clock.wall_ms())
+        aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms())
         _log.warning("the store begins as a copy of its master's; what it held is in %s", aside)
         self._store = self._open()
         return self._store

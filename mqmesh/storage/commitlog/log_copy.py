@@ -6,7 +6,7 @@ What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -86,6 +86,12 @@ def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path
     except OSError as error:
         raise storage_error(error, f"the store {directory} cannot be made a copy") from error
     return aside
+
+
+class BeginCopy(Protocol):
+    """See ``begin_copy``."""
+
+    def __call__(self, directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None: ...
 
 
 def remove_replaced(directory: Path, before_ms: int) -> None:

@@ -28,6 +28,7 @@ from harness.history import (
 )
 from mqmesh.errors import ClientClosed, MQMeshError
 from mqmesh.message import StoredMessage
+from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.producer.send_result import SendFuture
 
 PLAIN, ORDERED, TRANSACTED, DELAYED = "plain", "ordered", "transacted", "delayed"
@@ -97,6 +98,10 @@ class Books:
             self.failed_send(topic, key, error)
             return
         result = future.result(0)
+        if result.status is not SendStatus.SEND_OK:
+            # Stored by the master, and by nobody else as far as it knows.
+            self.attempts[topic][key] = Attempt(*key, f"{key[0]}:{key[1]}", UNKNOWN)
+            return
         queue = result.message_queue
         self.attempts[topic][key] = Attempt(
             *key,

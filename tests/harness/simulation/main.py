@@ -12,11 +12,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
 from harness.chaos import say, show
-from harness.simulation.run import Outcome, run_seed
+from harness.simulation.failover import FailoverRun
+from harness.simulation.run import Outcome, Run, run_seed
 
 QUIET: Final = logging.CRITICAL + 1
 BAR: Final = 30
@@ -90,21 +92,22 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     gc.collect()
     gc.freeze()
     gc.disable()
+    kind = FailoverRun if options.failover else Run
     if options.jobs == 1:
-        yield from map(_run, _seeds(options))
+        yield from map(partial(_run, kind=kind), _seeds(options))
         return
     waiting: deque[Future[Outcome]] = deque()
     with ProcessPoolExecutor(options.jobs, get_context("fork"), _ignore_interrupts) as pool:
         for seed in _seeds(options):
-            waiting.append(pool.submit(_run, seed))
+            waiting.append(pool.submit(_run, seed, kind))
             if len(waiting) > SEEDS_WAITING * options.jobs:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _run(seed: int) -> Outcome:
-    outcome = run_seed(seed)
+def _run(seed: int, kind: type[Run] = Run) -> Outcome:
+    outcome = run_seed(seed, kind=kind)
     gc.collect()
     return outcome
 
@@ -131,6 +134,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="as many seeds as go into so many minutes")
     parser.add_argument(
         "--jobs", type=int, help="processes that share the seeds (default: one for each processor)"
+    )
+    parser.add_argument(
+        "--failover", action="store_true", help="a machine is lost, its follower takes over"
     )
     parser.add_argument("--log", help="the roles' log, from this level on")
     options = parser.parse_args(arguments)

@@ -19,12 +19,14 @@ from harness.simulation.disk import Disk
 from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.clock import Clock
 from mqmesh.message import StoredMessage
+from mqmesh.storage.commitlog.log_copy import begin_copy
 from mqmesh.storage.commitlog.machine import Machine
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.files.chores import Chores
 from mqmesh.storage.files.disk_space import Space
 from mqmesh.storage.interface import (
     BatchToPut,
+    LogBeginning,
     MessageStore,
     OnProgress,
     PutResult,
@@ -109,6 +111,10 @@ class RealDisk(Disk):
             return store
 
         return open_it
+
+    def copier(self, directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None:
+        """See ``begin_copy``; the files of this life are meant, whatever the directory."""
+        return begin_copy(self.files, beginning, now_ms=now_ms)
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
         """Keeps what was synced of the log, and any pages of the rest.

@@ -41,6 +41,7 @@ class Outcome(msgspec.Struct, frozen=True):
         simulated_ms: How long it lasted.
         events: How many events there were.
         counts: What happened how often.
+        option: Of ``scripts/simulate``, for seeds of another kind.
     """
 
     seed: int
@@ -48,11 +49,12 @@ class Outcome(msgspec.Struct, frozen=True):
     simulated_ms: int
     events: int
     counts: dict[str, int]
+    option: str = ""
 
     @property
     def replay(self) -> str:
         """What runs it again."""
-        return f"scripts/simulate --seed {self.seed}"
+        return f"scripts/simulate --seed {self.seed}{self.option}"
 
 
 class Run:
@@ -63,6 +65,8 @@ class Run:
         folder: For files of roles.
     """
 
+    option = ""
+
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
         real_store = seed % REAL_EVERY == REAL_EVERY // 2
@@ -71,14 +75,18 @@ class Run:
         self.clients: list[Client] = []
         self._begun_ms = self.world.now_ms
 
+    @property
+    def profile(self) -> dict[str, int] | None:
+        """How often which fault comes."""
+        return PROFILES[self.seed % len(PROFILES)]
+
     def go(self) -> Outcome:
         """Runs it."""
         world, books = self.world, self.books
         self._start()
-        profile = PROFILES[self.seed % len(PROFILES)]
-        faults = Faults(world, books, self.clients, HARM_MS, profile)
+        faults = Faults(world, books, self.clients, HARM_MS, self.profile)
         world.simulation.run(CALM_MS)
-        faults.plan()
+        self._plan(faults)
         self._look()
         world.simulation.run(HARM_MS)
         faults.end()
@@ -94,6 +102,7 @@ class Run:
             for sentence in verdict.violations
         ]
         found += [f"C11: not delivered after {PATIENCE_MS} ms: {what}" for what in missing]
+        found += self._judged()
         if world.failures:
             found.append(f"bug: {world.failures} callbacks raised, see the log")
         counts = {
@@ -102,7 +111,12 @@ class Run:
             "deliveries": sum(len(one) for one in books.deliveries.values()),
         }
         return Outcome(
-            self.seed, found, world.now_ms - self._begun_ms, world.simulation.event_count, counts
+            self.seed,
+            found,
+            world.now_ms - self._begun_ms,
+            world.simulation.event_count,
+            counts,
+            self.option,
         )
 
     def close(self) -> None:
@@ -114,6 +128,13 @@ class Run:
             process.release()
         for disk in self.world.disks.values():
             disk.release()
+
+    def _plan(self, faults: Faults) -> None:
+        faults.plan()
+
+    def _judged(self) -> list[str]:
+        """What is wrong beside the histories."""
+        return []
 
     def _start(self) -> None:
         world = self.world
@@ -133,9 +154,10 @@ class Run:
 
     def _drain(self) -> list[str]:
         end_ms = self.world.now_ms + PATIENCE_MS
+        # First of all, since what comes meanwhile may fail, and has to come again.
+        self.world.simulation.run(max(self._begun_ms + LEAST_MS - self.world.now_ms, 0))
         while (missing := self.books.missing()) and self.world.now_ms < end_ms:
             self.world.simulation.run(2_000)
-        self.world.simulation.run(max(self._begun_ms + LEAST_MS - self.world.now_ms, 0))
         return missing
 
     def _look(self) -> None:
@@ -166,16 +188,17 @@ class Run:
         return found
 
 
-def run_seed(seed: int, plant: Plant | None = None) -> Outcome:
+def run_seed(seed: int, plant: Plant | None = None, kind: type[Run] = Run) -> Outcome:
     """Runs a seed.
 
     Args:
         seed: Which.
         plant: Plants a bug before.
+        kind: What happens in it.
     """
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mqmesh-", dir=memory if memory.is_dir() else None))
-    run = Run(seed, folder)
+    run = kind(seed, folder)
     try:
         if plant is not None:
             plant(run)

@@ -10,6 +10,7 @@ from harness.simulation.disk import SLOWEST_SYNCS_MS, Disk
 from harness.simulation.real_disk import SMALL_FILES, RealDisk
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.ha.ha_config import HaConfig
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
@@ -139,6 +140,7 @@ class World:
         self.brokers: dict[str, Process] = {}
         self.schedules: dict[str, Process] = {}
         self.transports: list[SimulatedTransport] = []
+        self._places: dict[str, int] = {}
         self.make_broker: Callable[..., BrokerServer] = BrokerServer
 
     @property
@@ -187,24 +189,27 @@ class World:
             made = Process(self, name, lambda transport, c=config: NameServer(c, transport))  # type: ignore[misc]
             self.namesrvs.append(made)
 
-    def add_broker(self, name: str) -> Process:
-        """A broker and its disk."""
+    def add_broker(self, name: str, ha: HaConfig | None = None, *, broker_id: int = 0) -> Process:
+        """A broker and its disk; a follower is not among the brokers."""
         if self.real_store:
             seed = self.simulation.random.getrandbits(32)
-            disk: Disk = RealDisk(self.folder / f"{name}-disk", seed)
+            disk: Disk = RealDisk(self.folder / f"{name}-{broker_id}-disk", seed)
         else:
             disk = Disk()
-        self.disks[name] = disk
+        place = f"{name}-r{broker_id}" if broker_id else name
+        self.disks[place] = disk
         disk.slowest_sync_ms = self.simulation.random.choice(SLOWEST_SYNCS_MS)
         config = BrokerConfig(
             broker_name=name,
-            listen_port=BROKER_PORT + len(self.brokers),
+            broker_id=broker_id,
+            ha=ha or HaConfig(),
+            listen_port=self.broker_port(place),
             namesrv_addr=self.namesrv_addr.split(";"),
             enable_ipc=False,
-            store_path_root_dir=str(self.folder / name),
+            store_path_root_dir=str(self.folder / place),
             index=IndexConfig(enable=False),
             storage=BrokerStoreConfig(
-                backend="simulated",
+                backend="commitlog" if self.real_store else "simulated",
                 flush_disk_type=FlushDiskType.SYNC_FLUSH
                 if self.sync_flush
                 else FlushDiskType.ASYNC_FLUSH,
@@ -217,10 +222,18 @@ class World:
 
         def make(transport: SimulatedTransport) -> BrokerServer:
             opener = disk.opener_for(transport.node)
-            return self.make_broker(config, transport, opener=opener)
+            return self.make_broker(config, transport, opener=opener, **copies)
 
-        process = self.brokers[name] = Process(self, name, make)
+        copies = {"copier": disk.copier} if isinstance(disk, RealDisk) else {}
+        process = Process(self, place, make)
+        if not broker_id:
+            self.brokers[name] = process
         return process
+
+    def broker_port(self, place: str) -> int:
+        """Where a broker listens: ``broker-a``, or ``broker-a-r1`` for a follower."""
+        self._places.setdefault(place, BROKER_PORT + len(self._places))
+        return self._places[place]
 
     def add_schedule(self, broker_name: str) -> Process:
         """The schedule service of a broker."""
