@@ -19,7 +19,7 @@ MANY_METHODS = {
     "mqmesh.storage.queues.consume_queues.ConsumeQueues": 18,
     "mqmesh.sdk.client.client.ClientEngine": 18,
     "mqmesh.sdk.producer.producer.Producer": 15,
-    "mqmesh.storage.interface.MessageStore": 17,
+    "mqmesh.storage.interface.MessageStore": 18,
     "mqmesh.transport.zmq.loop.EventLoop": 16,
     "mqmesh.roles.broker.features.groups.consumer_groups.ConsumerGroups": 16,
     "mqmesh.roles.schedule.timetable.Timetable": 15,
