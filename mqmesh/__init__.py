@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.dead_letters import DeadLetterFilter as DeadLetterFilter
     from mqmesh.sdk.admin.delays import DelayClient as DelayClient
     from mqmesh.sdk.admin.group_admin import GroupAdmin as GroupAdmin
+    from mqmesh.sdk.admin.ha_admin import HaAdmin as HaAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
@@ -72,6 +73,7 @@ _MODULE_OF = {
     "DelayClient": "mqmesh.sdk.admin.delays",
     "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
+    "HaAdmin": "mqmesh.sdk.admin.ha_admin",
     "Hooks": "mqmesh.sdk.hooks",
     "LocalTransactionState": "mqmesh.sdk.transactions.transactions",
     "MQMeshError": "mqmesh.errors",
@@ -121,6 +123,7 @@ __all__ = [
     "DelayClient",
     "GroupAdmin",
     "GroupConfig",
+    "HaAdmin",
     "Hooks",
     "LocalTransactionState",
     "MQMeshError",

@@ -12,6 +12,7 @@ from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetterClient
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
+from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
@@ -165,6 +166,15 @@ class DelayClient(AdminClient):
 
     waiting = awaited(BlockingDelayClient.waiting)
     cancel = awaited(BlockingDelayClient.cancel)
+
+
+class HaAdmin(AdminClient):
+    """Replicas from coroutines; as ``mqmesh.sdk.admin.ha_admin.HaAdmin``."""
+
+    _kind = BlockingHaAdmin
+
+    ha_status = awaited(BlockingHaAdmin.ha_status)
+    promote = awaited(BlockingHaAdmin.promote)
 
 
 class TransactionAdmin(AdminClient):
