@@ -235,6 +235,21 @@ def test_closing_answers_what_is_in_flight_and_carries_out_what_was_planned():
     assert len(post.asked) == 2
 
 
+def test_what_an_answer_of_closing_plans_comes_at_once(post):
+    post.mail.pauses = False
+    post.put(1)
+    post.outbox.close(RequestTimeout("closed"))
+    assert [number for number, _ in post.mail.waiting["a"]] == [1], "left to the mail"
+
+
+def test_a_pump_that_was_planned_before_closing_sends_nothing(post):
+    post.mail.put("a", 1)
+    post.outbox.schedule()
+    post.network.closed = True
+    post.network.run()
+    assert post.asked == []
+
+
 def test_when_the_client_is_closed_nothing_is_sent_and_events_are_refused(post):
     post.network.closed = True
     post.put(1)
