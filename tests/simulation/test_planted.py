@@ -10,7 +10,7 @@ from simulation.planted import BUGS
 
 TESTS = Path(__file__).resolve().parent.parent
 SEEDS = 200
-"""Most are found by the first three seeds, all by one of some thirty."""
+"""Most are found by the first three seeds, all by one of some hundred."""
 
 
 def hunt(name: str) -> subprocess.CompletedProcess[str]:
