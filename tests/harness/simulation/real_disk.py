@@ -39,6 +39,8 @@ from mqmesh.transport.simulated.simulation import Event
 from mqmesh.units import GIB, KIB, MIB, TimestampMs
 
 PAGE: Final = 4 * KIB
+SECTOR: Final = 512
+"""A disk writes this as a whole."""
 SEGMENT_BYTES: Final = 64 * KIB
 LARGEST_READ_BYTES: Final = 1 * MIB
 SLOWEST_CHORE_MS: Final = 5
@@ -73,6 +75,7 @@ class RealDisk(Disk):
         self._lives = 0
         self._boots = 1
         self._stores: list[_WatchedStore] = []
+        self._synced: dict[str, bytes] = {}
         self._chance = random.Random(seed)
 
     @property
@@ -117,12 +120,13 @@ class RealDisk(Disk):
         return begin_copy(self.files, beginning, now_ms=now_ms)
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
-        """Keeps what was synced of the log, and any pages of the rest.
+        """Keeps what was synced of log and consume queues, and any part of the rest.
 
         Args:
             chance: A number from 0 to below its argument.
         """
         self._boots += 1
+        self._lose_queues(chance)
         for path in sorted((self.files / "commitlog").iterdir()):
             start = int(path.name)
             data = bytearray(path.read_bytes())
@@ -130,10 +134,19 @@ class RealDisk(Disk):
                 first = max(page, self.synced_offset - start)
                 if first < page + PAGE and chance(2):
                     data[first : page + PAGE] = bytes(page + PAGE - first)
-            # Not in place, where the dead process has it mapped.
-            new = path.with_name(path.name + ".lost")
-            new.write_bytes(data)
-            new.replace(path)
+            _replace(path, data)
+
+    def _lose_queues(self, chance: Callable[[int], int]) -> None:
+        for path in sorted((self.files / "consumequeue").glob("*/*-*")):
+            synced = self._synced.get(_place(path), b"")
+            data = bytearray(path.read_bytes())
+            if chance(2):
+                del data[len(synced) :]  # nor was its length
+            for sector in range(0, len(data), SECTOR):
+                if chance(2):
+                    end = min(sector + SECTOR, len(data))
+                    data[sector:end] = synced[sector:end].ljust(end - sector, b"\0")
+            _replace(path, data)
 
     def messages(self, topic: str, broker_name: str) -> list[StoredMessage]:
         """See ``Disk.messages``."""
@@ -164,20 +177,35 @@ class RealDisk(Disk):
             return SteppedFlusher(node, self, **arguments)
 
         return Machine(
-            sync=self._sync,
+            sync=self.sync,
             space_of=self._space,
             boot_id=self._boots.to_bytes(16, "big"),
             make_chores=lambda name: SteppedChores(node, self._chance),
             make_flusher=make_flusher,
         )
 
-    def _sync(self, fd: int) -> None:
-        if self.sync_fails and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+    def sync(self, fd: int) -> None:
+        """Makes a file of the store durable, unless the disk fails."""
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if self.sync_fails and path.parent.name == "commitlog":
             self.on_failure()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if path.parent.parent.name == "consumequeue":
+            self._synced[_place(path)] = path.read_bytes()
 
     def _space(self, directory: Path) -> Space:
         return Space(GIB, 0) if self.full else Space(0, GIB)
+
+
+def _place(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"  # the same in each life
+
+
+def _replace(path: Path, data: bytearray) -> None:
+    # Not in place, where the dead process has it mapped.
+    new = path.with_name(path.name + ".lost")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 class _WatchedStore(CommitLogStore):
