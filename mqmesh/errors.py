@@ -23,9 +23,11 @@ The tree, by what the reader should do::
     │   └── StoreClosed              used after close, or stopped by a sync error
     ├── BrokerError                  a broker or name server refused; carries its code
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
-    │   ├── UnsupportedCommand, OffsetIllegal, BrokerNotAvailable, ClientNotOnline,
+    │   ├── UnsupportedCommand, OffsetIllegal, ClientNotOnline,
     │   ├── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused,
-    │   └── SequenceConflict
+    │   ├── SequenceConflict
+    │   └── BrokerNotAvailable
+    │       └── NotMaster            only the group's master does it
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before

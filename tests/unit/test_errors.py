@@ -56,6 +56,7 @@ def test_retriable_is_decided_by_class() -> None:
         "DiskFull",
         "SystemBusy",
         "BrokerNotAvailable",
+        "NotMaster",
         "ClientNotOnline",
         "FilterFailed",
         "FilterUnknown",
