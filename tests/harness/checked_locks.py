@@ -26,7 +26,8 @@ class LockWatch:
         """What the calling thread holds, outermost first."""
         if not hasattr(self._own, "ranks"):
             self._own.ranks = []
-        return self._own.ranks
+        ranks: list[LockRank] = self._own.ranks
+        return ranks
 
     def on_acquire(self, rank: LockRank) -> None:
         """A thread is going to wait for a lock."""

@@ -6,6 +6,7 @@ from typing import Any
 from harness.store_files import deliverable
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.storage.interface import LogChunk
+from mqmesh.units import CommitLogOffset
 
 
 def replicate(leader: CommitLogStore, follower: CommitLogStore, max_bytes: int) -> list[LogChunk]:
@@ -18,9 +19,9 @@ def replicate(leader: CommitLogStore, follower: CommitLogStore, max_bytes: int) 
     return chunks
 
 
-def end_of(store: CommitLogStore) -> int:
+def end_of(store: CommitLogStore) -> CommitLogOffset:
     """Commit-log offset."""
-    return store.stats().max_commitlog_offset
+    return CommitLogOffset(store.stats().max_commitlog_offset)
 
 
 def log_of(store: CommitLogStore) -> list[tuple[int, bytes]]:
