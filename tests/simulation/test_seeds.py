@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 50
+SEEDS = 60
 """They take some 20 s of two processors; scripts/simulate runs more."""
 
 TESTS = Path(__file__).resolve().parent.parent
