@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "broker": ("processes.serve", "broker"),
     "filtersrv": ("processes.serve", "filtersrv"),
     "schedule": ("processes.schedule", "schedule"),
+    "coordinator": ("processes.serve", "coordinator"),
     "bench": ("bench.commands", "bench"),
     "completion": ("completion", "completion"),
 }

@@ -7,13 +7,17 @@ import stat
 import tempfile
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from mqmesh.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux."""
 
+_ENDED: Final = frozenset("ZXx")
+"""States of processes that will do nothing more."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -32,6 +36,54 @@ def host_id() -> str:
         boot_id = ""  # not Linux: the name alone has to do
     text = f"{boot_id}\n{socket.gethostname()}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class ProcessMark(msgspec.Struct, array_like=True, frozen=True):
+    """Names one process for ever, unlike its id, which another one gets some day.
+
+    Attributes:
+        host: ``host_id``, and which processes see one another there.
+        pid: Process id.
+        start: When it began, in clock ticks since the machine's start.
+    """
+
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+    start: Annotated[int, msgspec.Meta(ge=0)]
+
+
+def own_process() -> ProcessMark | None:
+    """What names this process; None where the system does not tell it."""
+    found = _process_stat("self")
+    space = _process_space()
+    if found is None or not space:
+        return None
+    return ProcessMark(space, os.getpid(), found[1])
+
+
+def is_gone(process: ProcessMark) -> bool:
+    """True when a process has ended for sure; False when it lives, or stands elsewhere."""
+    if process.host != _process_space():
+        return False
+    found = _process_stat(str(process.pid))
+    return found is None or found[0] in _ENDED or found[1] != process.start
+
+
+def _process_space() -> str:
+    try:
+        return f"{host_id()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _process_stat(pid: str) -> tuple[str, int] | None:
+    """State and start of a process; None when there is none."""
+    try:
+        # The name, in brackets, may hold anything.
+        fields = Path("/proc", pid, "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def socket_directory() -> Path:

@@ -11,6 +11,7 @@ from mqmesh.config import load_config
 from mqmesh.logs import LEVELS, configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
@@ -153,6 +154,35 @@ def filtersrv(
     keep_private()
     configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
     return serve_role("filtersrv", config.name, make, supervised=supervised)
+
+
+@click.command()
+@process_options
+def coordinator(
+    config_path: Path | None,
+    table: str | None,
+    overrides: tuple[str, ...],
+    log_level: str,
+    log_file: Path | None,
+    supervised: bool,
+) -> int:
+    """Run a coordinator, which knows who leads each broker group.
+
+    \b
+    Examples:
+      mqmesh coordinator -c conf/coordinator.toml
+      mqmesh coordinator --set listen_port=9871 --set data_dir=/data/coordinator
+    """
+    config = load_config(CoordinatorConfig, config_path, table, overrides)
+
+    def make(transport: ZmqTransport) -> Role:
+        from mqmesh.roles.coordinator.server import CoordinatorServer
+
+        return CoordinatorServer(config, transport)
+
+    keep_private()
+    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
+    return serve_role("coordinator", config.name, make, supervised=supervised)
 
 
 def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:

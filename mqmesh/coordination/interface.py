@@ -8,7 +8,7 @@ Every call returns at once and has one outcome, a value or an error, which comes
 the thread of the loop that the coordinator was opened on, never before the call returns, and not
 later than the timeout that it was opened with. None comes after ``close``.
 
-All implementations pass ``tests/harness/coordination.py``.
+All implementations pass ``mqmesh.testing.coordinator_contract``.
 """
 
 import enum
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NewType, Protocol, TypeVar
 import msgspec
 
 from mqmesh.errors import InvalidArgument, MQMeshError, RemoteProtocolError
+from mqmesh.host import ProcessMark
 from mqmesh.units import KIB, MAX_OFFSET
 
 MOST_REPLICAS: Final = 64
@@ -126,10 +127,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
         can_lead: Its disk takes writes.
         preferred: It leads where others could as well.
         zone: Where it stands.
-        host_id: Of its machine, see ``mqmesh.host``.
-        pid: Its process, 0 when it does not say it.
-        process_start: When that began, in clock ticks since the machine's start; with ``pid`` it
-            names a process for ever.
+        process: Whose session it is, so that it can end when the process is seen to be dead.
     """
 
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -144,9 +142,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     can_lead: bool = True
     preferred: bool = False
     zone: _Text = ""
-    host_id: _Text = ""
-    pid: _Number = 0
-    process_start: _Number = 0
+    process: ProcessMark | None = None
 
 
 class LiveReplica(msgspec.Struct, frozen=True):

@@ -116,6 +116,16 @@ class RequestCode(enum.IntEnum):
     DELETE_TOPIC_IN_NAMESRV = 216
     LIST_KV_CONFIG = 219
 
+    # Coordinator; see ``protocol/coordination.py``.
+    BEGIN_SESSION = 1_100
+    KEEP_SESSION = 1_101
+    END_SESSION = 1_102
+    READ_RECORD = 1_103
+    CHANGE_RECORD = 1_104
+    WATCH_RECORDS = 1_105
+    NOTIFY_RECORD = 1_106
+    """From the coordinator to who watches."""
+
     # Every role.
     PING = 1
     """Answered at once with ``RoleInfo``; the health check."""

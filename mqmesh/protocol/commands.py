@@ -13,6 +13,7 @@ import msgspec
 
 from mqmesh.protocol import (
     admin,
+    coordination,
     filters,
     groups,
     locking,
@@ -46,6 +47,7 @@ class ServedBy(enum.StrEnum):
     FILTERSRV = "filter server"
     SCHEDULE = "schedule service"
     INDEXER = "index process"
+    COORDINATOR = "coordinator"
     CLIENT = "client"
 
 
@@ -158,7 +160,7 @@ def _row(
 
 
 C = RequestCode
-ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, CLIENT = ServedBy
+ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, CLIENT = ServedBy
 NONE, PUB, SUB, VIEW, ADMIN, INTERNAL = Right
 
 # fmt: off
@@ -295,6 +297,18 @@ _ROWS: Final = (
          queries.AdvanceIndexRequest, queries.IndexProgress),
     _row(C.COPY_INDEX, INDEXER, INTERNAL, "", "",
          snapshots.CopyIndexRequest, snapshots.CopyIndexResponse),
+    # Coordinator.
+    _row(C.BEGIN_SESSION, COORDINATOR, INTERNAL, "", "",
+         coordination.BeginSessionRequest, coordination.BeginSessionResponse),
+    _row(C.KEEP_SESSION, COORDINATOR, INTERNAL, "", "",
+         coordination.KeepSessionRequest, coordination.KeepSessionResponse),
+    _row(C.END_SESSION, COORDINATOR, INTERNAL, "", "", coordination.EndSessionRequest),
+    _row(C.READ_RECORD, COORDINATOR, INTERNAL, "", "",
+         coordination.ReadRecordRequest, coordination.RecordView),
+    _row(C.CHANGE_RECORD, COORDINATOR, INTERNAL, "", "",
+         coordination.ChangeRecordRequest, coordination.ChangeRecordResponse),
+    _row(C.WATCH_RECORDS, COORDINATOR, INTERNAL, "", "", coordination.WatchRecordsRequest),
+    _row(C.NOTIFY_RECORD, CLIENT, INTERNAL, "", "", coordination.RecordView, oneway=True),
 )
 # fmt: on
 

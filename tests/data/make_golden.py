@@ -1,4 +1,4 @@
-"""Writes the golden files of the record batch, of state records and of a replica's state.
+"""Writes the golden files of record batch, state records, a replica's state and a coordinator.
 
 All are version 1.
 
@@ -9,6 +9,7 @@ Run in the checkout: ``python tests/data/make_golden.py``.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mqmesh.batch.record_batch import (
     stamp,
 )
 from mqmesh.batch.sparse_batch import cut_batch
+from mqmesh.host import ProcessMark
 from mqmesh.message import Message
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
@@ -33,7 +35,27 @@ from mqmesh.roles.broker.state_records import (
     encode_state,
     in_bodies,
 )
+from mqmesh.storage.lmdb.coordinator_file import (
+    KeptChange,
+    KeptRecord,
+    KeptSession,
+    encode_pairs,
+)
 
+COORDINATOR_FILE = Path(__file__).resolve().parent / "coordinator-v1.json"
+COORDINATOR = KeptChange(
+    records={
+        "groups/c/broker-a": KeptRecord(7, b'{"epoch":3}'),
+        "settings/größe": KeptRecord(2**63 - 1, b""),
+    },
+    sessions={
+        "0123456789abcdef0123456789abcdef": KeptSession(
+            "groups/c/broker-a", 64, 3_000, b"{}", ProcessMark("host-1", 4_711, 99)
+        ),
+        "f" * 32: KeptSession("groups/c/broker-a", 1, 600_000, b"", None),
+    },
+)
+"""All that the file of a coordinator may hold."""
 STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
 STATE = [
     TopicRecord("t", TopicSettings(8, 4, 6, True, True)),
@@ -171,6 +193,15 @@ def encode_records() -> bytes:
     return encode_state(body, 5, 1_700_000_000_000)  # type: ignore[arg-type]
 
 
+def encode_coordinator() -> bytes:
+    """The pairs of ``COORDINATOR`` as the code of today writes them, in hexadecimal digits.
+
+    The file itself has pages of LMDB around them.
+    """
+    pairs = encode_pairs(COORDINATOR, record_count=2)
+    return json.dumps({key.hex(): value.hex() for key, value in pairs}, indent=1).encode()
+
+
 def main() -> None:
     """Writes the files that are missing."""
     if not STATE_FILE.exists():
@@ -179,6 +210,9 @@ def main() -> None:
     if not REPLICA_FILE.exists():
         REPLICA_FILE.write_bytes(encode_replica_state(REPLICA))
         print(f"wrote {REPLICA_FILE}")
+    if not COORDINATOR_FILE.exists():
+        COORDINATOR_FILE.write_bytes(encode_coordinator())
+        print(f"wrote {COORDINATOR_FILE}")
     for case in (*CASES, "stored", "sparse"):
         if not path_of(case).exists():
             path_of(case).write_bytes(encode_case(case))

@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "filtering",
         "storage",
         "transport",
+        "coordination",
         "sdk",
         "aio",
         "roles",

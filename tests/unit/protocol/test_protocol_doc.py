@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 import mqmesh.protocol
-from mqmesh import figures
+from mqmesh import figures, host
 from mqmesh.protocol import command, messaging, pulling, retries, route
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.commands import COMMANDS
+from mqmesh.protocol.coordination import ChangeStatus
 from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.pulling import ExpressionType, PullStatus
@@ -36,7 +37,13 @@ HEADERS = {
     and value.__struct_config__.array_like
 } | {
     kind.__name__: kind
-    for kind in (figures.FigureReading, figures.Figure, figures.FigureSample, figures.Distribution)
+    for kind in (
+        host.ProcessMark,
+        figures.FigureReading,
+        figures.Figure,
+        figures.FigureSample,
+        figures.Distribution,
+    )
 }
 
 
@@ -180,7 +187,7 @@ def test_every_response_code_is_listed(text):
     assert flat(listed, 0, 1) == [(str(code.value), code.name) for code in sorted(ResponseCode)]
 
 
-@pytest.mark.parametrize("kind", [SendStatus, PullStatus, Perm, ResendStatus])
+@pytest.mark.parametrize("kind", [SendStatus, PullStatus, Perm, ResendStatus, ChangeStatus])
 def test_every_number_on_the_wire_is_listed(text, kind):
     listed = tables(text)[kind.__name__]
     assert flat(listed, 0, 1) == [(str(int(one)), one.name) for one in kind.__members__.values()]

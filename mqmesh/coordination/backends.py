@@ -1,0 +1,52 @@
+"""Which coordination engines there are, by the scheme of their URL.
+
+Besides those built in, any package may offer one: an entry point of the group
+``mqmesh.coordinator``, named as its scheme, whose object is called like ``open_coordinator``.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Final
+
+from mqmesh.coordination.embedded import EmbeddedCoordinator
+from mqmesh.coordination.interface import Coordinator
+from mqmesh.errors import ConfigError
+from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.interface import Transport
+
+ENTRY_POINT_GROUP: Final = "mqmesh.coordinator"
+TIMEOUT_MS: Final = 2_000
+
+OpenCoordinator = Callable[..., Coordinator]
+"""Called like ``open_coordinator``."""
+
+
+def open_coordinator(
+    url: str, transport: Transport, *, cluster: str, timeout_ms: int = TIMEOUT_MS
+) -> Coordinator:
+    """Opens a way to a coordination engine; it connects by itself, now or later.
+
+    Args:
+        url: ``embedded://host:port``, or what an entry point understands.
+        transport: Whose loop calls back.
+        cluster: Whose groups and settings.
+        timeout_ms: Of each call, 100 to 60,000 ms.
+
+    Raises:
+        ConfigError: No such engine, or the URL makes no sense to it.
+    """
+    scheme, found, rest = url.partition("://")
+    if not found:
+        raise ConfigError(f"coordinator = {url!r} is no URL, as embedded://127.0.0.1:9870 is one")
+    if not 100 <= timeout_ms <= 60_000:
+        raise ConfigError(f"timeout_ms = {timeout_ms} is out of bounds: 100 to 60,000 ms")
+    if scheme == "embedded":
+        endpoint_of(rest)
+        return EmbeddedCoordinator(transport, rest, cluster, timeout_ms=timeout_ms)
+    points = entry_points(group=ENTRY_POINT_GROUP, name=scheme)
+    if not points:
+        others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+        known = ", ".join(["embedded", *others])
+        raise ConfigError(f"coordinator = {url!r}: {scheme!r} is unknown; there are: {known}")
+    opener: OpenCoordinator = next(iter(points)).load()
+    return opener(url, transport, cluster=cluster, timeout_ms=timeout_ms)

@@ -1,0 +1,178 @@
+"""Headers of the embedded coordinator's commands.
+
+It keeps records and sessions below keys, and does not look into what they say: a record's value is
+the business of who writes it, so a coordinator need not know the fields of newer brokers.
+"""
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.host import ProcessMark
+from mqmesh.units import KIB, MAX_OFFSET
+
+MAX_KEY_CHARACTERS = 480
+"""So many bytes as well: LMDB's keys have 511 at most."""
+MAX_VALUE_BYTES = 64 * KIB
+MAX_PRESENCE_BYTES = 4 * KIB
+MAX_WATCHED_KEYS = 1_024
+"""Of one connection."""
+
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_CHARACTERS)]
+_Session = Annotated[str, msgspec.Meta(max_length=64)]
+_Version = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+_Value = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
+_Presence = Annotated[bytes, msgspec.Meta(max_length=MAX_PRESENCE_BYTES)]
+
+
+class ChangeStatus(enum.IntEnum):
+    """What became of a change. On the wire."""
+
+    CHANGED = 0
+    CONFLICT = 1
+    """The record has another version."""
+    SESSION_LOST = 2
+    """The session has ended."""
+
+
+class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A session begins; one of the same key and owner ends.
+
+    Attributes:
+        key: Whose record it belongs to.
+        owner: Number among those of the key.
+        ttl_ms: It ends so long after the last renewal.
+        presence: What the owner says of itself.
+        process: Whose it is; None when it is not said.
+    """
+
+    key: _Key
+    owner: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    ttl_ms: Annotated[int, msgspec.Meta(ge=2_000, le=600_000)]
+    presence: _Presence = b""
+    process: ProcessMark | None = None
+
+
+class BeginSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A session.
+
+    Attributes:
+        session: Its name.
+    """
+
+    session: _Session
+
+
+class KeepSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A session goes on.
+
+    Attributes:
+        session: Its name.
+        presence: What the owner says of itself by now.
+    """
+
+    session: _Session
+    presence: _Presence = b""
+
+
+class KeepSessionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Whether it does.
+
+    Attributes:
+        alive: False when it has ended.
+        ttl_ms: It ends so long after this renewal.
+    """
+
+    alive: bool
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 0
+
+
+class EndSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A session ends now.
+
+    Attributes:
+        session: Its name; one that has ended does no harm.
+    """
+
+    session: _Session
+
+
+class ReadRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record, and whose sessions live.
+
+    Attributes:
+        key: Of the record.
+    """
+
+    key: _Key
+
+
+class LiveSession(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A session that lives.
+
+    Attributes:
+        session: Its name.
+        presence: What its owner said last.
+        age_ms: So long ago.
+    """
+
+    session: _Session
+    presence: _Presence
+    age_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+
+
+class RecordView(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record, and whose sessions live: the answer to READ_RECORD, and what a watch tells.
+
+    Attributes:
+        key: Of the record.
+        version: 0 when there is none.
+        value: Empty when there is none.
+        sessions: By owner.
+    """
+
+    key: _Key
+    version: _Version = 0
+    value: _Value = b""
+    sessions: Annotated[list[LiveSession], msgspec.Meta(max_length=64)] = []
+
+
+class ChangeRecordRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record gets another value, if it has this version.
+
+    Attributes:
+        key: Of the record.
+        version: It must have; 0 for none.
+        value: The new one.
+        session: That must live; empty for none.
+    """
+
+    key: _Key
+    version: _Version
+    value: _Value
+    session: _Session = ""
+
+
+class ChangeRecordResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What became of it.
+
+    Attributes:
+        status: See ``ChangeStatus``.
+        version: Of the record as it is now.
+        value: And its value; empty when it was changed.
+    """
+
+    status: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    version: _Version = 0
+    value: _Value = b""
+
+
+class WatchRecordsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """From now on this connection is told of these records, and of no others.
+
+    Attributes:
+        keys: Of the records.
+    """
+
+    keys: Annotated[list[_Key], msgspec.Meta(max_length=MAX_WATCHED_KEYS)] = []

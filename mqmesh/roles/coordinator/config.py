@@ -1,0 +1,62 @@
+"""Settings of an embedded coordinator. The defaults stand here only."""
+
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.hosts import check_listen
+from mqmesh.message import check_group
+from mqmesh.units import GIB, MIB
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an embedded coordinator.
+
+    Attributes:
+        name: Name of the instance, shown in logs and to administrators.
+        listen_host: Address to listen at. The default serves this machine only.
+        listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
+        allow_insecure_bind: Listen beyond this machine without encryption and without
+            asking who a client is. Only for networks in which everybody may do everything.
+        data_dir: Directory of its file. Who loses it loses no message, but must tell the
+            coordinator of every group again; see docs/high-availability.md.
+
+        max_connections: Connections at a time, 1 to 1,000,000; more are refused with SYSTEM_BUSY.
+        max_total_pending_bytes: Bytes that may wait for all connections together, or of them, 32
+            MiB to 1 TiB.
+        max_records: Broker groups and clusters, 1 to 100,000; more are refused with SYSTEM_BUSY.
+        max_sessions: Sessions at a time, 1 to 1,000,000; more are refused with SYSTEM_BUSY.
+        max_watches: Groups that are watched, those of all connections together, 1 to 1,000,000;
+            more are refused with SYSTEM_BUSY.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "coordinator"
+    listen_host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    listen_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9_870
+    allow_insecure_bind: bool = False
+    data_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/coordinator"
+
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4_096
+    max_total_pending_bytes: Annotated[int, msgspec.Meta(ge=32 * MIB, le=1024 * GIB)] = 64 * MIB
+    max_records: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    max_sessions: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_watches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100_000
+
+    def __post_init__(self) -> None:
+        """Checks what needs more than a bound.
+
+        Raises:
+            ConfigError: Names the field and what to write instead.
+        """
+        try:
+            check_group(self.name)
+        except ConfigError as error:
+            raise ConfigError(f"name is no legal name: {error}") from None
+        # Nobody is told where it is: whoever uses it has its address in the configuration.
+        check_listen(
+            "coordinator",
+            self.listen_host,
+            self.listen_host,
+            allow_insecure_bind=self.allow_insecure_bind,
+        )

@@ -1,0 +1,277 @@
+"""The embedded coordinator's process: its socket, its timers and its file around the registry."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mqmesh.clock import Clock
+from mqmesh.errors import DiskFull, StorageError, StoreClosed
+from mqmesh.host import ProcessMark, is_gone
+from mqmesh.hosts import bindable
+from mqmesh.private_files import make_folder, make_private
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    MAX_HEADER_BYTES,
+    Reply,
+    Request,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.coordination import (
+    BeginSessionRequest,
+    BeginSessionResponse,
+    ChangeRecordRequest,
+    ChangeRecordResponse,
+    ChangeStatus,
+    EndSessionRequest,
+    KeepSessionRequest,
+    KeepSessionResponse,
+    ReadRecordRequest,
+    WatchRecordsRequest,
+)
+from mqmesh.roles.coordinator.config import CoordinatorConfig
+from mqmesh.roles.coordinator.registry import REGISTRY_FIGURES, Registry
+from mqmesh.roles.descriptors import room_for_connections
+from mqmesh.roles.dispatch import Handler
+from mqmesh.roles.shell import RoleShell
+from mqmesh.storage.files.store_lock import StoreLock
+from mqmesh.storage.lmdb.coordinator_file import CoordinatorFile, KeptChange
+from mqmesh.transport.interface import ServerLimits, Timer, Transport
+from mqmesh.units import MIB
+
+SESSION_BITS: Final = 128
+LOOKS_MS: Final = (5, 20, 50, 100, 250, 500, 1_000)
+"""After a connection broke, when to look whether its process is gone: the kernel closes the sockets
+of a dying process a little before nobody finds the process any more."""
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorServer:
+    """One embedded coordinator.
+
+    Args:
+        config: Settings.
+        transport: Of the process.
+        clock: Source of time, the loop's by default.
+    """
+
+    def __init__(
+        self, config: CoordinatorConfig, transport: Transport, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._loop = transport.loop
+        self._clock = clock or transport.loop.clock
+        self._shell = RoleShell(ServedBy.COORDINATOR, "coordinator", config.name, transport, clock)
+        self._registry = Registry(
+            max_records=config.max_records,
+            max_sessions=config.max_sessions,
+            max_watches=config.max_watches,
+            new_id=lambda: f"{transport.random.getrandbits(SESSION_BITS):032x}",
+        )
+        self._folder = Path(config.data_dir)
+        self._lock: StoreLock | None = None
+        self._file: CoordinatorFile | None = None
+        self._look: Timer | None = None
+        self._look_due_ms = 0
+        self._tells = False
+
+    # ---- Life ------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Reads its file, and listens.
+
+        Returns:
+            The endpoint for requests.
+
+        Raises:
+            OSError: The port is taken, or ``data_dir`` cannot be used.
+            StoreLocked: Another process uses ``data_dir``.
+            StorageError: The file is damaged, or cannot be opened.
+        """
+        config = self._config
+        make_folder(self._folder)
+        make_private(self._folder)
+        self._lock = StoreLock(self._folder)
+        file = self._file = CoordinatorFile(self._folder)
+        now_ms = self._clock.monotonic_ms()
+        self._registry.restore(file.records, file.sessions, now_ms)
+        limits = ServerLimits(
+            max_connections=room_for_connections(config.max_connections, 0),
+            max_total_pending_bytes=config.max_total_pending_bytes,
+            max_frame_bytes=MAX_HEADER_BYTES + MIB,
+        )
+        server = self._shell.open(self._handlers(), self._on_disconnect, limits)
+        endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
+        self._shell.tell(REGISTRY_FIGURES, lambda: self._registry)
+        self._shell.look_after_peers()
+        self._plan_look()
+        self._shell.ready()
+        if config.allow_insecure_bind:
+            _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
+        return endpoint
+
+    def stop(self) -> None:
+        """Closes everything; also what a failed ``start`` left open. Sessions go on living."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        self._shell.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # ---- Handlers --------------------------------------------------------------------
+
+    def _handlers(self) -> dict[RequestCode, Handler]:
+        return {
+            RequestCode.BEGIN_SESSION: self._begin,
+            RequestCode.KEEP_SESSION: self._keep,
+            RequestCode.END_SESSION: self._end,
+            RequestCode.READ_RECORD: self._read,
+            RequestCode.CHANGE_RECORD: self._change,
+            RequestCode.WATCH_RECORDS: self._watch,
+        }
+
+    def _begin(self, request: Request, asked: BeginSessionRequest) -> Reply | None:
+        name, change = self._registry.begin(asked)
+        if not self._save(change):
+            return None
+        self._registry.apply(change, self._clock.monotonic_ms(), request.peer)
+        _log.info("a session of %s %d begins", asked.key, asked.owner)
+        self._after_change()
+        return reply_with(BeginSessionResponse(name))
+
+    def _keep(self, request: Request, asked: KeepSessionRequest) -> Reply:
+        now_ms = self._clock.monotonic_ms()
+        ttl_ms = self._registry.keep(asked.session, asked.presence, request.peer, now_ms)
+        self._tell_soon()
+        if ttl_ms is None:
+            return reply_with(KeepSessionResponse(False))
+        return reply_with(KeepSessionResponse(True, ttl_ms))
+
+    def _end(self, request: Request, asked: EndSessionRequest) -> Reply:
+        self._end_session(asked.session, "it was ended")
+        return EMPTY_REPLY
+
+    def _read(self, request: Request, asked: ReadRecordRequest) -> Reply:
+        return reply_with(self._registry.view(asked.key, self._clock.monotonic_ms()))
+
+    def _change(self, request: Request, asked: ChangeRecordRequest) -> Reply | None:
+        decided = self._registry.change(asked)
+        if isinstance(decided, ChangeRecordResponse):
+            return reply_with(decided)
+        if not self._save(decided):
+            return None
+        self._registry.apply(decided, self._clock.monotonic_ms())
+        self._after_change()
+        version = decided.records[asked.key].version
+        _log.info("%s has version %d", asked.key, version)
+        return reply_with(ChangeRecordResponse(ChangeStatus.CHANGED, version))
+
+    def _watch(self, request: Request, asked: WatchRecordsRequest) -> Reply:
+        self._registry.watches.watch(request.peer, asked.keys)
+        self._tell_soon()
+        return EMPTY_REPLY
+
+    # ---- Sessions that end -----------------------------------------------------------
+
+    def _expire(self) -> None:
+        self._look = None
+        now_ms = self._clock.monotonic_ms()
+        change = self._registry.expire(now_ms)
+        if change is not None:
+            _log.info("%d sessions were not renewed in time", len(change.ended))
+            self._drop(change)
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        due_ms = self._registry.next_look_ms()
+        if due_ms is None or (self._look is not None and due_ms >= self._look_due_ms):
+            return
+        if self._look is not None:
+            self._look.cancel()
+        self._look_due_ms = due_ms
+        delay_ms = max(due_ms - self._clock.monotonic_ms(), 0)
+        self._look = self._loop.call_later(delay_ms, self._expire)
+
+    def _on_disconnect(self, peer: bytes) -> None:
+        self._registry.watches.forget(peer)
+        left = self._registry.left_by(peer)
+        if left:
+            self._look_for(peer, left, 0)
+
+    def _look_for(self, peer: bytes, left: Mapping[str, ProcessMark], number: int) -> None:
+        if self._file is None:
+            return
+        still = self._registry.left_by(peer)
+        for name, process in left.items():
+            if name in still and is_gone(process):
+                self._end_session(name, f"process {process.pid} is gone")
+        if still and number < len(LOOKS_MS):
+            self._loop.call_later(LOOKS_MS[number], lambda: self._look_for(peer, left, number + 1))
+
+    def _end_session(self, name: str, why: str) -> None:
+        change = self._registry.end(name)
+        if change is not None:
+            _log.info("a session ends: %s", why)
+            self._drop(change)
+
+    def _drop(self, change: KeptChange) -> None:
+        # Also where the disk is full: a session that comes back by a restart ends again.
+        if self._save(change, must_save=False):
+            self._registry.apply(change, self._clock.monotonic_ms())
+            self._after_change()
+
+    # ---- Effects ---------------------------------------------------------------------
+
+    def _save(self, change: KeptChange, *, must_save: bool = True) -> bool:
+        """Writes a change; False if it failed, so that nobody knows what the file holds.
+
+        Then nothing is answered, since nobody knows, and the process ends.
+
+        Raises:
+            DiskFull: Nothing was written.
+        """
+        if self._file is None:
+            return False
+        try:
+            self._file.write(change)
+        except DiskFull as error:
+            if must_save:
+                raise
+            _log.error("%s", error)
+        except StorageError as error:
+            _log.error("the coordinator's file has stopped: %s", error)
+            self._file.close()
+            self._file = None
+            self._loop.fail(StoreClosed(f"the coordinator's file cannot be written: {error}"))
+            return False
+        return True
+
+    def _after_change(self) -> None:
+        self._plan_look()
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        # After this turn of the loop: of many changes only the newest is told.
+        if self._registry.watches.has_news and not self._tells:
+            self._tells = True
+            self._loop.call_later(0, self._tell)
+
+    def _tell(self) -> None:
+        self._tells = False
+        now_ms = self._clock.monotonic_ms()
+        server = self._shell.server
+        if server is None:
+            return
+        for peer, keys in self._registry.watches.take_news().items():
+            for key in keys:
+                view = self._registry.view(key, now_ms)
+                server.notify(peer, RequestCode.NOTIFY_RECORD, encode_header(view))

@@ -1,0 +1,207 @@
+"""What outlives a restart of the embedded coordinator: records, and which sessions there were.
+
+Every write is one transaction that is on disk when it returns. Layout of ``data.mdb`` (also in
+``docs/storage-format.md``), one LMDB environment:
+
+========================= ======================================================================
+key                       value
+========================= ======================================================================
+``h``                     msgpack array: how many records there are
+``r``, key in UTF-8       msgpack array: version, value
+``s``, session in ASCII   msgpack array: key, owner, ttl in ms, presence, process or nil, which is
+                          an array: host, pid, start
+========================= ======================================================================
+
+Before each value stands, little endian, the CRC-32 u32 of the key and all that follows, then the
+format's version u8, 1. A file that lacks a part, or has one that does not fit, is damaged: nobody
+may take it for one in which a record never was.
+"""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from mqmesh.checksum import crc32
+from mqmesh.errors import CorruptRecord
+from mqmesh.host import ProcessMark
+from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv, Pair, has_sound_pages
+from mqmesh.units import MIB
+
+FORMAT_VERSION: Final = 1
+MAP_BYTES: Final = 16 * MIB
+MOST_PAIRS: Final = 1_000_000
+"""More are no file of a coordinator."""
+
+_PREFIX: Final = struct.Struct("<IB")
+_HEAD: Final = b"h"
+_RECORD: Final = b"r"
+_SESSION: Final = b"s"
+
+_T = TypeVar("_T")
+
+
+class KeptRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A record on disk.
+
+    Attributes:
+        version: From 1 on.
+        value: Whatever it says.
+    """
+
+    version: int
+    value: bytes
+
+
+class KeptSession(msgspec.Struct, array_like=True, frozen=True):
+    """A session on disk.
+
+    Attributes:
+        key: Whose record it belongs to.
+        owner: Number among those of the key.
+        ttl_ms: It ends so long after the last renewal.
+        presence: What its owner said when it began.
+        process: Whose it is.
+    """
+
+    key: str
+    owner: int
+    ttl_ms: int
+    presence: bytes
+    process: ProcessMark | None
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    record_count: int
+
+
+class KeptChange(msgspec.Struct, frozen=True):
+    """What is written together.
+
+    Attributes:
+        records: By key.
+        sessions: By name.
+        ended: Names of sessions that are gone.
+    """
+
+    records: dict[str, KeptRecord] = {}
+    sessions: dict[str, KeptSession] = {}
+    ended: tuple[str, ...] = ()
+
+
+class CoordinatorFile:
+    """The file of an embedded coordinator.
+
+    Args:
+        directory: Its own; made if need be.
+
+    Attributes:
+        records: As they were when it was opened, by key.
+        sessions: The same of sessions, by name.
+
+    Raises:
+        CorruptRecord: It is damaged; nothing was changed.
+        DiskFull: No room to make it.
+        StorageError: It cannot be opened.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / DATA_FILE
+        # An empty one is what a process leaves that is killed while it makes it.
+        if path.exists() and path.stat().st_size and not has_sound_pages(path):
+            raise CorruptRecord(f"{path} is damaged: its pages contradict one another")
+        self._path = path
+        self._env = LmdbEnv(directory, map_size=MAP_BYTES, durable=True)
+        try:
+            pairs = self._env.range(b"\0", b"\xff", most=MOST_PAIRS)
+            self.records, self.sessions = _read(pairs, path)
+        except BaseException:
+            self._env.close()
+            raise
+        self._known = set(self.records)
+        if not pairs:
+            self._env.write([_pair(_HEAD, _Head(0))])
+
+    def write(self, change: KeptChange) -> None:
+        """Writes all of a change, or nothing; it is on disk when this returns.
+
+        Raises:
+            DiskFull: No room; nothing was written.
+            StorageError: Nobody knows what the file holds; close it.
+        """
+        known = self._known | change.records.keys()
+        puts = encode_pairs(change, record_count=len(known))
+        self._env.write(puts, [_SESSION + name.encode() for name in change.ended])
+        self._known = known
+
+    def close(self) -> None:
+        """Closes it; may be called again."""
+        self._env.close()
+
+
+def encode_pairs(change: KeptChange, *, record_count: int) -> list[Pair]:
+    """What a change puts into the file, by key.
+
+    Args:
+        change: What is written; what ends by it leaves nothing.
+        record_count: Records that the file has then.
+    """
+    pairs = [_pair(_HEAD, _Head(record_count))]
+    pairs += [_pair(_RECORD + key.encode(), one) for key, one in change.records.items()]
+    pairs += [_pair(_SESSION + name.encode(), one) for name, one in change.sessions.items()]
+    return sorted(pairs)
+
+
+def _pair(key: bytes, value: msgspec.Struct) -> Pair:
+    payload = bytes((FORMAT_VERSION,)) + msgspec.msgpack.encode(value)
+    return key, struct.pack("<I", crc32(key + payload)) + payload
+
+
+def _read(
+    pairs: Sequence[Pair], path: Path
+) -> tuple[dict[str, KeptRecord], dict[str, KeptSession]]:
+    records: dict[str, KeptRecord] = {}
+    sessions: dict[str, KeptSession] = {}
+    head: _Head | None = None
+    for key, data in pairs:
+        name = _name(key, path)
+        if key == _HEAD:
+            head = _value(_Head, key, data, path)
+        elif key[:1] == _RECORD:
+            records[name] = _value(KeptRecord, key, data, path)
+        elif key[:1] == _SESSION:
+            sessions[name] = _value(KeptSession, key, data, path)
+        else:
+            raise CorruptRecord(f"{path} is damaged: {key!r} is no key of it")
+    if pairs and head is None:
+        raise CorruptRecord(f"{path} is damaged: its head is missing")
+    if head is not None and head.record_count != len(records):
+        raise CorruptRecord(
+            f"{path} is damaged: it has {len(records)} records of {head.record_count}"
+        )
+    return records, sessions
+
+
+def _name(key: bytes, path: Path) -> str:
+    try:
+        return key[1:].decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecord(f"{path} is damaged: {key!r} is no key of it") from error
+
+
+def _value(kind: type[_T], key: bytes, data: bytes, path: Path) -> _T:
+    if len(data) <= _PREFIX.size:
+        raise CorruptRecord(f"{path} is damaged: {key!r} has {len(data)} bytes")
+    check, version = _PREFIX.unpack_from(data)
+    if check != crc32(key + data[4:]):
+        raise CorruptRecord(f"{path} is damaged: the checksum of {key!r} does not fit")
+    if version != FORMAT_VERSION:
+        raise CorruptRecord(
+            f"{path} has format version {version}; this program reads {FORMAT_VERSION} only"
+        )
+    try:
+        return msgspec.msgpack.decode(data[_PREFIX.size :], type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"{path} is damaged: {key!r} cannot be understood: {error}") from error
