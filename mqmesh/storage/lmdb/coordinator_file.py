@@ -73,7 +73,7 @@ class KeptSession(msgspec.Struct, array_like=True, frozen=True):
     process: ProcessMark | None
 
 
-class _Head(msgspec.Struct, array_like=True, frozen=True):
+class _CoordinatorHead(msgspec.Struct, array_like=True, frozen=True):
     record_count: int
 
 
@@ -122,7 +122,7 @@ class CoordinatorFile:
             raise
         self._known = set(self.records)
         if not pairs:
-            self._env.write([_pair(_HEAD, _Head(0))])
+            self._env.write([_pair(_HEAD, _CoordinatorHead(0))])
 
     def write(self, change: KeptChange) -> None:
         """Writes all of a change, or nothing; it is on disk when this returns.
@@ -148,7 +148,7 @@ def encode_pairs(change: KeptChange, *, record_count: int) -> list[Pair]:
         change: What is written; what ends by it leaves nothing.
         record_count: Records that the file has then.
     """
-    pairs = [_pair(_HEAD, _Head(record_count))]
+    pairs = [_pair(_HEAD, _CoordinatorHead(record_count))]
     pairs += [_pair(_RECORD + key.encode(), one) for key, one in change.records.items()]
     pairs += [_pair(_SESSION + name.encode(), one) for name, one in change.sessions.items()]
     return sorted(pairs)
@@ -164,11 +164,11 @@ def _read(
 ) -> tuple[dict[str, KeptRecord], dict[str, KeptSession]]:
     records: dict[str, KeptRecord] = {}
     sessions: dict[str, KeptSession] = {}
-    head: _Head | None = None
+    head: _CoordinatorHead | None = None
     for key, data in pairs:
         name = _name(key, path)
         if key == _HEAD:
-            head = _value(_Head, key, data, path)
+            head = _value(_CoordinatorHead, key, data, path)
         elif key[:1] == _RECORD:
             records[name] = _value(KeptRecord, key, data, path)
         elif key[:1] == _SESSION:
