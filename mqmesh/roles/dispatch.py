@@ -48,11 +48,26 @@ class Authorizer(Protocol):
             NoPermission: The principal lacks it.
         """
 
+    def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
+        """The same of a topic that the header does not tell: see ``IN_BODY``, ``LOOKED_UP``.
+
+        Args:
+            principal: Who asks.
+            spec: The command.
+            topic: That the command is about, too.
+
+        Raises:
+            NoPermission: The principal lacks the right to it.
+        """
+
 
 class AllowAll:
     """Everybody who is connected may do everything."""
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
+        """Permits it."""
+
+    def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
         """Permits it."""
 
 
@@ -124,6 +139,19 @@ class Dispatch:
             raise kind(reason)
 
         self.handlers |= {int(code): refusing for code in self._specs if code != RequestCode.PING}
+
+    def permit(self, request: Request, topic: str) -> None:
+        """Looks up the right to a topic that a handler has found out for itself.
+
+        Args:
+            request: That is being served.
+            topic: That it is about.
+
+        Raises:
+            NoPermission: Whoever asks lacks it.
+        """
+        spec = self._specs[RequestCode(request.command.code)]
+        self._authorizer.check_topic(request.principal, spec, topic)
 
     def answered(self, request: Request) -> None:
         """A request gets its answer, or its error, that its handler did not give at once."""

@@ -48,6 +48,8 @@ class Wire(msgspec.Struct, frozen=True):
             code and remark.
         notify: Sends a peer a oneway command: routing id, code, encoded header, and the body in
             pieces.
+        permit: Looks up the right of whoever sent a request to a topic that its header does not
+            tell; raises ``NoPermission``.
         room: How many bytes an answer to a peer may have now, at least 1; raises ``SystemBusy`` if
             there is none.
     """
@@ -57,6 +59,7 @@ class Wire(msgspec.Struct, frozen=True):
     notify: Callable[..., None]
     note_refusal: Callable[[int, str], None] = lambda code, remark: None
     room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
+    permit: Callable[[Request, str], None] = lambda request, topic: None
 
 
 class Retries(msgspec.Struct, frozen=True):

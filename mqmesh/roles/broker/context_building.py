@@ -129,6 +129,7 @@ def build_context(
             server.notify,
             server.note_refusal,
             server.room,
+            given.shell.dispatch.permit,
         ),
         state=tables.state,
         creation_rates=CreationRates(config.auto_topics_per_minute),

@@ -64,7 +64,8 @@ def test_no_field_with_the_name_of_a_topic_or_group_is_left_out(spec: CommandSpe
         assert name not in fields or name in places
 
 
-def test_reading_and_sending_say_of_which_topic():
+def test_whoever_needs_a_right_to_topics_or_groups_says_where_they_stand():
+    """Where that is not the header, handlers look the right up: test_permits.py."""
     for spec in COMMANDS.values():
         if spec.right is Right.PUB:
             assert spec.topics, spec.code

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
-from harness.served import served
+from harness.served import Guard, dispatched
 
 from mqmesh.batch.record_batch import check_stored, decode_messages, encode_batch
 from mqmesh.errors import MQMeshError, OffsetOutOfRange, SystemBusy
@@ -120,6 +120,7 @@ class Stage:
                 self._reply,
                 lambda *notice: self.notices.append(notice),
                 room=self._room,
+                permit=lambda request, topic: self.dispatch.permit(request, topic),
             ),
             state=self.tables.state,
             creation_rates=CreationRates(self.config.auto_topics_per_minute),
@@ -129,7 +130,9 @@ class Stage:
             ),
             group_table=self.tables.groups,
         )
-        self.handlers = served(self.context)
+        self.guard = Guard()
+        self.dispatch = dispatched(self.context, self.guard)
+        self.handlers = self.dispatch.handlers
 
     def begin(self, code, header=b"", *body, peer=b"peer", oneway=False) -> int:
         """Hands a request in; returns the number its answer will stand under."""

@@ -94,7 +94,10 @@ def view_message(context: BrokerContext, request: Request, query: ViewMessageReq
         NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
     """
     batch = context.store.read_at(CommitLogOffset(query.commitlog_offset))
-    context.topics.check_readable(*_topics_of(batch))
+    topics = _topics_of(batch)
+    for topic in topics:
+        context.wire.permit(request, topic)
+    context.topics.check_readable(*topics)
     return Reply(body=(batch,))
 
 

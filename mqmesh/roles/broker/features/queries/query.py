@@ -4,7 +4,9 @@ The index does not know of permissions, so messages of topics that do not permit
 left out of its answers here.
 """
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
+from collections.abc import Callable
+
+from mqmesh.errors import MQMeshError, NoPermission, RemoteProtocolError, UnsupportedCommand
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.command import Command, Reply, Request
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
@@ -16,7 +18,7 @@ def query_message(context: BrokerContext, request: Request, query: QueryMessageR
     """Messages with a key."""
     context.topics.require(query.topic)
     context.topics.check_readable(query.topic)
-    _pass_on(context, request)
+    _pass_on(context, request, context.topics.may_read)
 
 
 def query_message_by_id(
@@ -24,10 +26,19 @@ def query_message_by_id(
 ) -> None:
     """Messages with an id."""
     parse_message_id(asked.message_id)
-    _pass_on(context, request)
+    bare = request.without_frame()
+
+    def may_read(topic: str) -> bool:
+        try:
+            context.wire.permit(bare, topic)
+        except NoPermission:
+            return False
+        return context.topics.may_read(topic)
+
+    _pass_on(context, request, may_read)
 
 
-def _pass_on(context: BrokerContext, request: Request) -> None:
+def _pass_on(context: BrokerContext, request: Request, may_read: Callable[[str], bool]) -> None:
     if context.index is None:
         raise UnsupportedCommand(
             "this broker has no index of keys and message ids (index.enable, storage.backend)"
@@ -39,7 +50,7 @@ def _pass_on(context: BrokerContext, request: Request) -> None:
             context.wire.fail(asked, outcome)
         else:
             try:
-                header, body = only_readable(outcome.header, outcome.body, context.topics.may_read)
+                header, body = only_readable(outcome.header, outcome.body, may_read)
             except RemoteProtocolError as error:
                 context.wire.fail(asked, error)
             else:

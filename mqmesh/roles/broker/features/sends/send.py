@@ -84,7 +84,7 @@ def send_message(
     refused: set[QueueKey] = set()
     for header, data, error in _split(command.body, batch_count, producer_id):
         if error is None:
-            outcomes.append(_admit(context, request.peer, header, data, refused))
+            outcomes.append(_admit(context, request, header, data, refused))
         else:
             refused.add((_ANY_TOPIC, header.queue_id))
             outcomes.append(refusal_of(context, error))
@@ -126,7 +126,7 @@ def _split(
 
 def _admit(
     context: BrokerContext,
-    peer: bytes,
+    request: Request,
     header: BatchHeader,
     data: memoryview,
     refused: set[QueueKey],
@@ -146,7 +146,8 @@ def _admit(
         goal, queue_id, is_half = name, header.queue_id, False
         if isinstance(meta, HalfMeta):
             goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
-        topic = context.topics.get(goal) or _create(context, peer, goal, queue_id)
+        context.wire.permit(request, goal)
+        topic = context.topics.get(goal) or _create(context, request.peer, goal, queue_id)
         if queue_id >= topic.writable_queues:
             context.topics.require_writable(goal, queue_id)
         if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):

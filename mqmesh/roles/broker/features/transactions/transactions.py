@@ -105,9 +105,11 @@ def _decide(
     opened = OpenEnd(request.without_frame(), [], [])
     may_commit = partial(has_queue, context.topics)
     safe_offset = context.commit_point.offset()
-    for end in ends:
+    halves = [table.batches.get(end.base_queue_offset) for end in ends]
+    for topic in {half.topic for half in halves if half is not None}:
+        context.wire.permit(request, topic)  # of all, before anything is decided
+    for end, half in zip(ends, halves, strict=True):
         before = table.staged_total
-        half = table.batches.get(end.base_queue_offset)
         if group is not None and not desk.proofs.holds(end):
             outcome = EndOutcome.NOT_PROVEN
         elif end.decision == Decision.COMMIT and half is not None and half.end_offset > safe_offset:
@@ -408,6 +410,7 @@ def view_half_message(
 ) -> Reply:
     """A half message that waits, with its contents."""
     half, ordinal = _find(context, asked.message_id)
+    context.wire.permit(request, half.topic)
     data = context.store.read_at(CommitLogOffset(half.commitlog_offset))
     members = len(context.groups.producers(half.group))
     info = _info(context, half, ordinal, _watches(context), members)

@@ -93,6 +93,17 @@ def test_messages_of_a_topic_that_nobody_may_read_are_not_found(stage, index):
     assert left.body == b"yes"
 
 
+def test_messages_of_a_topic_that_the_asker_may_not_read_are_not_found(stage, index):
+    stage.guard.forbidden.add("orders")
+    opaque = stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
+    ((_, _, on_answer),) = index.asked
+    body = encode_found([stored("orders", b"no"), stored("others", b"yes")])
+    answer = memoryview(encode_header(QueryMessageResponse(2, True, 77)))
+    on_answer(Command(0, 1, 1, answer, memoryview(body)))
+    (left,) = decode_found(stage.answers[opaque].body[0], broker_name="b", store_host="h:1")
+    assert left.body == b"yes"
+
+
 def test_an_answer_that_is_none_is_refused(stage, index):
     opaque = stage.begin(RequestCode.QUERY_MESSAGE_BY_ID, QueryMessageByIdRequest("0A" * 16))
     index.asked[0][2](Command(0, 1, 1, memoryview(b"\x90"), memoryview(b"messages")))
