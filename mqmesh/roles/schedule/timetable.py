@@ -69,7 +69,7 @@ ChunkId = tuple[int, int]
 
 
 class Pairs(Protocol):
-    """Where the table is kept; ``storage.lmdb_env.LmdbEnv`` has it."""
+    """Where the table is kept; ``storage.lmdb.env.LmdbEnv`` has it."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key."""

@@ -1,0 +1,33 @@
+"""The page docs/architecture.md names files that there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def rows(project_root: Path) -> list[tuple[str, str]]:
+    """Questions and answers of the table."""
+    page = (project_root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    chapter = page.partition("\n## Where is it decided?\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| (.+\?) \| (.+) \|$", chapter, re.MULTILINE)
+
+
+def test_every_question_is_answered_with_files_or_folders_of_the_tree(
+    rows: list[tuple[str, str]], project_root: Path
+) -> None:
+    package = project_root / "mqmesh"
+    answers = {question: re.findall(r"`([^`]+)`", answer) for question, answer in rows}
+    # "feature.py" alone stands for one in each folder; two names are of functions.
+    missing = {
+        question: [
+            name
+            for name in names
+            if name not in ("feature.py", "due_times", "figures") and not (package / name).exists()
+        ]
+        for question, names in answers.items()
+    }
+    assert len(answers) >= 15
+    assert all(answers.values()), answers
+    assert not any(missing.values()), missing
