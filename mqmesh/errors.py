@@ -25,7 +25,7 @@ The tree, by what the reader should do::
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, ClientNotOnline,
     │   ├── StaleGeneration, FilterFailed, FilterUnknown, CancelRefused,
-    │   ├── SequenceConflict
+    │   ├── SequenceConflict, StaleEpoch
     │   └── BrokerNotAvailable
     │       └── NotMaster            only the group's master does it
     └── ClientError                  the SDK itself
@@ -213,6 +213,10 @@ class BrokerNotAvailable(BrokerError):
 
 class NotMaster(BrokerNotAvailable):
     """Raised when a replica of a broker group was asked for what only its master does."""
+
+
+class StaleEpoch(BrokerError):
+    """Raised when a replica of a broker group speaks of an epoch that is over."""
 
 
 class ClientNotOnline(BrokerError):

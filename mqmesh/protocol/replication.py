@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.log_identity import MAX_EPOCH, LogIdentity
-from mqmesh.protocol.route import Name
+from mqmesh.log_identity import LogIdentity
+from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET
 
 REPLICATION_VERSION: Final = 1
@@ -20,7 +20,6 @@ MAX_CHUNK_BYTES: Final = 1024 * 1024
 """Of several records; one record alone is sent whatever its size."""
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
-Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 
 
 class ReplicationMode(enum.IntEnum):

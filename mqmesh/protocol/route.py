@@ -5,9 +5,12 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.log_identity import MAX_EPOCH
+
 MAX_QUEUES_PER_TOPIC: Final = 65_536
 MAX_TOPICS_PER_BROKER: Final = 100_000
 
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 QueueCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES_PER_TOPIC)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
@@ -78,6 +81,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         topics: The whole table, or None while the name server should have this version.
         perm: Broker-wide permission; without WRITE it is drained.
         instance_id: Random number of this life of the process.
+        epoch: Of its log. Of two masters the one with the higher epoch is the group's.
     """
 
     cluster_name: Name
@@ -90,6 +94,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     )
     perm: int = Perm.READ_WRITE.value
     instance_id: int = 0
+    epoch: Epoch = 0
 
 
 class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -135,11 +140,13 @@ class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         cluster_name: Cluster.
         broker_name: Broker group.
         addresses: By broker id; 0 is the master.
+        epoch: The highest of its masters so far. What is told with a lower one is older.
     """
 
     cluster_name: Name
     broker_name: Name
     addresses: dict[int, BrokerAddress]
+    epoch: Epoch = 0
 
 
 class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):

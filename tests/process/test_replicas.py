@@ -225,3 +225,25 @@ def test_a_follower_refuses_what_is_the_masters_and_promotion_beside_one(group: 
             RequestCode.DELETE_TOPIC_IN_BROKER,
             encode_header(DeleteTopicRequest("t")),
         )
+
+
+def test_an_old_master_that_starts_as_one_again_serves_nothing(group: Group) -> None:
+    pair(group)
+    group.replicas[0].kill()
+    until(lambda: group.status(0) is None and not group.status(1).connected)
+    group.admin.promote("broker-a", 1)
+    until(lambda: group.status(0) is not None)
+    group.start(0)
+
+    def is_refused() -> bool:
+        try:
+            group.admin.role_info(group.endpoints[0])
+        except NotMaster:
+            return True
+        return False
+
+    until(is_refused)
+    assert group.status(0).broker_id == 1
+    with Producer("shop", namesrv_addr=group.namesrv.endpoint) as producer:
+        producer.send(Message("t", b"for the new one"))
+    assert bodies_of(group) == [b"for the new one"]

@@ -55,7 +55,7 @@ class MasterRole(BrokerRole):
 
     def tick(self, now_ms: int) -> None:
         """See ``BrokerRole.tick``."""
-        if self.context is not None and self.context.state.is_due:
+        if self.serves and self.context is not None and self.context.state.is_due:
             write_state(self.context)
         super().tick(now_ms)
         self._tick_index()
@@ -65,7 +65,7 @@ class MasterRole(BrokerRole):
 
     def save(self) -> None:
         """See ``BrokerRole.save``."""
-        if self.context is not None:
+        if self.serves and self.context is not None:
             write_state(self.context)
         if self.context is not None and self._half_checkpoint is not None:
             self._half_checkpoint.save()

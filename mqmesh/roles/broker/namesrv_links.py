@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from mqmesh.clock import Clock
-from mqmesh.errors import MQMeshError
+from mqmesh.errors import MQMeshError, StaleEpoch
 from mqmesh.figures import Measured, gauge
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.codes import RequestCode
@@ -21,6 +21,7 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.registration import Registration, RegistrationPlan
 
 REGISTER_TIMEOUT_MS: Final = 3_000
@@ -67,6 +68,7 @@ class NamesrvLinks:
         connect: Makes a connection to ``host:port`` that tells when it stands and breaks.
         clock: Source of time.
         call_soon: Makes the loop call in its next turn.
+        on_stale: Told, with the reason, that a master of a later epoch was there.
 
     Attributes:
         wiped_write_perm: A name server said that an administrator drains this broker.
@@ -82,6 +84,7 @@ class NamesrvLinks:
         connect: Connect,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
+        on_stale: Callable[[StaleEpoch], None],
     ) -> None:
         self._config = config
         self._address = address
@@ -90,6 +93,7 @@ class NamesrvLinks:
         self._connect = connect
         self._clock = clock
         self._call_soon = call_soon
+        self._on_stale = on_stale
         self._plan = RegistrationPlan(len(config.namesrv_addr), config.register_broker_interval_ms)
         self._clients: list[NamesrvClient] = []
         self._broker: BrokerContext | None = None
@@ -166,6 +170,8 @@ class NamesrvLinks:
             announced_topics(broker) if registration.with_topics else None,
             Perm.READ_WRITE.value,
             self._instance_id,
+            # Alone in its group it is the master whatever its log has gone through.
+            0 if config.ha.mode is HaMode.OFF else broker.store.epoch(),
         )
         try:
             self._clients[registration.server].request(
@@ -186,6 +192,8 @@ class NamesrvLinks:
         except MQMeshError as error:
             _log.warning("name server %s: %s", self._config.namesrv_addr[server], error)
             self._plan.on_failure(server, now_ms)
+            if isinstance(error, StaleEpoch):
+                self._on_stale(error)
             return
         self.wiped_write_perm = response.wiped_write_perm
         self._plan.on_answer(server, response, now_ms)

@@ -4,10 +4,12 @@ A role is begun on an open store, builds its context, features and links out of 
 when it ends; the store stays. The process tells it of turns and of time.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
@@ -18,6 +20,8 @@ from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection
 
 MASTER_ID: Final = 0
+
+_log = logging.getLogger(__name__)
 
 
 class BrokerRole:
@@ -47,6 +51,7 @@ class BrokerRole:
             connect=self._connect,
             clock=given.clock,
             call_soon=partial(given.transport.loop.call_later, 0),
+            on_stale=self._on_stale,
         )
 
     def _serve(self, context: BrokerContext, features: Sequence[Feature]) -> None:
@@ -55,12 +60,17 @@ class BrokerRole:
         self._features = Features(features, context)
         self._given.shell.dispatch.open(self._features.handlers)
 
-    def _rest(self, reason: str) -> None:
+    def _rest(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
         """Serves nothing more; who waits is told."""
         if self._features is not None:
             self._features.stopping()
         self._features = None
-        self._given.shell.dispatch.refuse(reason)
+        self._given.shell.dispatch.refuse(reason, kind)
+
+    @property
+    def serves(self) -> bool:
+        """False once it serves nothing more."""
+        return self._features is not None
 
     def announce(self) -> None:
         """Registers it with the name servers.
@@ -130,6 +140,12 @@ class BrokerRole:
         """Drops everything that was built."""
         self.context = self._features = None
         self.links.close()
+
+    def _on_stale(self, error: StaleEpoch) -> None:
+        """Another replica is the master: what this one took now would be lost when it follows."""
+        if self._features is not None:
+            _log.critical("this broker serves nothing any more: %s", error)
+            self._rest(str(error), NotMaster)
 
     def _connect(self, address: str, on_connection: Callable[[bool], None]) -> Connection:
         return self._given.transport.connect(endpoint_of(address), on_connection=on_connection)

@@ -18,7 +18,14 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import BrokerError, InvalidArgument, NoPermission, SystemBusy, TopicNotFound
+from mqmesh.errors import (
+    BrokerError,
+    InvalidArgument,
+    NoPermission,
+    StaleEpoch,
+    SystemBusy,
+    TopicNotFound,
+)
 from mqmesh.figures import Measured, gauge
 from mqmesh.message import check_group, check_topic
 from mqmesh.protocol.codes import ResponseCode
@@ -62,6 +69,8 @@ class _BrokerGroup(msgspec.Struct):
     members: dict[int, _Member]
     indexed: _Table
     """What the index of topics holds for this group."""
+    epoch: int = 0
+    """The highest of its masters so far."""
 
 
 class OrderedTopics(msgspec.Struct, array_like=True, frozen=True):
@@ -118,6 +127,7 @@ class RouteTable:
             InvalidArgument: An illegal name.
             NoPermission: Another live process has this broker name and id, or the group
                 belongs to another cluster.
+            StaleEpoch: A master of a later epoch was here.
             SystemBusy: A limit is reached.
         """
         name, broker_id = request.broker_name, request.broker_id
@@ -142,6 +152,8 @@ class RouteTable:
             self._forget_peer(member.peer, (name, broker_id))
         self._keys_of_peer.setdefault(peer, set()).add((name, broker_id))
         group.cluster_name = request.cluster_name
+        if broker_id == MASTER_ID:
+            group.epoch = request.epoch
         group.members[broker_id] = _Member(
             request.address, version, request.instance_id, request.perm, peer, now_ms, topics
         )
@@ -280,7 +292,14 @@ class RouteTable:
         check_group(request.broker_name)
         check_group(request.cluster_name)
         who = f"broker {request.broker_name!r} with id {request.broker_id}"
-        if member is not None and member.instance_id != request.instance_id:
+        newest = 0 if group is None else group.epoch
+        if request.broker_id == MASTER_ID and request.epoch < newest:
+            raise StaleEpoch(
+                f"{who} is of epoch {request.epoch}; the group has had a master of epoch {newest}. "
+                "Let this one follow (broker_id, ha.master_addr)"
+            )
+        is_newer = request.broker_id == MASTER_ID and request.epoch > newest
+        if member is not None and member.instance_id != request.instance_id and not is_newer:
             # A process that died has no connection any more, so this one lives.
             if member.peer != peer:
                 raise NoPermission(
@@ -436,7 +455,7 @@ def _appearance(group: _BrokerGroup) -> dict[int, tuple[BrokerAddress, int, bool
 
 def _broker_data(name: str, group: _BrokerGroup) -> BrokerData:
     addresses = {broker_id: group.members[broker_id].address for broker_id in sorted(group.members)}
-    return BrokerData(group.cluster_name, name, addresses)
+    return BrokerData(group.cluster_name, name, addresses, group.epoch)
 
 
 def _announce(name: str, topics: Iterable[str]) -> list[Effect]:

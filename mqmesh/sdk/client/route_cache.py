@@ -1,5 +1,7 @@
 """What a client knows of routes. Pure: routes in, queues and addresses out."""
 
+import msgspec
+
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, RouteHint, TopicRoute
 
@@ -11,7 +13,8 @@ class RouteCache:
 
     A route that was known once is never forgotten because a name server does not know it:
     a restarted name server is empty, and an empty registry does not mean that there are no
-    topics. Brokers themselves say when a topic is gone.
+    topics. Brokers themselves say when a topic is gone. Of two masters of a group the one of the
+    later epoch counts, whichever name server tells of it last.
     """
 
     def __init__(self) -> None:
@@ -26,6 +29,7 @@ class RouteCache:
         Returns:
             True when it differs from the one known.
         """
+        route = msgspec.structs.replace(route, brokers=[self._newer(one) for one in route.brokers])
         for broker in route.brokers:
             self._brokers[broker.broker_name] = broker
         if self._routes.get(route.topic) == route:
@@ -46,6 +50,10 @@ class RouteCache:
             for queue_id in range(data.read_queue_nums)
         )
         return True
+
+    def _newer(self, told: BrokerData) -> BrokerData:
+        known = self._brokers.get(told.broker_name)
+        return told if known is None or told.epoch >= known.epoch else known
 
     def forget(self, topic: str) -> None:
         """Drops a topic that a broker said does not exist."""

@@ -103,3 +103,17 @@ def test_hints_concern_topics_by_name_and_by_broker() -> None:
     assert "t" in cache.concerned(RouteHint(["a"], ["other"]))
     assert cache.concerned(RouteHint([], ["u"])) == ["u"]
     assert cache.concerned(RouteHint(["x"], ["y"])) == []
+
+
+def test_a_route_of_an_earlier_epoch_does_not_lead_back_to_the_old_master() -> None:
+    def told(epoch: int, port: int) -> TopicRoute:
+        data = BrokerData("c", "a", {0: BrokerAddress(f"h:{port}")}, epoch)
+        return TopicRoute("t", [QueueData("a", 4, 4, 6)], [data])
+
+    cache = RouteCache()
+    assert cache.update(told(1, 1))
+    assert cache.update(told(2, 2))
+    assert not cache.update(told(1, 1)), "of a name server that has not heard of the new one"
+    assert cache.address("a") == BrokerAddress("h:2")
+    assert cache.update(told(3, 1))
+    assert cache.address("a") == BrokerAddress("h:1")

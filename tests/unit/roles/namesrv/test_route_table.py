@@ -8,6 +8,7 @@ from mqmesh.errors import (
     BrokerError,
     InvalidArgument,
     NoPermission,
+    StaleEpoch,
     SystemBusy,
     TopicNotFound,
 )
@@ -37,10 +38,11 @@ class Broker:
     """A broker as its name server sees it."""
 
     def __init__(
-        self, table, name="broker-a", broker_id=0, *, cluster="C", instance=1, perm=6
+        self, table, name="broker-a", broker_id=0, *, cluster="C", instance=1, perm=6, epoch=0
     ) -> None:
         self.table, self.name, self.id = table, name, broker_id
         self.cluster, self.instance, self.perm = cluster, instance, perm
+        self.epoch = epoch
         self.peer = f"{name}/{broker_id}/{instance}".encode()
         self.version = DataVersion(1_000, 0)
         self.address = BrokerAddress(f"{name}:{broker_id}")
@@ -56,6 +58,7 @@ class Broker:
             topics,
             self.perm,
             self.instance,
+            self.epoch,
         )
 
     def register(self, *topics: TopicConfig | str, now_ms=0):
@@ -494,3 +497,44 @@ def test_a_group_has_a_limited_number_of_members():
         Broker(table, broker_id=number).register("t")
     with pytest.raises(SystemBusy):
         Broker(table, broker_id=MAX_MEMBERS_PER_GROUP).register("t")
+
+
+def test_a_master_of_a_later_epoch_takes_the_place_of_one_that_is_still_connected():
+    table = make_table()
+    old, new = Broker(table, epoch=1), Broker(table, instance=2, epoch=2)
+    old.address = BrokerAddress("old:1")
+    old.register("t")
+    new.register("t")
+    (data,) = table.route("t", HINTS).brokers
+    assert (data.addresses[0], data.epoch) == (new.address, 2)
+    with pytest.raises(StaleEpoch, match="epoch 1; the group has had a master of epoch 2"):
+        old.heartbeat()
+    table.on_disconnect(old.peer)
+    assert table.route("t", HINTS).brokers == [data], "its end is not the new one's"
+
+
+def test_an_old_master_stays_out_while_anybody_of_the_group_is_there():
+    table = make_table()
+    new, follower = Broker(table, instance=2, epoch=2), Broker(table, broker_id=1, epoch=2)
+    new.register("t")
+    follower.register("t")
+    table.on_disconnect(new.peer)
+    with pytest.raises(StaleEpoch):
+        Broker(table, instance=3, epoch=1).register("t")
+    assert 0 not in table.route("t", HINTS).brokers[0].addresses
+    Broker(table, instance=4, epoch=2).register("t")  # the new one again
+    assert 0 in table.route("t", HINTS).brokers[0].addresses
+
+
+def test_of_two_live_masters_of_one_epoch_the_second_is_refused():
+    table = make_table()
+    Broker(table, epoch=2).register("t")
+    with pytest.raises(NoPermission, match="another live process"):
+        Broker(table, instance=2, epoch=2).register("t")
+
+
+def test_followers_say_nothing_of_the_groups_epoch():
+    table = make_table()
+    Broker(table, broker_id=1, epoch=9).register("t")
+    Broker(table, epoch=2).register("t")
+    assert table.route("t", HINTS).brokers[0].epoch == 2
