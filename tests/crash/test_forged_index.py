@@ -74,7 +74,8 @@ def body_of(number):
 def made(tmp_path_factory):
     """A snapshot of some sealed segments and one that is not."""
     root = tmp_path_factory.mktemp("made")
-    store = IndexedStore(root / "store")
+    # In few large steps: the tree of a part that is not sealed has one page, too.
+    store = IndexedStore(root / "store", step_bytes=SEGMENT_BYTES)
     try:
         for number in range(COUNT):
             # So many that they take pages of their own, beside the tree's.
@@ -300,9 +301,9 @@ def with_head(env, **changes):
     "changes",
     [
         {"through": -(1 << 40)},
-        {"runs": [SortedRun(1, 0, 1, 0, 1 << 31, 3)] * 2},
-        {"runs": [SortedRun(1 << 40, 0, 1, 0, 1 << 31, 3)]},
-        {"runs": [SortedRun(-1, 0, 1, 0, 1 << 31, 3)]},
+        {"runs": [SortedRun(1, 1, 0, 1 << 31, 3)] * 2},
+        {"runs": [SortedRun(1 << 40, 1, 0, 1 << 31, 3)]},
+        {"runs": [SortedRun(-1, 1, 0, 1 << 31, 3)]},
         {"texts": [WaitingKeys(3, 0, 1 << 31)] * 2},
         {"texts": [WaitingKeys(-3, 0, 1 << 31)]},
         {"widths": -1},

@@ -1,7 +1,7 @@
-"""Merges large runs of a part, in many short steps: the fewer runs, the quicker a search.
+"""Merges runs of a part, in many short steps: the fewer runs, the quicker a search.
 
-A run of the level that the log's followers make is merged with others of it when there is
-nothing else to do, and so are those that come of that. Each entry moves once a level.
+When there is nothing else to do, sixteen runs of one size, about, become one, and so do those
+that come of that: each entry moves once for each time that runs get sixteen times as large.
 Readers see the old runs until the new one is complete; a crash in between leaves blocks that
 belong to no run, which nobody reads and sealing leaves behind.
 """
@@ -11,17 +11,13 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from mqmesh.errors import CorruptRecord, DiskFull
-from mqmesh.storage.index.blocks import (
-    BEYOND,
-    BLOCK_ENTRIES,
-    LOWEST,
-    RunReader,
-    encode_run,
-)
-from mqmesh.storage.index.part import LARGE, IndexPart, SortedRun
+from mqmesh.storage.index.blocks import BEYOND, BLOCK_ENTRIES, LOWEST, RunReader, encode_run
+from mqmesh.storage.index.part import IndexPart, SortedRun
 
 MERGED_AT_ONCE: Final = 16
-"""Runs of one level that become one of the next."""
+"""Runs of one tier that become one, of a higher tier."""
+TIER_BITS: Final = 4
+"""A tier has runs of up to two to the power of this times as many entries as the one before."""
 STEP_ENTRIES: Final = 65_536
 """Entries merged in one step, about."""
 
@@ -30,9 +26,8 @@ Stretch = tuple[bytes, bytes, list[bytes]]
 
 
 def runs_to_merge(runs: Sequence[SortedRun]) -> list[SortedRun]:
-    """Runs that had better be one; none if there are not as many of a level."""
-    large = sorted((run for run in runs if run.level >= LARGE), key=_level)
-    for _, group in groupby(large, key=_level):
+    """Runs that had better be one; none if there are not as many of a tier."""
+    for _, group in groupby(sorted(runs, key=_tier), key=_tier):
         alike = sorted(group, key=_start)
         if len(alike) >= MERGED_AT_ONCE:
             return alike[:MERGED_AT_ONCE]
@@ -44,7 +39,7 @@ def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
 
     Args:
         part: Others may add to it meanwhile, but not merge these runs.
-        runs: Of one level, from ``runs_to_merge``.
+        runs: From ``runs_to_merge``.
 
     Raises:
         DiskFull: No room; nothing has changed.
@@ -67,7 +62,7 @@ def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
     for run in runs:
         kinds |= run.kinds
     start, stop = min(run.start for run in runs), max(run.stop for run in runs)
-    part.replace_runs(runs, SortedRun(number, runs[0].level + 1, count, start, stop, kinds))
+    part.replace_runs(runs, SortedRun(number, count, start, stop, kinds))
 
 
 def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
@@ -90,8 +85,8 @@ def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
             yield low, high, entries
 
 
-def _level(run: SortedRun) -> int:
-    return run.level
+def _tier(run: SortedRun) -> int:
+    return (run.count.bit_length() - 1) // TIER_BITS
 
 
 def _start(run: SortedRun) -> int:

@@ -2,12 +2,10 @@
 
 The head says which part of which log the entries cover. It is written in the
 same transaction as they are, so neither is ever ahead of the other. New entries
-come as a run of their own; eight small runs of one level become one of the next,
-so a segment that fills slowly has few runs, too.
+come as a run of their own, one for each slice of the log; ``merge.py`` makes few of many.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -15,28 +13,18 @@ import msgspec
 
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptRecord
-from mqmesh.storage.index.blocks import (
-    BEYOND,
-    LOWEST,
-    RunReader,
-    encode_run,
-)
+from mqmesh.storage.index.blocks import RunReader, encode_run
 from mqmesh.storage.index.entries import id_hash, key_hash
 from mqmesh.storage.index.texts import KeyText, TextMaker, text_key
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
 from mqmesh.units import MIB
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 HEAD_KEY: Final = b"\0"
 """Stands before all blocks."""
 
-RUNS_PER_LEVEL: Final = 8
-MOST_MERGED_ENTRIES: Final = 65_536
-"""No merge while the log is followed takes more; sealing merges the rest."""
-LARGE: Final = 255
-"""Level of a run that is merged only when there is nothing else to do; see
-``message_index_merge``, whose runs have the levels behind. Small ones get it as soon as they
-would be too large together, so never more than seven of a level stay small."""
+MOST_TIDIED_ENTRIES: Final = 65_536
+"""Texts become runs of about so many: the fewer runs, the quicker a search."""
 SPAN_BYTES: Final = 4 * MIB
 """Times are kept for stretches of the log of about this size."""
 
@@ -53,7 +41,6 @@ class SortedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         number: Begins the keys of its blocks, u32.
-        level: Merges it went through; from 255 on, it is a large one.
         count: Entries, at least 1.
         start: Place that none of its batches stands before.
         stop: Place behind all of them.
@@ -61,7 +48,6 @@ class SortedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     number: _Word
-    level: int
     count: int
     start: int
     stop: int
@@ -284,21 +270,21 @@ class IndexPart:
         origin = head.segment_start
         assert slice_.start == origin + head.through
         assert not head.complete
+        stop = slice_.stop - origin
         puts: list[Pair] = []
-        deletes: list[bytes] = []
         runs = list(head.runs)
         if slice_.entries:
-            run, entries = self._join(runs, slice_, deletes)
-            puts = encode_run(run.number, entries)
-            runs.append(run)
+            puts = encode_run(head.next_run, sorted(slice_.entries))
+            kinds = IDS if slice_.texts is not None else IDS | KEYS
+            runs.append(SortedRun(head.next_run, len(slice_.entries), head.through, stop, kinds))
         texts = list(head.texts)
         if slice_.texts:
             puts.append(slice_.texts.encode(head.next_text))
-            texts.append(WaitingKeys(head.next_text, head.through, slice_.stop - origin))
+            texts.append(WaitingKeys(head.next_text, head.through, stop))
         last = slice_.last_offset
         head = msgspec.structs.replace(
             head,
-            through=slice_.stop - origin,
+            through=stop,
             complete=slice_.complete,
             epoch=max(head.epoch, slice_.epoch),
             last_place=head.last_place if last < 0 else last - origin,
@@ -313,43 +299,10 @@ class IndexPart:
             batches=head.batches + slice_.batches,
         )
         # The head comes last among the arguments, but its key sorts first: LMDB does not mind.
-        self.env.write([*puts, (HEAD_KEY, encode_head(head))], deletes)
-        self.head = head
-
-    def _join(
-        self, runs: list[SortedRun], slice_: LogSlice, deletes: list[bytes]
-    ) -> tuple[SortedRun, list[bytes]]:
-        """The run that a slice's entries end up in, after it took in small runs before it."""
-        head = self.head
-        entries = sorted(slice_.entries)
-        origin = head.segment_start
-        start, level = slice_.start - origin, 0
-        kinds = IDS if slice_.texts is not None else IDS | KEYS
-        if len(entries) * RUNS_PER_LEVEL > MOST_MERGED_ENTRIES:
-            level = LARGE
-        # Large ones stand in between: bursts, texts that were tidied, and what was merged at rest.
-        small = [run for run in runs if run.level < LARGE]
-        while level != LARGE and _count_of_level(small, level) >= RUNS_PER_LEVEL - 1:
-            others = {run.number: run for run in small[1 - RUNS_PER_LEVEL :]}
-            del small[1 - RUNS_PER_LEVEL :]
-            if len(entries) + sum(run.count for run in others.values()) > MOST_MERGED_ENTRIES:
-                runs[:] = [_large(run) if run.number in others else run for run in runs]
-                level = LARGE
-                break
-            runs[:] = [run for run in runs if run.number not in others]
-            for run in others.values():
-                entries += self.reader.entries(run.number, LOWEST, BEYOND)
-                deletes += self.reader.keys(run.number)
-                start, kinds = min(start, run.start), kinds | run.kinds
-            entries.sort()
-            level += 1
-        stop = slice_.stop - origin
-        return SortedRun(head.next_run, level, len(entries), start, stop, kinds), entries
+        self._write_head(head, puts)
 
     def tidy(self) -> bool:
         """Makes a run of the oldest texts, in one transaction.
-
-        As many as make a run that is not merged again: the fewer runs, the quicker a search.
 
         Returns:
             True if there are more texts.
@@ -366,20 +319,19 @@ class IndexPart:
         done: list[WaitingKeys] = []
         for text in head.texts:
             more = self._text(text).entries()
-            if done and len(entries) + len(more) > MOST_MERGED_ENTRIES:
+            if done and len(entries) + len(more) > MOST_TIDIED_ENTRIES:
                 break
             entries += more
             done.append(text)
         entries.sort()
         start, stop = min(text.start for text in done), max(text.stop for text in done)
-        run = SortedRun(head.next_run, LARGE, len(entries), start, stop, KEYS)
+        run = SortedRun(head.next_run, len(entries), start, stop, KEYS)
         others = head.texts[len(done) :]
         head = msgspec.structs.replace(
             head, runs=[*head.runs, run], next_run=head.next_run + 1, texts=others
         )
-        puts = [*encode_run(run.number, entries), (HEAD_KEY, encode_head(head))]
-        self.env.write(puts, [text_key(text.number) for text in done])
-        self.head = head
+        gone = [text_key(text.number) for text in done]
+        self._write_head(head, encode_run(run.number, entries), gone)
         return bool(others)
 
     def reserve_run(self) -> int:
@@ -390,7 +342,7 @@ class IndexPart:
             StorageError: Nothing has changed, and what the file holds is not known.
         """
         number = self.head.next_run
-        self._set_head(msgspec.structs.replace(self.head, next_run=number + 1))
+        self._write_head(msgspec.structs.replace(self.head, next_run=number + 1))
         return number
 
     def replace_runs(self, runs: Sequence[SortedRun], merged: SortedRun) -> None:
@@ -408,11 +360,13 @@ class IndexPart:
         left = [run for run in self.head.runs if run.number not in gone]
         assert len(left) == len(self.head.runs) - len(runs)
         deletes = [key for run in runs for key in self.reader.keys(run.number)]
-        # In front: what the followers merge are the last ones.
-        self._set_head(msgspec.structs.replace(self.head, runs=[merged, *left]), deletes)
+        self._write_head(msgspec.structs.replace(self.head, runs=[*left, merged]), (), deletes)
 
-    def _set_head(self, head: PartHead, deletes: Sequence[bytes] = ()) -> None:
-        self.env.write([(HEAD_KEY, encode_head(head))], deletes)
+    def _write_head(
+        self, head: PartHead, puts: Sequence[Pair] = (), deletes: Sequence[bytes] = ()
+    ) -> None:
+        # The head comes last among the arguments, but its key sorts first: LMDB does not mind.
+        self.env.write([*puts, (HEAD_KEY, encode_head(head))], deletes)
         self.head = head
 
     def _text(self, text: WaitingKeys) -> KeyText:
@@ -523,15 +477,6 @@ def _newest(
                 found += places
                 found.sort(reverse=True)
     return found[:most]
-
-
-def _count_of_level(runs: Sequence[SortedRun], level: int) -> int:
-    """How many of the last runs are of a level, without one of another between them."""
-    return sum(1 for _ in takewhile(lambda run: run.level == level, reversed(runs)))
-
-
-def _large(run: SortedRun) -> SortedRun:
-    return msgspec.structs.replace(run, level=LARGE)
 
 
 def _stop(unit: SortedRun | WaitingKeys) -> int:

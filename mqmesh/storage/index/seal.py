@@ -65,7 +65,7 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     assert head.complete
     assert not head.texts
     numbers = [run.number for run in head.runs]
-    runs = [SortedRun(_RUN, 0, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
+    runs = [SortedRun(_RUN, source.entry_count, 0, head.through, IDS | KEYS)] if numbers else []
     sealed = msgspec.structs.replace(head, boot_id=b"", runs=runs, next_run=_RUN + 1)
     target = IndexPart.create(directory, sealed, map_size=map_size)
     try:

@@ -14,11 +14,9 @@ from mqmesh.batch.record_batch import Attributes
 from mqmesh.errors import DiskFull, StoreLocked
 from mqmesh.message import Message
 from mqmesh.storage.index import merge as message_index_merge
-from mqmesh.storage.index import part as message_index_part
 from mqmesh.storage.index.blocks import BLOCK_ENTRIES
-from mqmesh.storage.index.merge import runs_to_merge
+from mqmesh.storage.index.merge import MERGED_AT_ONCE, runs_to_merge
 from mqmesh.storage.index.message_index import MessageIndex
-from mqmesh.storage.index.part import LARGE
 from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.testing.store_contract import NOW
 
@@ -316,21 +314,9 @@ def test_a_small_map_grows(tmp_path):
     indexed.close()
 
 
-def test_small_runs_are_merged(indexed):
+def test_runs_are_merged_when_there_is_nothing_else_to_do(indexed):
     for number in range(600):
         indexed.put([message(f"k{number}")])
-        indexed.catch_up()
-    part = indexed.index.part(0)
-    assert part is not None
-    assert len(part.head.runs) < 30
-    indexed.check()
-
-
-def test_at_rest_large_runs_are_merged_too(indexed, monkeypatch):
-    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 64)
-    monkeypatch.setattr(message_index_merge, "MERGED_AT_ONCE", 4)
-    for number in range(80):
-        indexed.put([message(*(f"k{number}-{n}" for n in range(20)))])
         indexed.tell()
         while indexed.dispatcher.lag_bytes:
             indexed.step()
@@ -338,9 +324,8 @@ def test_at_rest_large_runs_are_merged_too(indexed, monkeypatch):
     assert indexed.dispatcher.stats().at_rest
     part = indexed.index.part(0)
     assert part is not None
-    assert max(run.level for run in part.head.runs) > LARGE + 1
     assert runs_to_merge(part.head.runs) == []
-    assert len(part.head.runs) < 20
+    assert len(part.head.runs) < 3 * MERGED_AT_ONCE
     indexed.check()
     indexed.put([message("one more")])
     indexed.tell()
@@ -386,8 +371,7 @@ def test_a_search_goes_on_while_the_index_changes(indexed):
 @pytest.mark.parametrize("seed", range(16))
 def test_after_any_history_the_index_equals_a_scan(tmp_path, seed, monkeypatch):
     chance = random.Random(seed)
-    if seed % 2:  # large runs come soon, and are merged often
-        monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 64)
+    if seed % 2:  # runs are merged often, in many steps
         monkeypatch.setattr(message_index_merge, "MERGED_AT_ONCE", 2)
         monkeypatch.setattr(message_index_merge, "STEP_ENTRIES", 2 * BLOCK_ENTRIES)
     indexed = IndexedStore(

@@ -1,4 +1,4 @@
-"""Large runs of an index part become one, in steps, while it is read and added to."""
+"""Runs of an index part become one, in steps, while it is read and added to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqmesh.storage.index.merge import (
     runs_to_merge,
     stretches,
 )
-from mqmesh.storage.index.part import IDS, KEYS, LARGE, IndexPart, SortedRun
+from mqmesh.storage.index.part import IDS, KEYS, IndexPart, SortedRun
 from mqmesh.storage.index.seal import seal_part
 from mqmesh.storage.index.texts import TextMaker
 
@@ -30,7 +30,7 @@ def _short_steps(monkeypatch):
 
 
 def add_large(part: IndexPart, number: int) -> None:
-    """A run of the large level, with keys of its own, and one that all have."""
+    """A run of some blocks, with keys of its own, and one that all have."""
     texts = TextMaker()
     keys = [f"{number}-{key}" for key in range(KEYS_A_RUN)]
     data = b"\xdc" + (len(keys) + 1).to_bytes(2, "big")
@@ -62,23 +62,19 @@ def merge_all(part: IndexPart) -> int:
     return steps
 
 
-def test_runs_of_one_level_are_merged_when_there_are_enough_the_oldest_first():
-    small = [SortedRun(n, 2, 10, n, n + 1, KEYS) for n in range(50)]
-    assert runs_to_merge(small) == []
-    large = [SortedRun(100 + n, LARGE, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
-    other = [SortedRun(200 + n, LARGE + 1, 10, n, n + 1, KEYS) for n in range(MERGED_AT_ONCE - 1)]
+def test_runs_of_one_size_are_merged_when_there_are_enough_the_oldest_first():
+    few = MERGED_AT_ONCE - 1
+    small = [SortedRun(n, 1 + n, n, n + 1, KEYS) for n in range(few)]
+    large = [SortedRun(100 + n, 16 + 16 * n, n, n + 1, KEYS) for n in range(few)]
+    other = [SortedRun(200 + n, 256 + n, n, n + 1, KEYS) for n in range(few)]
     assert runs_to_merge([*small, *large, *other]) == []
-    some = [
-        *large,
-        SortedRun(150, LARGE, 10, 90, 91, KEYS),
-        SortedRun(151, LARGE, 10, 99, 100, IDS),
-    ]
+    some = [*large, SortedRun(150, 255, 90, 91, KEYS), SortedRun(151, 16, 99, 100, IDS)]
     random.Random(1).shuffle(some)
     assert [run.number for run in runs_to_merge([*small, *some, *other])] == [
-        *range(100, 100 + MERGED_AT_ONCE - 1),
+        *range(100, 100 + few),
         150,
     ]
-    more = [*other, SortedRun(250, LARGE + 1, 10, 90, 91, KEYS)]
+    more = [*other, SortedRun(250, 256, 90, 91, KEYS)]
     assert runs_to_merge([*large, *more]) == more
 
 
@@ -92,9 +88,7 @@ def test_everything_is_found_before_meanwhile_and_after(part, tmp_path):
         check(part, MERGED_AT_ONCE)
         steps += 1
     assert steps > 5
-    assert [(run.level, run.count) for run in part.head.runs] == [
-        (LARGE + 1, MERGED_AT_ONCE * (KEYS_A_RUN + 1))
-    ]
+    assert [run.count for run in part.head.runs] == [MERGED_AT_ONCE * (KEYS_A_RUN + 1)]
     check(part, MERGED_AT_ONCE)
     part.close()
     again = IndexPart.open(tmp_path / "part", map_size=1 << 20)
@@ -120,7 +114,7 @@ def test_messages_may_be_added_meanwhile(part):
         place = part.head.through
         part.append(next_slice(part, entries=key_entries("t", ["small"], place)))
         added += 2  # it takes a stretch of the log, too
-    assert part.head.runs[0].level == LARGE + 1
+    assert part.head.runs[-1].count == MERGED_AT_ONCE * (KEYS_A_RUN + 1)
     assert places(part, f"{MERGED_AT_ONCE}-5") == [100 * MERGED_AT_ONCE]
     assert len(places(part, "small")) == (added - MERGED_AT_ONCE) // 2
     assert places(part, "3-7") == [300]

@@ -11,10 +11,8 @@ from harness.index_parts import next_slice
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.index import part as message_index_part
 from mqmesh.storage.index.entries import id_entries, id_hash, key_entries, key_hash
-from mqmesh.storage.index.merge import merge_runs, runs_to_merge
+from mqmesh.storage.index.merge import MERGED_AT_ONCE, TIER_BITS, merge_runs, runs_to_merge
 from mqmesh.storage.index.part import (
-    LARGE,
-    MOST_MERGED_ENTRIES,
     SPAN_BYTES,
     Deletion,
     IndexPart,
@@ -58,15 +56,15 @@ def test_heads_on_disk_never_change():
         last_mark=b"MQB1abcd",
         widths=3,
         next_run=2,
-        runs=[SortedRun(1, 0, 4, 0, 200, 3)],
+        runs=[SortedRun(1, 4, 0, 200, 3)],
         spans=[TimeSpan(200, 10, 20)],
         deletions=[Deletion(1100, "orders")],
         batches=2,
     )
     value = encode_head(head)
     assert value.hex() == (
-        "5480ccf7dc00110105c41062626262626262626262626262626262cd0400ccc8c202cc8cc4084d5142"
-        "31616263640302919601000400ccc80300909193ccc80a149192cd044ca66f726465727302"
+        "3486eef3dc00110205c41062626262626262626262626262626262cd0400ccc8c202cc8cc4084d5142"
+        "316162636403029195010400ccc80300909193ccc80a149192cd044ca66f726465727302"
     )
     assert decode_head(value) == head
 
@@ -78,7 +76,7 @@ def test_a_damaged_or_unknown_head_is_refused():
         changed[position] ^= 1
         with pytest.raises(CorruptRecord):
             decode_head(bytes(changed))
-    newer = encode_head(PartHead(version=2, store_id=1, boot_id=b"", segment_start=0))
+    newer = encode_head(PartHead(version=3, store_id=1, boot_id=b"", segment_start=0))
     for bad in (None, b"", b"1234", newer):
         with pytest.raises(CorruptRecord):
             decode_head(bad)
@@ -102,48 +100,24 @@ def test_a_slice_without_a_batch_moves_the_head_only(part):
     assert part.windows(0, 2**62) == []
 
 
-def test_small_runs_are_merged_and_large_ones_left_alone(part):
-    for number in range(600):
-        add_keys(part, f"k{number}", "common")
-    assert len(part.head.runs) < 25
-    assert found(part, "common") == [place * 100 for place in reversed(range(600))]
-    large = [f"x{n}" for n in range(MOST_MERGED_ENTRIES // 8 + 1)]
-    before = len(part.head.runs)
-    for _ in range(10):
-        add_keys(part, *large)
-    assert len(part.head.runs) == before + 10
-
-
 def at_rest(part: IndexPart) -> None:
     while runs := runs_to_merge(part.head.runs):
         for _ in merge_runs(part, runs):
             pass
 
 
-def test_runs_that_are_too_large_together_are_merged_at_rest(part, monkeypatch):
-    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 16)
-    for number in range(1_000):
-        add_keys(part, f"k{number}", "common")
-        at_rest(part)
-    # Eight slices are all that the follower joins; seven of these wait, the rest is large.
-    assert sum(run.level < LARGE for run in part.head.runs) <= 14
-    assert len(part.head.runs) < 50
-    assert found(part, "common") == [place * 100 for place in reversed(range(1_000))]
-
-
-def test_bursts_do_not_part_small_runs_from_one_another(part, monkeypatch):
-    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 16)
+def test_runs_stay_few_whatever_their_sizes(part):
     expected = []
-    for number in range(200):
+    for number in range(300):
         expected += [add_keys(part, "common") for _ in range(5)]
-        expected.append(add_keys(part, "common", "x", f"k{number}"))
+        expected.append(add_keys(part, "common", *(f"{number}-{n}" for n in range(number % 40))))
         if number % 3 == 0:
             expected.append(add_text(part, "common"))
             part.tidy()
         at_rest(part)
-    assert sum(run.level < LARGE for run in part.head.runs) <= 21
-    assert len(part.head.runs) < 60
-    assert found(part, "common", most=2_000) == expected[::-1]
+        tiers = (sum(run.count for run in part.head.runs).bit_length() - 1) // TIER_BITS + 1
+        assert len(part.head.runs) < MERGED_AT_ONCE * tiers
+    assert found(part, "common", most=3_000) == expected[::-1]
 
 
 def test_texts_and_runs_are_searched_together_last_first(part):
@@ -168,7 +142,7 @@ def test_texts_and_runs_are_searched_together_last_first(part):
 
 
 def test_texts_become_runs_of_a_bounded_size(part, monkeypatch):
-    monkeypatch.setattr(message_index_part, "MOST_MERGED_ENTRIES", 2)
+    monkeypatch.setattr(message_index_part, "MOST_TIDIED_ENTRIES", 2)
     places = [add_text(part, "a") for _ in range(5)]
     assert part.tidy()
     assert part.tidy()
@@ -190,6 +164,7 @@ def test_places_are_right_whatever_was_added_merged_and_tidied(part, seed):
             expected.setdefault(key, []).insert(0, place)
         if chance.random() < 0.1:
             part.tidy()
+            at_rest(part)
     for key, places in expected.items():
         below, most = chance.randrange(part.head.through), chance.randrange(1, 20)
         assert found(part, key) == places
