@@ -13,7 +13,7 @@ from mqmesh.roles.broker.commit_point import CommitPoint
 from mqmesh.storage.commitlog.log_applier import LogApplier
 from mqmesh.units import MAX_OFFSET
 
-SEEDS = 6
+SEEDS = 5
 MOST_SEEDS = 40
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 60
-"""They take some 20 s of two processors; scripts/simulate runs more."""
+SEEDS = 30
+"""They take some 10 s of two processors; scripts/simulate runs more."""
 
 TESTS = Path(__file__).resolve().parent.parent
 
