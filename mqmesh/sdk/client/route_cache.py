@@ -29,7 +29,9 @@ class RouteCache:
         Returns:
             True when it differs from the one known.
         """
-        route = msgspec.structs.replace(route, brokers=[self._newer(one) for one in route.brokers])
+        brokers = [self._newer(one) for one in route.brokers]
+        if brokers != route.brokers:
+            route = msgspec.structs.replace(route, brokers=brokers)
         for broker in route.brokers:
             self._brokers[broker.broker_name] = broker
         if self._routes.get(route.topic) == route:
