@@ -11,6 +11,7 @@ import click
 from mqmesh.clock import SystemClock
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
+from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.process import ExitCode
 from mqmesh.roles.supervisor.run_file import (
     DataFolderLock,
@@ -186,13 +187,14 @@ def _with_data_dir(overrides: tuple[str, ...], data_dir: str | None) -> list[str
 
 
 def _all_registered(config: ClusterConfig) -> bool:
-    """Every name server of the cluster knows every broker; replicas may have been promoted."""
+    """Every name server of the cluster knows every broker, and the master of each group."""
     wanted = Counter(broker.broker_name for broker in config.broker)
     for address in config.namesrv_addr.split(";") if config.namesrv else ():
         try:
             with AdminClient(address, timeout_ms=REGISTERED_TIMEOUT_MS) as admin:
                 known = admin.cluster().brokers
-                if not wanted <= Counter({one.broker_name: len(one.addresses) for one in known}):
+                led = [one for one in known if MASTER_ID in one.addresses]
+                if not wanted <= Counter({one.broker_name: len(one.addresses) for one in led}):
                     return False
         except MQMeshError:
             return False

@@ -14,8 +14,9 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.ha.ha_config import HaConfig
+from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.role import MASTER_ID
+from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -53,6 +54,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             enabled, each broker allows them, and gets a filter server named after it.
         schedule: Run a schedule service beside each broker; without one, delayed messages
             wait until there is one.
+        coordinator: Keeps the records of broker groups that elect their master; run where there is
+            one (``ha.mode`` ``auto``) that uses an embedded coordinator on this port.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -64,6 +67,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     filter_server: FiltersrvConfig = msgspec.field(default_factory=FiltersrvConfig)
     broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
     schedule: bool = True
+    coordinator: CoordinatorConfig = msgspec.field(default_factory=CoordinatorConfig)
     ha: HaConfig = msgspec.field(default_factory=HaConfig)
 
     @property
@@ -154,7 +158,12 @@ def _fill(data: dict[str, Any]) -> None:
         one.setdefault("name", f"namesrv-{number}")
         one.setdefault("data_dir", str(folder / quote(one["name"], safe="")))
     addresses = [_address_of(msgspec.convert(one, NamesrvConfig)) for one in namesrvs]
+    coordinator = data.setdefault("coordinator", {})
+    coordinator.setdefault("data_dir", str(folder / "coordinator"))
     shared = data.get("ha", {})
+    if shared.get("mode") == HaMode.AUTO.value:
+        made = msgspec.convert(coordinator, CoordinatorConfig)
+        shared = {"coordinator": f"embedded://{_where(made)}"} | shared
     for one in data.setdefault("broker", []):
         if shared:
             one["ha"] = shared | one.get("ha", {})
@@ -174,22 +183,29 @@ def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     if count == 1:
         return [broker]
     ha = broker.get("ha", {})
-    if ha.get("mode", "off") != "manual" or broker.get("broker_id", MASTER_ID) != MASTER_ID:
+    mode = ha.get("mode", HaMode.OFF.value)
+    if mode == HaMode.OFF.value or broker.get("broker_id", MASTER_ID) != MASTER_ID:
         raise ConfigError(
-            f'replicas = {count} needs ha.mode = "manual", and is said of the master (broker_id 0)'
+            f'replicas = {count} needs ha.mode = "manual" or "auto", and is said of the master '
+            "(broker_id 0)"
         )
-    master = msgspec.convert({k: v for k, v in broker.items() if k != "replicas"}, BrokerConfig)
+    first = 0
+    if mode == HaMode.AUTO.value:
+        first, ha = 1, {"total_replicas": count} | ha
+    plain = {key: value for key, value in broker.items() if key not in ("replicas", "ha")}
+    master = msgspec.convert(plain, BrokerConfig)
     host = master.advertised_host or bindable(master.listen_host)
     root = broker.get("store_path_root_dir", str(folder / quote(master.broker_name, safe="")))
     tables = []
     for number in range(count):
         table = broker | {
             "replicas": 1,
-            "broker_id": number,
+            "broker_id": first + number,
             "listen_port": master.listen_port + number * PORTS_PER_REPLICA,
-            "store_path_root_dir": f"{root}/r{number}",
+            "store_path_root_dir": f"{root}/r{first + number}",
+            "ha": ha,
         }
-        if number != MASTER_ID:
+        if first + number != MASTER_ID and mode != HaMode.AUTO.value:
             table["ha"] = ha | {"master_addr": f"{host}:{master.listen_port}"}
         tables.append(table)
     return tables
@@ -203,17 +219,34 @@ def _name_of(broker: BrokerConfig) -> str:
 
 def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.Struct]]:
     """Role, name, expected endpoint, stop stage and settings of each process."""
+    if _needs_coordinator(config):
+        endpoint = f"tcp://{_where(config.coordinator)}"
+        yield "coordinator", config.coordinator.name, endpoint, NAMESRV_STAGE, config.coordinator
     for namesrv in config.namesrv:
         endpoint = f"tcp://{bindable(namesrv.listen_host)}:{namesrv.listen_port}"
         yield "namesrv", namesrv.name, endpoint, NAMESRV_STAGE, namesrv
     for broker in config.broker:
         endpoint = f"tcp://{bindable(broker.listen_host)}:{broker.listen_port}"
         yield "broker", _name_of(broker), endpoint, BROKER_STAGE, broker
-        if config.schedule and broker.broker_id == MASTER_ID:
+        if config.schedule and _is_first(broker):
             service = _schedule_of(config, broker)
             yield "schedule", service.name, "", BROKER_STAGE, service
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
+
+
+def _is_first(broker: BrokerConfig) -> bool:
+    """Of its group, in a file that has all of it."""
+    return broker.broker_id == (1 if broker.ha.mode is HaMode.AUTO else MASTER_ID)
+
+
+def _where(coordinator: CoordinatorConfig) -> str:
+    return f"{bindable(coordinator.listen_host)}:{coordinator.listen_port}"
+
+
+def _needs_coordinator(config: ClusterConfig) -> bool:
+    url = f"embedded://{_where(config.coordinator)}"
+    return any(one.ha.mode is HaMode.AUTO and one.ha.coordinator == url for one in config.broker)
 
 
 def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
@@ -247,6 +280,9 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     for namesrv in config.namesrv:
         yield namesrv.name, "listen_port", namesrv.listen_host, namesrv.listen_port
         yield namesrv.name, "publish_port", namesrv.listen_host, namesrv.publish_port
+    if _needs_coordinator(config):
+        one = config.coordinator
+        yield one.name, "listen_port", one.listen_host, one.listen_port
     for broker in config.broker:
         yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 

@@ -100,6 +100,8 @@ class RequestCode(enum.IntEnum):
     REPLICATE_LOG = 1_051
     """From the leader to a follower."""
     ACK_REPLICATION = 1_052
+    FENCE = 1_053
+    STAND_FOR_ELECTION = 1_059
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

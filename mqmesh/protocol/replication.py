@@ -43,6 +43,10 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         instance_id: Random number of this life of its process.
         version: ``REPLICATION_VERSION``.
         log: What it has.
+        synced: Commit-log offset; its disk has so much of it.
+        incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
+            elects.
+        promised_epoch: It follows nobody of an earlier one.
     """
 
     broker_name: Name
@@ -50,6 +54,9 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     instance_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     version: int
     log: LogIdentity
+    synced: Offset = 0
+    incarnation: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
+    promised_epoch: Epoch = 0
 
 
 class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -77,6 +84,8 @@ class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
         segment_end: Where their segment ends.
         epoch: Of all of them.
         leader_end: Where the leader's log ends; without records this is a sign of life.
+        leader_epoch: Of the leader.
+        confirmed: What no failover takes back ends here, as far as the leader knows.
     """
 
     start: Offset
@@ -84,6 +93,8 @@ class ReplicateLog(msgspec.Struct, array_like=True, frozen=True, gc=False):
     segment_end: Offset
     epoch: Epoch
     leader_end: Offset
+    leader_epoch: Epoch = 0
+    confirmed: Offset = 0
 
 
 class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -92,10 +103,60 @@ class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         written: The log is written to this commit-log offset.
         synced: And on the disk to this one.
+        epoch: Of the leader, as it answered.
     """
 
     written: Offset
     synced: Offset
+    epoch: Epoch = 0
+
+
+class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """FENCE: a candidate asks a replica to refuse all epochs below this one, for ever.
+
+    Attributes:
+        broker_name: Broker group.
+        epoch: That the candidate wants to lead.
+        replica_id: Of the candidate.
+    """
+
+    broker_name: Name
+    epoch: Epoch
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+
+
+class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to FENCE, read after the promise was durable.
+
+    Attributes:
+        replica_id: Of who answers.
+        promised_epoch: It refuses everything below; higher than what was asked for: no promise.
+        incarnation: Of its store.
+        last_epoch: Of the last record of its log.
+        log_end: Commit-log offset behind it.
+        can_lead: Its disk takes writes.
+        preferred: It leads where others could as well.
+    """
+
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+    promised_epoch: Epoch
+    incarnation: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
+    last_epoch: Epoch
+    log_end: Offset
+    can_lead: bool = True
+    preferred: bool = False
+
+
+class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """STAND_FOR_ELECTION: a candidate tells the replica with the best position to stand.
+
+    Attributes:
+        broker_name: Broker group.
+        replica_id: Of the candidate.
+    """
+
+    broker_name: Name
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
 
 
 class PromoteReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -148,7 +209,8 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         broker_name: Broker group.
         broker_id: Of the replica that answers.
-        role: ``MASTER`` or ``FOLLOWING``.
+        role: ``MASTER``, ``FOLLOWING``; in a group that elects also ``CANDIDATE``,
+            ``STARTING_MASTER``.
         epoch: The newest of its log.
         log_start: Commit-log offset of its oldest record.
         log_end: Of the next one.
@@ -157,6 +219,9 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
         connected: A follower: chunks come. A master: always true.
         leader_end: A follower: where the leader's log ended when it was heard last.
         replicas: A master: its followers.
+        in_sync: A master that was elected: ids of the replicas that have all that is confirmed.
+        confirmed: What no failover takes back ends at this commit-log offset, as far as the
+            replica knows; 0 where nobody elects.
     """
 
     broker_name: Name
@@ -170,3 +235,5 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     connected: bool = True
     leader_end: int = 0
     replicas: list[ReplicaStatus] = []
+    in_sync: list[int] = []
+    confirmed: int = 0

@@ -17,6 +17,7 @@ from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.storage.interface import FlushDiskType, MessageStore, replicable
 from mqmesh.units import MAX_OFFSET
 
@@ -60,6 +61,9 @@ class CommitPoint(Generic[Waiter]):
         timeout_ms: After so long a put is answered with the status of the holder that is late.
         most_waits: Puts that may wait at a time.
         retry_after_ms: When a sender may come again for which there was no room.
+        confirmed: Nothing behind this commit-log offset is shown, acknowledged or not: it may be
+            taken back. By default what is acknowledged is shown.
+        admit: Raises for what the group does not take now.
     """
 
     def __init__(
@@ -69,8 +73,12 @@ class CommitPoint(Generic[Waiter]):
         timeout_ms: int = 5_000,
         most_waits: int = 10_000,
         retry_after_ms: int = 0,
+        confirmed: Callable[[], int] | None = None,
+        admit: Callable[[], None] | None = None,
     ) -> None:
         self._holders = tuple(holders)
+        self._confirmed = confirmed
+        self._admit = admit
         self.timeout_ms = timeout_ms
         self._most_waits = most_waits
         self._retry_after_ms = retry_after_ms
@@ -83,13 +91,18 @@ class CommitPoint(Generic[Waiter]):
         return len(self._waits)
 
     def offset(self) -> int:
-        """What ends at this commit-log offset or before may be acknowledged, and be seen."""
+        """What ends at this commit-log offset or before may be acknowledged."""
         if not self._holders:
             return MAX_OFFSET
         return min(
             [holder.position() for holder in self._holders if holder.is_there()],
             default=MAX_OFFSET,
         )
+
+    def shown_offset(self) -> int:
+        """What ends at this commit-log offset or before may be seen."""
+        offset = self.offset()
+        return offset if self._confirmed is None else min(offset, self._confirmed())
 
     def status_of(self, end_offset: int) -> SendStatus:
         """What a put says that is safe: SEND_OK, or which holder that is not there lacks it."""
@@ -99,19 +112,22 @@ class CommitPoint(Generic[Waiter]):
         return SendStatus.SEND_OK
 
     def is_safe(self, end_offset: int) -> bool:
-        """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
+        """Whether what ends at a commit-log offset may be acknowledged."""
         return end_offset <= self.offset()
 
     def visible(self, log_end: int) -> int:
         """How far a log may be shown that ends at a commit-log offset."""
-        return min(log_end, self.offset())
+        return min(log_end, self.shown_offset())
 
     def check_room(self) -> None:
         """To be called before a put that may have to wait.
 
         Raises:
             SystemBusy: Too many wait.
+            BrokerNotAvailable: Too few replicas are there.
         """
+        if self._admit is not None:
+            self._admit()
         if len(self._waits) >= self._most_waits:
             raise SystemBusy(
                 f"{len(self._waits)} sends wait for {self._late_name()}, no more may "
@@ -148,7 +164,7 @@ class CommitPoint(Generic[Waiter]):
     def arrivals(self) -> list[QueueKey]:
         """Queues in which more may be seen now than when this was called last."""
         found = list(self._arrivals)
-        offset = self.offset()
+        offset = self.shown_offset()
         for key in found:
             if self._arrivals[key] <= offset:
                 del self._arrivals[key]
@@ -178,7 +194,10 @@ class CommitPoint(Generic[Waiter]):
 
 
 def commit_point_of(
-    config: BrokerConfig, store: MessageStore, followers: FollowerTable
+    config: BrokerConfig,
+    store: MessageStore,
+    followers: FollowerTable,
+    leadership: Leadership | None = None,
 ) -> CommitPoint[Waiter]:
     """The commit point of a broker: ``SYNC_FLUSH`` waits for the disk, double write for a follower.
 
@@ -186,19 +205,26 @@ def commit_point_of(
         config: Of the broker.
         store: Its messages.
         followers: Who has how much of its log.
+        leadership: Of a master that was elected.
     """
     holders, timeouts = [], []
     if config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH:
         holders.append(Holder("the disk", store.durable_offset, SendStatus.FLUSH_DISK_TIMEOUT))
         timeouts.append(config.sync_flush_timeout_ms)
-    if config.ha.ack_replicas is AckReplicas.ONE:
+    if leadership is not None:
+        mode, position = leadership.policy.mode, leadership.acknowledged
+        is_available = leadership.is_available
+    else:
+        mode, position = config.ha.ack_replicas, lambda: followers.position
+        is_available = lambda: followers.is_available(replicable(store).log_end())  # noqa: E731
+    if mode is not AckReplicas.NONE:
         holders.append(
             Holder(
-                "a follower",
-                lambda: followers.position,
+                "the replicas in sync" if leadership is not None else "a follower",
+                position,
                 SendStatus.FLUSH_SLAVE_TIMEOUT,
                 "ha.slave_timeout_ms",
-                lambda: followers.is_available(replicable(store).log_end()),
+                is_available,
                 SendStatus.SLAVE_NOT_AVAILABLE,
             )
         )
@@ -208,4 +234,6 @@ def commit_point_of(
         timeout_ms=max(timeouts, default=config.sync_flush_timeout_ms),
         most_waits=config.max_sync_flush_waits,
         retry_after_ms=config.busy_retry_after_ms,
+        confirmed=leadership.confirmed if leadership is not None else None,
+        admit=leadership.check if leadership is not None else None,
     )

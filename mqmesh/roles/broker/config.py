@@ -39,10 +39,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         cluster_name: Cluster that the broker belongs to; shown to administrators.
         broker_name: Broker group. Queues are known to clients by this name, so it must not
             change while consumers have offsets, and no two groups of a cluster may share it.
-        broker_id: 0 for the master of its group, 1 to 64 for a follower; see ``ha``.
+        broker_id: 0 for the master of its group, 1 to 64 for a follower; see ``ha``. Where the
+            master is elected each replica has another one from 1 on, and the master is known to
+            clients as 0.
         replicas: How many replicas of this broker `mqmesh up` starts on this machine, 1 to 65: the
             master, and followers with the ids behind it, each 10 ports further, if ``ha.mode`` is
-            ``manual``. Nobody else looks at it.
+            ``manual``; the ids 1 to so many if it is ``auto``. Nobody else looks at it.
         namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
@@ -220,8 +222,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     def _check_ha(self) -> None:
-        follows = self.broker_id != 0
-        if self.ha.mode is HaMode.OFF:
+        ha, follows = self.ha, self.broker_id != 0
+        if ha.mode is HaMode.OFF:
             if follows:
                 raise ConfigError(
                     f"broker_id = {self.broker_id} is a follower's, and replication is off "
@@ -233,13 +235,39 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"storage.backend = {self.storage.backend!r} has no log for replicas (ha.mode); "
                 'use "commitlog"'
             )
-        if self.ha.ack_replicas not in (AckReplicas.NONE, AckReplicas.ONE):
+        if ha.mode is HaMode.AUTO:
+            self._check_auto()
+            return
+        if ha.ack_replicas not in (AckReplicas.NONE, AckReplicas.ONE):
             raise ConfigError(
-                f"ha.ack_replicas = {self.ha.ack_replicas.value!r} needs an in-sync set, which "
+                f"ha.ack_replicas = {ha.ack_replicas.value!r} needs an in-sync set, which "
                 'ha.mode = "manual" has not; use "none" or "one"'
             )
-        if follows and not self.ha.master_addr:
+        if follows and not ha.master_addr:
             raise ConfigError(
                 f"broker_id = {self.broker_id} follows a master: say where it listens "
                 "(ha.master_addr)"
+            )
+
+    def _check_auto(self) -> None:
+        ha = self.ha
+        if not 1 <= self.broker_id <= ha.total_replicas:
+            raise ConfigError(
+                f"broker_id = {self.broker_id}: the replicas of a group that elects its master "
+                f"have the ids 1 to ha.total_replicas = {ha.total_replicas}"
+            )
+        if ha.master_addr:
+            raise ConfigError(
+                f'ha.master_addr = {ha.master_addr!r} is of ha.mode = "manual"; in "auto" the '
+                "master is elected"
+            )
+        if ha.min_in_sync_replicas > ha.total_replicas:
+            raise ConfigError(
+                f"ha.min_in_sync_replicas = {ha.min_in_sync_replicas} is more than there are "
+                f"(ha.total_replicas = {ha.total_replicas}): no send would ever be taken"
+            )
+        if ha.ack_replicas in (AckReplicas.ONE, AckReplicas.QUORUM) and ha.total_replicas < 2:
+            raise ConfigError(
+                f"ha.ack_replicas = {ha.ack_replicas.value!r} needs another replica "
+                f"(ha.total_replicas = {ha.total_replicas})"
             )

@@ -31,6 +31,7 @@ from mqmesh.roles.broker.features.storing.staging import OpenSend, SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.topics.topics import TopicTable
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
@@ -108,6 +109,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
         transactions: Half messages.
         snapshots: The snapshot that is being made.
         followers: Replicas that get this master's log.
+        leadership: Of a master that was elected: who is in sync, and what is confirmed.
     """
 
     config: BrokerConfig
@@ -140,6 +142,7 @@ class BrokerContext(msgspec.Struct, frozen=True):
     transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
     followers: FollowerTable = msgspec.field(default_factory=no_followers)
+    leadership: Leadership | None = None
 
 
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:

@@ -1,12 +1,13 @@
 """Builds what handlers use, out of the settings, a store, and the tables that its log keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mqmesh.clock import Clock
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
@@ -26,11 +27,13 @@ from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.life import first_number
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
+from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.interface import FlushDiskType, MessageStore
@@ -51,6 +54,9 @@ class BrokerResources(msgspec.Struct, frozen=True):
         address: Where it listens.
         files: Reads and saves documents; None if nothing is kept.
         run_aside: Has another thread do something.
+        elections: What a replica serves in every role, for the others of its group.
+        state: What a replica is that does not lead.
+        on_deposed: Told that another replica is the master, and why that is known.
     """
 
     config: BrokerConfig
@@ -63,6 +69,9 @@ class BrokerResources(msgspec.Struct, frozen=True):
     address: BrokerAddress
     files: tuple[Read, MakeSaver] | None
     run_aside: Callable[[Callable[[], Any], OnDone], None]
+    elections: Mapping[RequestCode, Handler] = {}
+    state: Callable[[], str] = lambda: "FOLLOWING"
+    on_deposed: Callable[[str], None] = lambda reason: None
 
 
 def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:
@@ -81,6 +90,7 @@ def build_context(
     store: MessageStore,
     tables: BrokerTables,
     index: IndexerLink | None = None,
+    leadership: Leadership | None = None,
 ) -> BrokerContext:
     """All parts of a role.
 
@@ -89,23 +99,20 @@ def build_context(
         store: Messages.
         tables: Topics, groups and offsets, loaded.
         index: Way to the index process.
+        leadership: Of a master that was elected.
     """
     config, server = given.config, given.shell.server
     assert server is not None
     retry_after_ms, chance = config.busy_retry_after_ms, given.transport.random
-    followers = FollowerTable(
-        window_bytes=config.ha.ha_window_bytes,
-        fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
-        retain_ms=config.ha.ha_retain_for_slaves_ms,
-        counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-    )
+    followers = _make_followers(config)
     return BrokerContext(
         config=config,
         clock=given.clock,
         instance_id=given.instance_id,
         store=store,
-        commit_point=commit_point_of(config, store, followers),
+        commit_point=commit_point_of(config, store, followers, leadership),
         followers=followers,
+        leadership=leadership,
         topics=tables.topics,
         offsets=tables.offsets,
         group_table=tables.groups,
@@ -153,6 +160,15 @@ def build_context(
         ),
         schedule=ScheduleDesk(chance),
         retries=Retries(marks=DeadLetterMarks(chance)),
+    )
+
+
+def _make_followers(config: BrokerConfig) -> FollowerTable:
+    return FollowerTable(
+        window_bytes=config.ha.ha_window_bytes,
+        fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
+        retain_ms=config.ha.ha_retain_for_slaves_ms,
+        counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
     )
 
 

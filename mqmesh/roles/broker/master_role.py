@@ -4,21 +4,32 @@ from functools import partial
 from typing import Final
 
 from mqmesh.coordination.interface import AckReplicas
+from mqmesh.errors import NotMaster
 from mqmesh.host import socket_path
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
+from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.features.replicas.feature import REPLICAS
+from mqmesh.roles.broker.features.storing.storing import refuse_all
 from mqmesh.roles.broker.features.transactions.half_checkpoint_file import HalfCheckpointFile
 from mqmesh.roles.broker.features.transactions.transactions import has_queue
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import TICK_MS as INDEX_TICK_MS
 from mqmesh.roles.broker.index.indexer_link import IndexerLink, LogExtent, indexer_arguments
 from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
 from mqmesh.roles.broker.state_answers import write_state
 from mqmesh.roles.helper_process import HelperProcess
 from mqmesh.storage.interface import MessageStore
+from mqmesh.units import MAX_OFFSET
 
 INDEX_SOCKET: Final = "index.sock"
+
+
+def _everything() -> int:
+    return MAX_OFFSET
 
 
 def has_index(config: BrokerConfig) -> bool:
@@ -32,6 +43,8 @@ class MasterRole(BrokerRole):
     Args:
         given: What the process gives.
         store: Messages, open.
+        leadership: Of one that was elected. Until what it inherited is confirmed it serves nobody
+            but replicas: consumers would not see yet what they have seen.
 
     Raises:
         CorruptRecord: What the log tells of topics, groups or offsets is damaged.
@@ -39,19 +52,60 @@ class MasterRole(BrokerRole):
         ConfigError: There is no place for the socket of the index process.
     """
 
-    def __init__(self, given: BrokerResources, store: MessageStore) -> None:
+    def __init__(
+        self, given: BrokerResources, store: MessageStore, leadership: Leadership | None = None
+    ) -> None:
         super().__init__(given, MASTER_ID)
+        self._leadership = leadership
+        self._is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
         tables = make_tables(given, store)
         tables.load()
         self.index = self._make_index()
-        context = build_context(given, store, tables, self.index)
-        if given.config.ha.ack_replicas is not AckReplicas.NONE:
-            # What a follower lacks may be lost with this machine, and nobody shall have seen it.
-            store.show_to(context.commit_point.offset)
+        context = build_context(given, store, tables, self.index, leadership)
         write_state(context)  # shows from the beginning whether there is room
+        store.show_to(_everything)  # what is read now is known to nobody else
         self._recover_transactions(context)
+        if leadership is not None or given.config.ha.ack_replicas is not AckReplicas.NONE:
+            # What a follower lacks may be lost with this machine, and nobody shall have seen it.
+            store.show_to(context.commit_point.shown_offset)
         self._serve(context, FEATURES)
+        if leadership is not None:
+            given.shell.dispatch.refuse(
+                f"epoch {leadership.epoch} of {given.config.broker_name} begins: the followers are "
+                "to have its first record"
+            )
+            self._open(
+                {
+                    code: handler
+                    for code, handler in self._handlers().items()
+                    if code in REPLICAS.commands
+                }
+                | {RequestCode.GET_BROKER_RUNTIME_INFO: given.shell.runtime_info}
+            )
+
+    def turn_ended(self, turn: BrokerTurn) -> bool:
+        """See ``BrokerRole.turn_ended``."""
+        again = super().turn_ended(turn)
+        if not self._is_open and self._leadership is not None and self._leadership.is_confirmed:
+            self._is_open = True
+            self._open(self._handlers())
+            self.announce()
+        return again
+
+    def announce(self) -> None:
+        """See ``BrokerRole.announce``."""
+        if self._is_open:
+            super().announce()
+
+    def depose(self, reason: str) -> None:
+        """It is the master no more: whoever waits for an answer is told at once."""
+        context, error = self.context, NotMaster(reason)
+        if context is None or not self.serves:
+            return
+        refuse_all(context, error)
+        self._rest(reason, NotMaster)
+        refuse_all(context, error)  # decisions on half messages became sends meanwhile
 
     def tick(self, now_ms: int) -> None:
         """See ``BrokerRole.tick``."""

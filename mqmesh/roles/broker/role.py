@@ -5,17 +5,19 @@ when it ends; the store stays. The process tells it of turns and of time.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from mqmesh.errors import BrokerError, BrokerNotAvailable, NotMaster, StaleEpoch
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import DataVersion
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn, Feature, Features
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.namesrv_links import GOODBYE_MS, NamesrvLinks
+from mqmesh.roles.dispatch import Handler
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection
 
@@ -58,7 +60,16 @@ class BrokerRole:
         """Opens the commands of features, and calls their hooks from now on."""
         self.context = context
         self._features = Features(features, context)
-        self._given.shell.dispatch.open(self._features.handlers)
+        self._open(self._features.handlers)
+
+    def _open(self, handlers: Mapping[RequestCode, Handler]) -> None:
+        """Serves these commands, and those of elections."""
+        self._given.shell.dispatch.open({**handlers, **self._given.elections})
+
+    def _handlers(self) -> Mapping[RequestCode, Handler]:
+        """Those of all features."""
+        assert self._features is not None
+        return self._features.handlers
 
     def _rest(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
         """Serves nothing more; who waits is told."""
@@ -66,6 +77,7 @@ class BrokerRole:
             self._features.stopping()
         self._features = None
         self._given.shell.dispatch.refuse(reason, kind)
+        self._open({})
 
     @property
     def serves(self) -> bool:
@@ -146,6 +158,7 @@ class BrokerRole:
         if self._features is not None:
             _log.critical("this broker serves nothing any more: %s", error)
             self._rest(str(error), NotMaster)
+            self._given.on_deposed(str(error))
 
     def _connect(self, address: str, on_connection: Callable[[bool], None]) -> Connection:
         return self._given.transport.connect(endpoint_of(address), on_connection=on_connection)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.clock import Clock
+from mqmesh.coordination.backends import open_coordinator
+from mqmesh.coordination.interface import MemberIncarnation, StateRecord
 from mqmesh.errors import MQMeshError, StorageError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
@@ -24,8 +26,21 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, as_mqmesh_error
+from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.follower_role import FollowerRole
+from mqmesh.roles.broker.ha.group_member import GroupMember, LogPosition, Replica, World
+from mqmesh.roles.broker.ha.ha_config import HaMode
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
+from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
+from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
+from mqmesh.roles.broker.ha.replica_state import (
+    ReplicaState,
+    decode_replica_state,
+    encode_replica_state,
+    first_state,
+)
 from mqmesh.roles.broker.index.index_status import INDEX_FIGURES, INDEX_STATE, IndexStatus
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, next_life
 from mqmesh.roles.broker.master_role import MasterRole, has_index
@@ -38,10 +53,18 @@ from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.backends import OpenStore, open_store
+from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.commitlog.log_copy import BeginCopy, begin_copy
 from mqmesh.storage.files.atomic_file import load_document, save_document
-from mqmesh.storage.interface import LogBeginning, MessageStore, RecoveryProgress, replicable
+from mqmesh.storage.interface import (
+    FlushDiskType,
+    LogBeginning,
+    MessageStore,
+    RecoveryProgress,
+    replicable,
+)
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
+from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import ServerLimits, Timer, Transport
 
 TICK_MS: Final = 100
@@ -90,6 +113,8 @@ class BrokerServer:
         self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
         self._store: MessageStore | None = None
         self._role: BrokerRole | None = None
+        self._member: GroupMember | None = None
+        self._promises: Promises = NoPromises()
         self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
         self._aside = transport.executor("snapshot")
@@ -130,6 +155,7 @@ class BrokerServer:
         )
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
         self._tell_figures()
+        self._join_group(address)
         self._begin_role(address)
         self._loop.at_tick_end(self._on_tick_end)
         self._shell.every(TICK_MS, self._on_tick)
@@ -137,6 +163,8 @@ class BrokerServer:
         self._shell.every(config.flush_consumer_offset_interval_ms, self._on_save)
         self._shell.ready()
         self._opened_role().announce()
+        if self._member is not None:
+            self._member.start()
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
         return endpoint
@@ -145,6 +173,8 @@ class BrokerServer:
         """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
         self._shell.stopping()
         role = self._role
+        if self._member is not None:
+            self._member.leave()
         if role is not None and role.index is not None:
             role.index.ask_to_stop()
         try:
@@ -154,6 +184,9 @@ class BrokerServer:
             self._close()
 
     def _close(self) -> None:
+        if self._member is not None:
+            self._member.close()
+            self._member = None
         if self._role is not None:
             self._role.close()
             self._role = None
@@ -171,16 +204,24 @@ class BrokerServer:
     def _begin_role(self, address: BrokerAddress) -> None:
         """Begins what the settings say, or what an administrator made of it."""
         assert self._store is not None
-        given = self._resources(address)
-        if self._config.broker_id == MASTER_ID or self._was_promoted():
-            self._role = MasterRole(given, self._store)
+        config = self._config
+        is_master = config.broker_id == MASTER_ID or self._was_promoted()
+        if config.ha.mode is not HaMode.AUTO and is_master:
+            self._role = MasterRole(self._resources(address), self._store)
             return
-        self._role = FollowerRole(
-            given,
+        self._begin_following(address, config.ha.master_addr)
+
+    def _begin_following(self, address: BrokerAddress, leader: str) -> None:
+        assert self._store is not None
+        role = FollowerRole(
+            self._resources(address),
             self._store,
             replace_store=self._replace_store,
             promote=partial(self._promote, address),
+            promises=self._promises,
         )
+        self._role = role
+        role.follow(leader)
 
     def _was_promoted(self) -> bool:
         document = load_document(self._root / CONFIG_DIRECTORY / ROLE_FILE)
@@ -203,6 +244,123 @@ class BrokerServer:
             self._loop.fail(error)
             return
         _log.warning("this replica is the master of %s now", self._config.broker_name)
+
+    # ---- Roles by election -----------------------------------------------------------
+
+    def _join_group(self, address: BrokerAddress) -> None:
+        """Prepares to be elected, where masters are."""
+        config = self._config
+        if config.ha.mode is not HaMode.AUTO:
+            return
+        promises = KeptPromises(self._begin_replica_state(), self._save_replica_state)
+        replica = Replica(
+            self._position,
+            partial(self._lead, address),
+            partial(self._follow, address),
+            self._silent_ms,
+        )
+        coordinator = open_coordinator(
+            config.ha.coordinator, self._transport, cluster=config.cluster_name
+        )
+        self._promises = promises
+        transport = self._transport
+        self._member = GroupMember(
+            config,
+            address.tcp,
+            coordinator,
+            promises,
+            replica,
+            ReplicaPeers(lambda where: transport.connect(endpoint_of(where))),
+            World(self._loop, self._clock, transport.random.getrandbits),
+        )
+
+    def _begin_replica_state(self) -> ReplicaState:
+        """What this replica knows of itself, with what this start of the process changes of it."""
+        assert self._store is not None
+        # Beside what a copy moves aside: promises hold for whatever the store has.
+        document = load_document(self._root / REPLICA_STATE)
+        boot_id, chance = read_boot_id().hex(), self._transport.random
+        if document is not None:
+            syncs = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+            state = decode_replica_state(document).started(boot_id, syncs=syncs, was_damaged=False)
+        else:
+            state = first_state(
+                replicable(self._store).identity().store_id,
+                self._config.broker_id,
+                identity=f"{chance.getrandbits(64):016x}",
+                boot_id=boot_id,
+                drawn=chance.getrandbits(48),
+            )
+        self._save_replica_state(state)
+        return state
+
+    def _save_replica_state(self, state: ReplicaState) -> None:
+        document = encode_replica_state(state)
+        save_document(self._root / REPLICA_STATE, document)
+
+    def _position(self) -> LogPosition:
+        assert self._store is not None
+        log = replicable(self._store)
+        epochs, end = log.epochs(), log.log_end()
+        return LogPosition(
+            log.identity().store_id,
+            epochs[-1].epoch if epochs and end else 0,
+            end,
+            min(self._store.durable_offset(), end),
+            can_lead=not self._store_failed,
+        )
+
+    def _silent_ms(self, now_ms: int) -> int:
+        return self._role.silent_ms(now_ms) if isinstance(self._role, FollowerRole) else 0
+
+    def _lead(self, address: BrokerAddress, record: StateRecord) -> Leadership:
+        """This replica was elected."""
+        assert record.state is not None and self._store is not None
+        store, config, state = self._store, self._config, record.state
+        log = replicable(store)
+        self._end_role()
+        try:
+            log.begin_epoch(state.epoch, b"elected")
+            leadership = Leadership(
+                record,
+                MemberIncarnation(config.broker_id, self._promises.incarnation),
+                AckPolicy(
+                    state.mode,
+                    config.ha.min_in_sync_replicas,
+                    refuses_below=True,
+                    fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
+                ),
+                marker_end=log.log_end(),
+                log_end=log.log_end,
+                lag_max_ms=config.ha.replica_lag_max_ms,
+                counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+            )
+            self._role = MasterRole(self._resources(address), store, leadership)
+        except MQMeshError:
+            self._begin_following(address, "")
+            raise
+        return leadership
+
+    def _follow(self, address: BrokerAddress, leader: str) -> None:
+        """Another replica leads, or nobody."""
+        if isinstance(self._role, FollowerRole):
+            self._role.follow(leader)
+            return
+        self._end_role()
+        self._begin_following(address, leader)
+
+    def _end_role(self) -> None:
+        if isinstance(self._role, MasterRole):
+            self._role.depose(f"another replica of {self._config.broker_name} is the master")
+        if self._role is not None:
+            self._role.close()
+        self._role = None
+
+    def _on_deposed(self, reason: str) -> None:
+        if self._member is not None:
+            self._loop.call_later(0, partial(self._member.step_down, reason))
+
+    # ---- The store -------------------------------------------------------------------
 
     def _replace_store(self, beginning: LogBeginning) -> MessageStore:
         """Moves the store aside, and opens an empty copy of another one's log."""
@@ -236,7 +394,13 @@ class BrokerServer:
             address,
             files,
             self._run_aside,
+            self._member.handlers if self._member is not None else {},
+            self._replica_state,
+            self._on_deposed,
         )
+
+    def _replica_state(self) -> str:
+        return "FOLLOWING" if self._member is None else self._member.state
 
     def _begin_life(self) -> tuple[tuple[Read, MakeSaver] | None, int]:
         """How documents are read and saved, and which life this is."""
@@ -303,6 +467,8 @@ class BrokerServer:
             return
         if role.turn_ended(BrokerTurn(server.readable_ms, server.drained_ms)):
             self._loop.call_later(0, _take_next_turn)
+        if self._member is not None:
+            self._member.turn_ended()
 
     def _on_tick(self) -> None:
         if self._role is None:
@@ -311,6 +477,8 @@ class BrokerServer:
         if self._shell.server is not None:
             self._shell.server.tick(now_ms)
         self._role.tick(now_ms)
+        if self._member is not None:
+            self._member.tick(now_ms)
         if self._chores is None:
             self._do_chores()
 

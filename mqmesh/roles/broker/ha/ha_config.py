@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.coordination.interface import AckReplicas
+from mqmesh.coordination.interface import MAX_TTL_MS, MIN_TTL_MS, MOST_REPLICAS, AckReplicas
 from mqmesh.units import GIB, KIB, MIB
 
 
@@ -16,6 +16,8 @@ class HaMode(enum.Enum):
     """There are no replicas."""
     MANUAL = "manual"
     """The settings, and ``mqmesh ha promote``; RocketMQ's masters and slaves."""
+    AUTO = "auto"
+    """The replicas elect it, by a record of the coordinator; see ``docs/replication.md``."""
 
 
 class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,12 +25,15 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         mode: ``off``, or ``manual``: the broker with broker_id 0 is the master of its group, others
-            follow it until ``mqmesh ha promote`` makes one of them the master.
+            follow it until ``mqmesh ha promote`` makes one of them the master; ``auto``: the
+            replicas elect their master, and another one when it is gone.
         master_addr: Of a follower: where its master listens, ``host:port``.
         ack_replicas: Of a master: ``none``, a send is answered when the master has it; ``one``,
-            when a follower has it, too. SEND_OK of ``one`` survives the loss of a machine.
-        slave_timeout_ms: With ``one``: after so long an answer says FLUSH_SLAVE_TIMEOUT instead of
-            waiting on, 10 to 60,000 ms. The message is stored by the master.
+            when a follower has it, too; in ``auto`` also ``all``, when all replicas in sync have
+            it, and ``quorum``, when most of all replicas have it. SEND_OK of all but ``none``
+            survives the loss of a machine. A group keeps what it was made with.
+        slave_timeout_ms: But for ``none``: after so long an answer says FLUSH_SLAVE_TIMEOUT instead
+            of waiting on, 10 to 60,000 ms. The message is stored by the master.
         ha_slave_fallbehind_max: A follower that lacks more bytes of the log is not waited for, 64
             KiB to 64 GiB. Without any other the answer says SLAVE_NOT_AVAILABLE.
         ha_window_bytes: How far ahead of its acknowledgements a follower is sent the log, 64 KiB
@@ -36,6 +41,17 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
         slave_read_enable: Of a follower: it answers reads.
+        coordinator: In ``auto``: who keeps the group's record, ``embedded://host:port`` or the URL
+            of another engine.
+        total_replicas: In ``auto``: how many replicas the group has when it is made, 1 to 64; it is
+            made once all of them are there.
+        min_in_sync_replicas: With ``all``: so many replicas must be in sync for a send to be taken,
+            1 to 64.
+        lease_ttl_ms: In ``auto``: a replica that does not renew its session for so long is taken
+            for gone, 2,000 to 600,000 ms.
+        replica_lag_max_ms: In ``auto``: a follower that was not caught up for so long leaves the
+            replicas in sync, 100 to 600,000 ms.
+        preferred: In ``auto``: this replica leads where others could as well.
     """
 
     mode: HaMode = HaMode.OFF
@@ -46,3 +62,9 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ha_window_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB, le=1 * GIB)] = 16 * MIB
     ha_retain_for_slaves_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
     slave_read_enable: bool = True
+    coordinator: Annotated[str, msgspec.Meta(max_length=1_024)] = "embedded://127.0.0.1:9870"
+    total_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
+    min_in_sync_replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)] = 1
+    lease_ttl_ms: Annotated[int, msgspec.Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = 3_000
+    replica_lag_max_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 3_000
+    preferred: bool = False

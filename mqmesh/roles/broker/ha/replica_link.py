@@ -30,13 +30,16 @@ from mqmesh.protocol.replication import (
     ReplicateLog,
     ReplicationMode,
 )
+from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.storage.commitlog.log_copy import decode_beginning
 from mqmesh.storage.interface import LogBeginning, LogChunk, ReplicableLog
 from mqmesh.units import CommitLogOffset
 
 OPEN_TIMEOUT_MS: Final = 10_000
 RETRY_MS: Final = 1_000
-"""After something failed though the connection stands."""
+"""After something failed though the connection stands, at most."""
+FIRST_RETRY_MS: Final = 50
+"""At first, and each time twice as long."""
 SILENT_MS: Final = 3_000
 """The leader speaks each 500 ms; after so long it has forgotten this follower."""
 ACK_MS: Final = 200
@@ -74,6 +77,7 @@ class LogCopy(msgspec.Struct, frozen=True):
         grown: Told that records were added.
         truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
         become_copy: Moves the store aside, and begins a copy.
+        promises: Whom it may follow.
     """
 
     log: Callable[[], ReplicableLog]
@@ -81,6 +85,7 @@ class LogCopy(msgspec.Struct, frozen=True):
     grown: Callable[[], None]
     truncate: Callable[[CommitLogOffset], None]
     become_copy: Callable[[LogBeginning], None]
+    promises: Promises
 
 
 class LinkCounts(msgspec.Struct):
@@ -112,11 +117,14 @@ class ReplicaLink:
         copy: The log.
         connect: Makes the connection: told of commands from the leader, and of the connection.
         clock: Source of time.
+        call_later: Has the loop call back after so many ms.
 
     Attributes:
         streaming: The leader sends what is new.
         leader_end: Where the leader's log ended when it was heard last.
         leader_epoch: Of the leader when it answered last.
+        confirmed: What no failover takes back ends at this commit-log offset, by the leader.
+        heard_ms: When the leader was heard last, monotonic clock.
         counts: What came of it.
         failure: Why the link does not stream; None while it does, or has only begun.
     """
@@ -131,29 +139,36 @@ class ReplicaLink:
         *,
         connect: Callable[[Callable[[Command], None], Callable[[bool], None]], LeaderConnection],
         clock: Clock,
+        call_later: Callable[[int, Callable[[], None]], object],
     ) -> None:
         self._broker_name = broker_name
         self._replica_id = replica_id
         self._instance_id = instance_id
         self.leader = leader
         self._copy = copy
+        self._promises = copy.promises
         self._clock = clock
         self.streaming = False
         self.leader_end = 0
         self.leader_epoch = 0
+        self.confirmed = 0
         self.counts = LinkCounts()
         self.failure: str | None = None
+        self._closed = False
+        self._call_later = call_later
         self._attempt = 0
         self._is_asked = False
         self._connected = False
         self._retry_ms = 0
+        self._failures = 0
         self._acknowledged = (-1, -1)
         self._ack_ms = 0
-        self._heard_ms = 0
+        self.heard_ms = clock.monotonic_ms()
         self._connection = connect(self._on_command, self._on_connection)
 
     def close(self) -> None:
         """Ends it."""
+        self._closed = True
         self.streaming = self._connected = False
         self._attempt += 1
         self._connection.close()
@@ -168,11 +183,15 @@ class ReplicaLink:
         if self._connected and not self.streaming and not self._is_asked:
             if now_ms >= self._retry_ms:
                 self._open()
-        elif self.streaming and now_ms - self._heard_ms > SILENT_MS:
+        elif self.streaming and now_ms - self.heard_ms > SILENT_MS:
             self.streaming = False
             self._open()
         elif self.streaming and now_ms - self._ack_ms >= ACK_MS:
             self._acknowledge()
+
+    def _look_again(self) -> None:
+        if not self._closed:
+            self.tick(self._clock.monotonic_ms())
 
     # ---- Words of the leader -------------------------------------------------------------
 
@@ -193,6 +212,9 @@ class ReplicaLink:
             self._instance_id,
             REPLICATION_VERSION,
             self._copy.log().identity(),
+            self._position()[1],
+            self._promises.incarnation,
+            self._promises.promised_epoch,
         )
 
         def on_done(outcome: Command | MQMeshError) -> None:
@@ -216,6 +238,8 @@ class ReplicaLink:
                 f"the leader speaks version {answer.version} of the replication, this program "
                 f"{REPLICATION_VERSION}: upgrade followers first"
             )
+        # From now on nobody of an earlier epoch makes it cut what this leader sends.
+        self._promises.promise(answer.epoch)
         self.leader_epoch = answer.epoch
         log = self._copy.log()
         if answer.mode == ReplicationMode.STREAM:
@@ -224,7 +248,8 @@ class ReplicaLink:
                     f"the leader would go on at {answer.offset}, the log ends at {log.log_end()}"
                 )
             self.streaming, self.failure, self._acknowledged = True, None, (-1, -1)
-            self._heard_ms = self._clock.monotonic_ms()
+            self._failures = 0
+            self.heard_ms = self._clock.monotonic_ms()
             return
         if answer.mode == ReplicationMode.TRUNCATE:
             _log.warning("the log is cut from %d to %d", log.log_end(), answer.offset)
@@ -232,7 +257,9 @@ class ReplicaLink:
             self._copy.truncate(CommitLogOffset(answer.offset))
         elif answer.mode == ReplicationMode.COPY:
             self.counts.copies += 1
-            self._copy.become_copy(decode_beginning(outcome.body))
+            beginning = decode_beginning(outcome.body)
+            self._promises.begin_copy(beginning.store_id)
+            self._copy.become_copy(beginning)
         else:
             raise RemoteProtocolError(f"the leader says mode {answer.mode}, which nobody knows")
         self._open()
@@ -244,7 +271,8 @@ class ReplicaLink:
     def _on_chunk(self, command: Command) -> None:
         header = decode_header(ReplicateLog, command.header)
         self.leader_end = header.leader_end
-        self._heard_ms = self._clock.monotonic_ms()
+        self.confirmed = max(self.confirmed, header.confirmed)
+        self.heard_ms = self._clock.monotonic_ms()
         if not command.body:
             return
         chunk = LogChunk(
@@ -269,7 +297,11 @@ class ReplicaLink:
             step()
         except MQMeshError as error:
             self.streaming = False
-            self._retry_ms = self._clock.monotonic_ms() + RETRY_MS
+            # A leader that was just elected is not there yet, and is waited for by producers.
+            wait_ms = min(FIRST_RETRY_MS << self._failures, RETRY_MS)
+            self._failures = min(self._failures + 1, 10)
+            self._retry_ms = self._clock.monotonic_ms() + wait_ms
+            self._call_later(wait_ms, self._look_again)
             if self.failure != str(error):
                 self.failure = str(error)
                 level = logging.WARNING if isinstance(error, DiskFull) else logging.ERROR
@@ -288,7 +320,7 @@ class ReplicaLink:
     def _acknowledge(self) -> None:
         self._acknowledged = self._position()
         self._ack_ms = self._clock.monotonic_ms()
-        header = encode_header(AckReplication(*self._acknowledged))
+        header = encode_header(AckReplication(*self._acknowledged, self.leader_epoch))
         try:
             self._connection.oneway(RequestCode.ACK_REPLICATION, header=header)
         except MQMeshError as error:

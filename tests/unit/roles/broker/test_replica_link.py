@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, RequestTimeout, StoreClosed
@@ -15,7 +17,15 @@ from mqmesh.protocol.replication import (
     ReplicateLog,
     ReplicationMode,
 )
-from mqmesh.roles.broker.ha.replica_link import RETRY_MS, SILENT_MS, LogCopy, ReplicaLink
+from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.replica_link import (
+    FIRST_RETRY_MS,
+    RETRY_MS,
+    SILENT_MS,
+    LogCopy,
+    ReplicaLink,
+)
+from mqmesh.roles.broker.ha.replica_state import first_state
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import LogBeginning
 from mqmesh.testing.clock import ManualClock
@@ -55,6 +65,10 @@ class Leader:
         self.acks: list[AckReplication] = []
         self.done: list[object] = []
         self.closed = False
+        self.promises = KeptPromises(
+            first_state(7, 2, identity="i", boot_id="b", drawn=0), lambda state: None
+        )
+        self.later: list[tuple[int, Callable[[], None]]] = []
         self.link = ReplicaLink(
             "broker-a",
             2,
@@ -65,15 +79,21 @@ class Leader:
                 lambda: self.synced,
                 lambda: self.done.append("grown"),
                 self._truncate,
-                lambda beginning: self.done.append(beginning),
+                self._become_copy,
+                self.promises,
             ),
             connect=self._connect,
             clock=self.clock,
+            call_later=lambda delay_ms, callback: self.later.append((delay_ms, callback)),
         )
 
     def _connect(self, on_command, on_connection):
         self.send, self.connect = on_command, on_connection
         return self
+
+    def _become_copy(self, beginning: LogBeginning) -> None:
+        self.done.append(beginning)
+        self.incarnation_at_copy = self.promises.incarnation
 
     def _truncate(self, end_offset: int) -> None:
         self.log.data = self.log.data[:end_offset]
@@ -131,12 +151,12 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
     streaming.link.turn_ended()
     streaming.link.turn_ended()
     assert streaming.log.data.endswith(b"onetwo")
-    assert streaming.acks == [AckReplication(106, 50)]
+    assert streaming.acks == [AckReplication(106, 50, 3)]
     assert streaming.done == ["grown", "grown"]
     assert (streaming.link.counts.chunks, streaming.link.counts.bytes) == (2, 6)
     streaming.synced = 200  # of the store that was here before
     streaming.link.turn_ended()
-    assert streaming.acks[-1] == AckReplication(106, 106)
+    assert streaming.acks[-1] == AckReplication(106, 106, 3)
 
 
 def test_a_sign_of_life_adds_nothing_and_tells_where_the_leader_is(streaming):
@@ -178,12 +198,46 @@ def test_what_makes_no_sense_is_asked_again_later(leader, mode, offset, body, ve
     leader.answer(mode, offset, body, version)
     assert not leader.link.streaming
     assert why in leader.link.failure
-    leader.tick(RETRY_MS - 1)
+    leader.tick(FIRST_RETRY_MS - 1)
     assert len(leader.asked) == 1
     leader.tick(1)
     assert len(leader.asked) == 2
     leader.answer(STREAM, 100)
     assert leader.link.failure is None
+
+
+def test_who_fails_often_waits_longer(leader):
+    waits = []
+    for _ in range(8):
+        leader.answer(9, 0)
+        waits.append(leader.later[-1][0])
+        leader.tick(waits[-1])
+    assert waits[:3] == [FIRST_RETRY_MS, 2 * FIRST_RETRY_MS, 4 * FIRST_RETRY_MS]
+    assert waits[-1] == RETRY_MS
+    leader.answer(STREAM, 100)
+    leader.log.failure = DiskFull("no room")
+    leader.chunk(b"one")
+    assert leader.later[-1][0] == FIRST_RETRY_MS
+
+
+def test_it_promises_the_epoch_of_whom_it_follows(leader):
+    leader.answer(STREAM, 100)
+    assert leader.promises.promised_epoch == 3
+
+
+def test_a_leader_of_an_epoch_that_is_over_is_not_followed(leader):
+    leader.promises.promise(4)
+    leader.answer(TRUNCATE, 60)
+    assert leader.log.data == b"." * 100
+    assert not leader.link.streaming
+    assert "promised 4" in leader.link.failure
+
+
+def test_a_copy_has_another_incarnation_before_anything_is_gone(leader):
+    before = leader.promises.incarnation
+    leader.answer(COPY, 0, encode_beginning(BEGINNING))
+    assert leader.incarnation_at_copy == before + 1
+    assert leader.promises.state.log_id == BEGINNING.store_id
 
 
 @pytest.mark.parametrize("failure", [CorruptRecord("rotten"), DiskFull("no room")])

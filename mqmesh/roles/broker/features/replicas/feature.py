@@ -25,8 +25,11 @@ REPLICAS: Final = Feature(
         RequestCode.ACK_REPLICATION: replicas.ack_replication,
         RequestCode.GET_HA_STATUS: replicas.get_ha_status,
         RequestCode.PROMOTE_REPLICA: replicas.refuse_promotion,
+        RequestCode.FENCE: replicas.refuse_election,
+        RequestCode.STAND_FOR_ELECTION: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
+    durable=replicas.note_durable,
     tick=replicas.tick,
     client_gone=replicas.forget_follower,
     figures=(

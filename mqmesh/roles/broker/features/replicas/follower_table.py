@@ -157,6 +157,10 @@ class FollowerTable:
         self._position = self._has(one)
         return True
 
+    def of(self, peer: bytes) -> Follower:
+        """The follower that has opened by a connection."""
+        return self._by_peer[peer]
+
     def room(self, one: Follower) -> int:
         """How many bytes a follower may be sent now, 0 or less for none."""
         return one.written + self._window_bytes - one.sent

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from mqmesh.coordination.interface import MemberIncarnation
 from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange
 from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
@@ -12,6 +13,7 @@ from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     REPLICATION_VERSION,
     AckReplication,
+    FenceRequest,
     HaStatus,
     HaStatusRequest,
     OpenReplicationRequest,
@@ -19,13 +21,15 @@ from mqmesh.protocol.replication import (
     PromoteReplicaRequest,
     ReplicateLog,
     ReplicationMode,
+    StandRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.replicas.follower_table import TURN_BYTES, Follower
 from mqmesh.roles.broker.features.storing.storing import answer_confirmed
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.storage.commitlog.log_copy import encode_beginning
-from mqmesh.storage.interface import replicable
+from mqmesh.storage.interface import FlushDiskType, replicable
 from mqmesh.storage.log.epochs import common_end
 from mqmesh.units import CommitLogOffset
 
@@ -47,11 +51,16 @@ def open_replication(
         )
     if asked.replica_id == context.config.broker_id:
         raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
-    store, log = context.store, replicable(context.store)
+    store, log, leadership = context.store, replicable(context.store), context.leadership
+    if leadership is not None:
+        leadership.check_promise(asked.replica_id, asked.promised_epoch)
     ours = log.identity()
     mode, offset = how_to_go_on(ours, asked.log)
     if mode is ReplicationMode.STREAM:
         now_ms = context.clock.monotonic_ms()
+        if leadership is not None:
+            member = MemberIncarnation(asked.replica_id, asked.incarnation)
+            leadership.on_opened(member, offset, asked.synced, now_ms)
         context.followers.open(
             request.peer, asked.replica_id, log_end=ours.log_end, offset=offset, now_ms=now_ms
         )
@@ -94,14 +103,36 @@ def how_to_go_on(ours: LogIdentity, theirs: LogIdentity) -> tuple[ReplicationMod
 def ack_replication(context: BrokerContext, request: Request, ack: AckReplication) -> None:
     """A follower says how far it is: sends that waited for it are answered."""
     now_ms = context.clock.monotonic_ms()
-    if context.followers.acknowledged(request.peer, ack.written, ack.synced, now_ms):
+    more = context.followers.acknowledged(request.peer, ack.written, ack.synced, now_ms)
+    leadership = context.leadership
+    if leadership is not None:
+        one = context.followers.of(request.peer)
+        before = leadership.confirmed()
+        leadership.on_ack(one.replica_id, ack.epoch, ack.written, ack.synced, one.sent, now_ms)
+        more = leadership.confirmed() > before
+    if more:
         answer_confirmed(context)
 
 
 def feed(context: BrokerContext, turn: BrokerTurn) -> bool:
     """Sends followers what is new in the log; True if there is more that they may have."""
+    if context.leadership is not None:
+        _note_own(context, context.leadership)
     more = [_feed(context, one) for one in context.followers]
     return any(more)
+
+
+def note_durable(context: BrokerContext) -> None:
+    """The log was synced further."""
+    if context.leadership is not None:
+        _note_own(context, context.leadership)
+
+
+def _note_own(context: BrokerContext, leadership: Leadership) -> None:
+    is_synced = context.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    store = context.store
+    if leadership.on_own(store.durable_offset() if is_synced else replicable(store).log_end()):
+        answer_confirmed(context)
 
 
 def _feed(context: BrokerContext, one: Follower) -> bool:
@@ -115,10 +146,13 @@ def _feed(context: BrokerContext, one: Follower) -> bool:
         except (CorruptRecord, OffsetOutOfRange) as error:
             _log.error("replica %d gets no more of the log: %s", one.replica_id, error)
             table.forget(one.peer)
+            _forget(context, one)
             return False
         if not chunk.data:
             return False
-        header = ReplicateLog(chunk.start, chunk.end, chunk.segment_end, chunk.epoch, log.log_end())
+        header = ReplicateLog(
+            chunk.start, chunk.end, chunk.segment_end, chunk.epoch, log.log_end(), *_terms(context)
+        )
         code = RequestCode.REPLICATE_LOG
         context.wire.notify(one.peer, code, encode_header(header), chunk.data)
         table.sent(one, chunk.end, context.clock.monotonic_ms())
@@ -126,12 +160,24 @@ def _feed(context: BrokerContext, one: Follower) -> bool:
     return left <= 0
 
 
+def _terms(context: BrokerContext) -> tuple[int, int]:
+    """The leader's epoch, and how far its log is confirmed; zeros where nobody elects."""
+    leadership = context.leadership
+    return (0, 0) if leadership is None else (leadership.epoch, leadership.confirmed())
+
+
 def forget_follower(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     """A connection broke; who waited for this follower waits for another, or for nobody."""
     one = context.followers.forget(peer)
     if one is not None:
         _log.warning("replica %d is gone, it had written to %d", one.replica_id, one.written)
+        _forget(context, one)
         answer_confirmed(context)
+
+
+def _forget(context: BrokerContext, one: Follower) -> None:
+    if context.leadership is not None:
+        context.leadership.on_gone(one.replica_id)
 
 
 def tick(context: BrokerContext, now_ms: int) -> None:
@@ -141,29 +187,33 @@ def tick(context: BrokerContext, now_ms: int) -> None:
     log = replicable(context.store)
     for one in context.followers.silent(now_ms):
         _log.warning("replica %d hangs, it had written to %d", one.replica_id, one.written)
+        _forget(context, one)
     if context.commit_point.waiting_count:
         answer_confirmed(context)
     for replica_id, offset in context.followers.needed(now_ms):
         context.store.keep_from(HOLDER.format(replica_id), CommitLogOffset(offset))
     end = log.log_end()
-    header = encode_header(ReplicateLog(end, end, end, 0, end))
+    header = encode_header(ReplicateLog(end, end, end, 0, end, *_terms(context)))
     for one in context.followers.idle(now_ms, SIGN_OF_LIFE_MS):
         context.wire.notify(one.peer, RequestCode.REPLICATE_LOG, header)
 
 
 def get_ha_status(context: BrokerContext, request: Request, asked: HaStatusRequest) -> Reply:
     """How the replicas of this master are."""
-    identity = replicable(context.store).identity()
+    identity, leadership = replicable(context.store).identity(), context.leadership
+    is_starting = leadership is not None and not leadership.is_confirmed
     return reply_with(
         HaStatus(
             context.config.broker_name,
             context.config.broker_id,
-            "MASTER",
+            "STARTING_MASTER" if is_starting else "MASTER",
             context.store.epoch(),
             identity.log_start,
             identity.log_end,
             int(context.store.durable_offset()),
             replicas=context.followers.status(context.clock.monotonic_ms()),
+            in_sync=[] if leadership is None else leadership.members,
+            confirmed=0 if leadership is None else leadership.confirmed(),
         )
     )
 
@@ -173,3 +223,13 @@ def refuse_promotion(
 ) -> Reply:
     """It is the master."""
     raise InvalidArgument(f"this replica is the master of {context.config.broker_name!r} already")
+
+
+def refuse_election(
+    context: BrokerContext, request: Request, asked: FenceRequest | StandRequest
+) -> Reply:
+    """Nobody is elected here."""
+    raise InvalidArgument(
+        f"the replicas of {context.config.broker_name!r} elect no master (ha.mode = "
+        f"{context.config.ha.mode.value!r})"
+    )

@@ -19,6 +19,7 @@ from mqmesh.roles.broker.features.storing.staging import (
 )
 from mqmesh.roles.broker.state_answers import write_state
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+from mqmesh.units import MAX_OFFSET
 
 
 def finish_sends(context: BrokerContext) -> None:
@@ -43,7 +44,7 @@ def finish_sends(context: BrokerContext) -> None:
         return
     fill_in(sends, batches, results)
     safe_offset = context.commit_point.offset()
-    arrived = _account(context, batches, results, safe_offset)
+    arrived = _account(context, batches, results, context.commit_point.shown_offset())
     for send in sends:
         if send.end_offset > safe_offset:
             _wait(context, send)
@@ -99,11 +100,30 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
         _answer(context, send)
 
 
+def refuse_all(context: BrokerContext, error: MQMeshError) -> None:
+    """This broker leads no more: sends that have no answer yet get none but this error.
+
+    What is written of them may be lost, or may be there: who repeats them at the next master does
+    not store them twice.
+    """
+    _, staged = context.stage.take()
+    context.transactions.table.staged_halves = 0
+    fill_in_refusal(staged, _outcome_of(error))
+    waiting = [send for send, _ in context.commit_point.expired(MAX_OFFSET)]
+    for send in waiting:
+        fill_in_status(send, SendStatus.FLUSH_SLAVE_TIMEOUT)
+    for send in (*staged, *waiting):
+        if send.request is None:
+            _answer(context, send)
+        elif not send.request.command.flags & ONEWAY:
+            context.wire.fail(send.request, error)
+
+
 def _account(
     context: BrokerContext,
     batches: list[BatchToPut],
     results: list[PutResult],
-    safe_offset: int,
+    shown_offset: int,
 ) -> dict[QueueKey, None]:
     """Counts what was stored; returns the queues that somebody waits at and can see it."""
     arrived: dict[QueueKey, None] = {}
@@ -128,7 +148,7 @@ def _account(
             topic.last_update[queue_id] = result.store_timestamp
         if name == TRANS_HALF_TOPIC:
             context.transactions.note_half(batch, result, context.clock.monotonic_ms())
-        if result.end_offset > safe_offset:
+        if result.end_offset > shown_offset:
             context.commit_point.note_arrival((name, queue_id), result.end_offset)
         elif waited_for and (name, queue_id) in waited_for:
             arrived[name, queue_id] = None

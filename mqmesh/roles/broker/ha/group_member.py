@@ -1,0 +1,629 @@
+"""A replica among the replicas of its group: its session, the group's record, elections.
+
+Decides whether the broker leads or follows, and whom; what that takes is the process's. What is
+decided is decided by pure machines (``election``, ``leadership``, ``in_sync``); here they are told
+of what comes from the coordinator, from other replicas and of time, and what they want is done.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.coordination.interface import (
+    AckReplicas,
+    Conflict,
+    Coordinator,
+    CoordinatorUnavailable,
+    GroupState,
+    GroupView,
+    LiveReplica,
+    MemberIncarnation,
+    Presence,
+    SessionId,
+    SessionLost,
+    StateRecord,
+)
+from mqmesh.errors import InvalidArgument, MQMeshError, StorageError
+from mqmesh.host import own_process
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import (
+    Command,
+    Reply,
+    Request,
+    decode_header,
+    encode_header,
+    reply_with,
+)
+from mqmesh.protocol.replication import FenceRequest, FenceResponse, StandRequest
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
+from mqmesh.roles.broker.ha.effects import (
+    ChangeRecord,
+    Effect,
+    Fence,
+    Follow,
+    Lead,
+    ReadRecord,
+    TellToStand,
+)
+from mqmesh.roles.broker.ha.election import (
+    ELECTION_MS,
+    SILENCE_MS,
+    CandidateStep,
+    Election,
+    FenceAnswer,
+    Suspicion,
+    standing_delay_ms,
+    suspicion_of,
+)
+from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
+from mqmesh.roles.dispatch import Handler
+
+STEP_MS: Final = 20
+"""How often time is looked at during an election."""
+LOOK_MS: Final = 250
+"""How often it is asked whether a silent leader renews its session."""
+REST_MS: Final = 300
+"""After an election that came to nothing, and at most as long again by chance."""
+RETRY_MS: Final = 500
+"""After the coordinator could not be asked."""
+ISOLATED_MS: Final = 300
+"""A leader stops so long before its lease may be over elsewhere."""
+GIVE_WAY_MS: Final = 2_000
+"""Who could not begin to lead stays away for so long."""
+
+_log = logging.getLogger(__name__)
+
+
+class LogPosition(msgspec.Struct, frozen=True):
+    """How far a replica's log goes.
+
+    Attributes:
+        store_id: Whose log it is.
+        last_epoch: Of its last record, 0 for none.
+        end: Commit-log offset behind it.
+        synced: The disk has so much of it.
+        can_lead: The disk takes writes.
+    """
+
+    store_id: int
+    last_epoch: int
+    end: int
+    synced: int
+    can_lead: bool = True
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """The broker's process, as its member of the group uses it.
+
+    Attributes:
+        position: How far its log goes now.
+        lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
+            that cannot be begun, and follows nobody then.
+        follow: Follows a leader that listens there, or nobody (""); ends another role for that.
+        silent_ms: Since it heard the leader that it follows; told the monotonic clock.
+    """
+
+    position: Callable[[], LogPosition]
+    lead: Callable[[StateRecord], Leadership]
+    follow: Callable[[str], None]
+    silent_ms: Callable[[int], int]
+
+
+class MemberLoop(Protocol):
+    """What is needed of the loop."""
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> object:
+        """Calls back once."""
+
+
+class World(msgspec.Struct, frozen=True):
+    """What a member has of the world beside its coordinator.
+
+    Attributes:
+        loop: Calls back.
+        clock: Source of time.
+        chance: Draws numbers of so many bits.
+    """
+
+    loop: MemberLoop
+    clock: Clock
+    chance: Callable[[int], int]
+
+
+class GroupMember:
+    """One replica's membership; told of turns and time by its broker.
+
+    Args:
+        config: Of the broker.
+        address: Where it listens, ``host:port``.
+        coordinator: Keeps the group's record.
+        promises: What the replica has promised.
+        replica: The process.
+        peers: The other replicas.
+        world: Time and chance.
+
+    Attributes:
+        leadership: While it leads.
+        elections: How many it has won.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        address: str,
+        coordinator: Coordinator,
+        promises: KeptPromises,
+        replica: Replica,
+        peers: ReplicaPeers,
+        world: World,
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._loop, self._clock, self._chance = world.loop, world.clock, world.chance
+        self._coordinator = coordinator
+        self._promises = promises
+        self._replica = replica
+        self._peers = peers
+        self._view = GroupView(config.broker_name, StateRecord(0, None))
+        self._is_known = False
+        self._session: SessionId | None = None
+        self._session_asked = False
+        self._renew_ms = 0
+        self._deadline_ms = 0
+        self._election = Election(promises.state.member)
+        self._is_stepping = False
+        self._stand_ms: int | None = None
+        self._rest_until_ms = 0
+        self._look_ms = 0
+        self._leader = ("", -1)
+        self._closed = False
+        self.leadership: Leadership | None = None
+        self.elections = 0
+
+    # ---- For the process -------------------------------------------------------------
+
+    @property
+    def handlers(self) -> dict[RequestCode, Handler]:
+        """What it serves, in every role."""
+        return {
+            RequestCode.FENCE: self._on_fence,
+            RequestCode.STAND_FOR_ELECTION: self._on_stand,
+        }
+
+    @property
+    def state(self) -> str:
+        """For people; a leader tells its own."""
+        if self.leadership is not None:
+            return "MASTER"
+        return "FOLLOWING" if self._election.step is CandidateStep.IDLE else "CANDIDATE"
+
+    def start(self) -> None:
+        """Looks for its group from now on."""
+        self._coordinator.watch([self._config.broker_name], self._on_view)
+        self._renew()
+
+    def tick(self, now_ms: int) -> None:
+        """Time went on; monotonic clock."""
+        self._renew()
+        if self.leadership is not None:
+            self._carry_out(self.leadership.in_sync.tick(now_ms), of_election=False)
+            self._check_lease()
+        else:
+            self._suspect(now_ms)
+
+    def turn_ended(self) -> None:
+        """A turn of the loop is over."""
+        if self.leadership is not None and self.leadership.is_over:
+            self.step_down(self.leadership.is_over)
+
+    def step_down(self, reason: str) -> None:
+        """It leads no more, since another one does, or it must not."""
+        if self.leadership is None:
+            return
+        _log.warning("this replica leads no more: %s", reason)
+        self.leadership = None
+        self._leader = ("", -1)
+        self._replica.follow("")
+        self._rest(self._clock.monotonic_ms())
+        self._loop.call_later(0, self._react)
+
+    def leave(self) -> None:
+        """It stops: the group need not wait for its session to end."""
+        self._closed = True
+        if self._session is not None:
+            self._coordinator.end_session(self._session)
+            self._session = None
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self._closed = True
+        self._peers.close()
+        self._coordinator.close()
+
+    # ---- The session -----------------------------------------------------------------
+
+    def _presence(self) -> Presence:
+        at, state, config = self._replica.position(), self._promises.state, self._config
+        return Presence(
+            group=config.broker_name,
+            replica_id=config.broker_id,
+            identity=state.identity,
+            incarnation=state.incarnation,
+            address=self._address,
+            replica_address=self._address,
+            last_epoch=at.last_epoch,
+            end_offset=at.end,
+            synced_offset=at.synced,
+            can_lead=at.can_lead,
+            preferred=config.ha.preferred,
+            process=own_process(),
+        )
+
+    def _renew(self) -> None:
+        now_ms = self._clock.boot_ms()
+        if self._closed or self._session_asked or now_ms < self._renew_ms:
+            return
+        self._session_asked = True
+        ttl_ms = self._config.ha.lease_ttl_ms
+        self._renew_ms = now_ms + ttl_ms // 4
+        if self._session is None:
+            self._deadline_ms = now_ms + ttl_ms
+            self._coordinator.begin_session(ttl_ms, self._presence(), self._on_session)
+        else:
+            self._coordinator.keep_alive(self._session, self._presence(), self._on_renewed)
+
+    def _on_session(self, outcome: SessionId | MQMeshError) -> None:
+        self._session_asked = False
+        if isinstance(outcome, MQMeshError):
+            self._renew_ms = self._clock.boot_ms() + RETRY_MS
+            return
+        if self._closed:
+            self._coordinator.end_session(outcome)
+            return
+        self._session = outcome
+        self._react()
+
+    def _on_renewed(self, outcome: int | MQMeshError) -> None:
+        self._session_asked = False
+        if isinstance(outcome, int):
+            self._deadline_ms = outcome
+        elif isinstance(outcome, SessionLost):
+            _log.warning("the session of this replica has ended: %s", outcome)
+            self._session, self._renew_ms = None, 0
+
+    def _check_lease(self) -> None:
+        """A leader whose sends no follower confirms must not answer once it may be replaced."""
+        leadership = self.leadership
+        assert leadership is not None
+        is_over = self._clock.boot_ms() >= self._deadline_ms - ISOLATED_MS
+        if is_over and leadership.policy.mode is AckReplicas.NONE:
+            self.step_down(
+                "its session could not be renewed (lease_ttl_ms), so that it may be over"
+            )
+
+    # ---- The group's record ----------------------------------------------------------
+
+    def _on_view(self, view: GroupView) -> None:
+        self._view, self._is_known = view, True
+        self._peers.meet(view.members, self._config.broker_id)
+        self._react()
+
+    def _react(self) -> None:
+        """Follows what is known of the group."""
+        record = self._view.record
+        state, now_ms = record.state, self._clock.monotonic_ms()
+        if self._closed or not self._is_known:
+            return
+        if state is None:
+            self._make_group()
+            return
+        if self.leadership is not None:
+            if state.epoch > self.leadership.epoch:
+                self.step_down(f"epoch {state.epoch} has begun")
+            elif state.epoch == self.leadership.epoch:
+                effects = self.leadership.in_sync.on_read(record, now_ms)
+                self._carry_out(effects, of_election=False)
+            return
+        if state.master not in (None, self._config.broker_id):
+            self._follow(state)
+
+    def _follow(self, state: GroupState) -> None:
+        leader = self._member(state.master)
+        if leader is None or (leader.address, state.epoch) == self._leader:
+            return
+        if state.epoch < self._promises.promised_epoch:
+            return  # an election is on its way
+        self._leader = (leader.address, state.epoch)
+        _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
+        self._replica.follow(leader.address)
+
+    def _member(self, replica_id: int | None) -> Presence | None:
+        found = (one.presence for one in self._view.members)
+        return next((one for one in found if one.replica_id == replica_id), None)
+
+    def _make_group(self) -> None:
+        """Makes the record of a new group: all of its replicas are there, and empty."""
+        ha, present = self._config.ha, [one.presence for one in self._view.members]
+        ids = {one.replica_id for one in present}
+        if self._session is None or ids != set(range(1, ha.total_replicas + 1)):
+            return
+        if any(one.end_offset for one in present):
+            return  # the record of a group with messages is lost: nobody makes one up
+        if self._config.broker_id != min(ids):
+            return
+        at, me = self._replica.position(), self._promises.state.member
+        mode = ha.ack_replicas
+        voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
+        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else ha.total_replicas // 2 + 1
+        state = GroupState(
+            log_id=at.store_id,
+            epoch=1,
+            master=None,
+            in_sync=voters if mode in HAS_VOTERS else (me,),
+            mode=mode,
+            copies=copies if mode in HAS_VOTERS else 1,
+            voters=tuple(sorted(ids)),
+            mode_since_epoch=1,
+            reason="the group is new",
+        )
+        self._coordinator.change(
+            self._config.broker_name, 0, state, self._session, self._on_group_made
+        )
+
+    def _on_group_made(self, outcome: int | MQMeshError) -> None:
+        if isinstance(outcome, MQMeshError) and not isinstance(outcome, Conflict):
+            _log.warning("the group's record could not be made: %s", outcome)
+
+    # ---- Suspicion -------------------------------------------------------------------
+
+    def _suspect(self, now_ms: int) -> None:
+        state = self._view.record.state
+        if state is None:
+            self._make_group()
+            return
+        if self._election.step is not CandidateStep.IDLE or now_ms < self._rest_until_ms:
+            return
+        silent_ms = self._replica.silent_ms(now_ms)
+        if silent_ms >= SILENCE_MS and now_ms >= self._look_ms:
+            self._look_ms = now_ms + LOOK_MS
+            # What is known of renewals is as old as the last change.
+            self._coordinator.presences(self._config.broker_name, self._on_presences)
+        why = self._suspicion(self._view, now_ms)
+        if not why.stands or self._session is None or not self._replica.position().can_lead:
+            self._stand_ms = None
+        elif self._stand_ms is None:
+            drawn = self._chance(16)
+            delay_ms = standing_delay_ms(self._view, self._config.broker_id, drawn)
+            self._stand_ms = now_ms + delay_ms
+            self._loop.call_later(delay_ms, self._stand_if_due)
+
+    def _on_presences(self, outcome: tuple[LiveReplica, ...] | MQMeshError) -> None:
+        if not isinstance(outcome, MQMeshError):
+            self._view = msgspec.structs.replace(self._view, members=outcome)
+            if self.leadership is None:
+                self._suspect(self._clock.monotonic_ms())
+
+    def _suspicion(self, view: GroupView, now_ms: int) -> Suspicion:
+        return suspicion_of(
+            view,
+            self._config.broker_id,
+            silent_ms=self._replica.silent_ms(now_ms),
+            ttl_ms=self._config.ha.lease_ttl_ms,
+        )
+
+    def _stand_if_due(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._closed or self.leadership is not None or self._stand_ms is None:
+            return
+        why = self._suspicion(self._view, now_ms)
+        if now_ms >= self._stand_ms and why.stands:
+            self._stand_ms = None
+            self._stand(str(why.value), now_ms)
+
+    # ---- Elections -------------------------------------------------------------------
+
+    def _stand(self, reason: str, now_ms: int) -> None:
+        if self._election.step is not CandidateStep.IDLE or self._session is None:
+            return
+        _log.warning("this replica stands for election: %s", reason)
+        self._election.me = self._promises.state.member
+        self._carry_out(self._election.stand(reason, now_ms), of_election=True)
+        if not self._is_stepping:
+            self._is_stepping = True
+            self._loop.call_later(STEP_MS, self._step)
+
+    def _step(self) -> None:
+        if self._closed or self._election.step is CandidateStep.IDLE:
+            self._is_stepping = False
+            return
+        effects = self._election.tick(self._clock.monotonic_ms())
+        self._carry_out(effects, of_election=True)
+        self._loop.call_later(STEP_MS, self._step)
+
+    def _rest(self, now_ms: int) -> None:
+        self._stand_ms = None
+        self._rest_until_ms = now_ms + REST_MS + self._chance(16) % REST_MS
+
+    def _carry_out(self, effects: list[Effect], *, of_election: bool) -> None:
+        for effect in effects:
+            if isinstance(effect, ReadRecord):
+                self._read(of_election=of_election)
+            elif isinstance(effect, ChangeRecord):
+                self._change(effect, of_election=of_election)
+            elif isinstance(effect, Fence):
+                self._fence(effect)
+            elif isinstance(effect, TellToStand):
+                header = encode_header(
+                    StandRequest(self._config.broker_name, self._config.broker_id)
+                )
+                self._peers.ask(
+                    effect.replica_id, RequestCode.STAND_FOR_ELECTION, header, _ignore, ELECTION_MS
+                )
+            elif isinstance(effect, Lead):
+                self._lead(effect.record)
+            elif isinstance(effect, Follow):
+                self._give_up(effect, of_election=of_election)
+
+    def _give_up(self, effect: Follow, *, of_election: bool) -> None:
+        if effect.record is not None and effect.record.version:
+            self._view = msgspec.structs.replace(self._view, record=effect.record)
+        if of_election:
+            _log.info("this replica does not lead: %s", effect.reason)
+            self._rest(self._clock.monotonic_ms())
+            self._react()
+        else:
+            # In a turn of its own: it takes down what this may have come from.
+            self._loop.call_later(0, partial(self.step_down, effect.reason))
+
+    def _read(self, *, of_election: bool) -> None:
+        def on_read(outcome: StateRecord | MQMeshError) -> None:
+            now_ms = self._clock.monotonic_ms()
+            if self._closed or isinstance(outcome, MQMeshError):
+                return  # it is read again, or the election ends
+            if of_election:
+                view = msgspec.structs.replace(self._view, record=outcome)
+                lives = not self._suspicion(view, now_ms).stands
+                effects = self._election.on_read(outcome, now_ms, leader_lives=lives)
+                self._carry_out(effects, of_election=True)
+            elif self.leadership is not None:
+                effects = self.leadership.in_sync.on_read(outcome, now_ms)
+                self._carry_out(effects, of_election=False)
+
+        self._coordinator.read(self._config.broker_name, on_read)
+
+    def _change(self, effect: ChangeRecord, *, of_election: bool) -> None:
+        leadership = self.leadership
+
+        def on_changed(outcome: int | MQMeshError) -> None:
+            now_ms = self._clock.monotonic_ms()
+            if self._closed:
+                return
+            if of_election:
+                self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
+            elif leadership is not None and leadership is self.leadership:
+                effects = leadership.in_sync.on_outcome(outcome, now_ms)
+                self._carry_out(effects, of_election=False)
+
+        if self._session is None:
+            error = CoordinatorUnavailable("this replica has no session at the coordinator")
+            self._loop.call_later(0, partial(on_changed, error))
+            return
+        group = self._config.broker_name
+        self._coordinator.change(group, effect.version, effect.state, self._session, on_changed)
+
+    def _fence(self, effect: Fence) -> None:
+        config = self._config
+        header = encode_header(FenceRequest(config.broker_name, effect.epoch, config.broker_id))
+        for replica_id in effect.replica_ids:
+            if replica_id == config.broker_id:
+                continue
+            on_done = partial(self._on_promise, effect.epoch)
+            self._peers.ask(replica_id, RequestCode.FENCE, header, on_done, ELECTION_MS)
+        try:
+            self._on_answer(effect.epoch, self._promise(effect.epoch))
+        except StorageError as error:
+            _log.error("this replica cannot stand, its promise cannot be kept: %s", error)
+
+    def _on_promise(self, epoch: int, outcome: Command | MQMeshError) -> None:
+        try:
+            if isinstance(outcome, MQMeshError):
+                raise outcome
+            answer = decode_header(FenceResponse, outcome.header)
+        except MQMeshError as error:
+            _log.info("a replica does not promise epoch %d: %s", epoch, error)
+            return
+        if not self._closed:
+            self._on_answer(epoch, answer)
+
+    def _on_answer(self, epoch: int, answer: FenceResponse) -> None:
+        if answer.promised_epoch > epoch:
+            effects = self._election.on_stale(answer.promised_epoch)
+        else:
+            member = MemberIncarnation(answer.replica_id, answer.incarnation)
+            one = FenceAnswer(
+                member, answer.last_epoch, answer.log_end, answer.can_lead, answer.preferred
+            )
+            now_ms = self._clock.monotonic_ms()
+            effects = self._election.on_fence_answer(epoch, one, now_ms)
+        self._carry_out(effects, of_election=True)
+
+    def _promise(self, epoch: int) -> FenceResponse:
+        """Promises an epoch, unless a higher one was; what the log has is read after it."""
+        state = self._promises.state
+        if epoch > state.promised_epoch:
+            # Nothing of an earlier leader comes after what is answered.
+            self._leader = ("", -1)
+            if self.leadership is None:
+                self._replica.follow("")
+            self._promises.promise(epoch)
+            state = self._promises.state
+        at = self._replica.position()
+        return FenceResponse(
+            self._config.broker_id,
+            state.promised_epoch,
+            state.incarnation,
+            at.last_epoch,
+            at.end,
+            at.can_lead,
+            self._config.ha.preferred,
+        )
+
+    def _lead(self, record: StateRecord) -> None:
+        assert record.state is not None
+        self._view = msgspec.structs.replace(self._view, record=record)
+        epoch = record.state.epoch
+        try:
+            self._promises.promise(epoch)
+            self.leadership = self._replica.lead(record)
+        except MQMeshError as error:
+            _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
+            self._give_way()
+            return
+        self.elections += 1
+        self._leader = ("", -1)
+        _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
+
+    def _give_way(self) -> None:
+        """Lets another one stand: without a session this replica is not there."""
+        self.leadership = None
+        self._rest_until_ms = self._clock.monotonic_ms() + GIVE_WAY_MS
+        self._renew_ms = self._clock.boot_ms() + GIVE_WAY_MS
+        if self._session is not None:
+            self._coordinator.end_session(self._session)
+            self._session = None
+
+    # ---- Other replicas --------------------------------------------------------------
+
+    def _on_fence(self, request: Request, asked: FenceRequest) -> Reply:
+        self._check_group(asked.broker_name)
+        if asked.epoch > self._promises.promised_epoch:
+            self._carry_out(self._election.on_stale(asked.epoch), of_election=True)
+            # Before it is answered, since nothing may be confirmed any more once it is.
+            self.step_down(f"replica {asked.replica_id} stands for epoch {asked.epoch}")
+        return reply_with(self._promise(asked.epoch))
+
+    def _on_stand(self, request: Request, asked: StandRequest) -> Reply:
+        self._check_group(asked.broker_name)
+        if self.leadership is None:
+            now_ms = self._clock.monotonic_ms()
+            self._rest_until_ms = now_ms
+            self._stand(f"replica {asked.replica_id} says that this one has more", now_ms)
+        return Reply()
+
+    def _check_group(self, broker_name: str) -> None:
+        if broker_name != self._config.broker_name:
+            raise InvalidArgument(
+                f"this is a replica of {self._config.broker_name!r}, not of {broker_name!r}"
+            )
+
+
+def _ignore(outcome: Command | MQMeshError) -> None:
+    """Who is told to stand does, or another one will."""

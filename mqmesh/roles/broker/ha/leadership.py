@@ -1,0 +1,161 @@
+"""A replica's leadership of its group in one epoch: who follows, and what is safe. Pure.
+
+Connects what followers say (``ConfirmedLog``), who belongs to the set (``InSyncSet``), and what
+producers are promised (``AckPolicy``).
+"""
+
+from collections.abc import Callable
+
+from mqmesh.coordination.interface import MemberIncarnation, StateRecord
+from mqmesh.errors import StaleEpoch
+from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
+from mqmesh.roles.broker.ha.in_sync import InSyncSet
+
+
+class Leadership:
+    """One epoch of a leader.
+
+    Args:
+        record: By which it leads.
+        me: As the record has it.
+        policy: What producers are promised.
+        marker_end: Commit-log offset behind the marker of the epoch.
+        log_end: Tells where the log ends.
+        lag_max_ms: A follower that was not caught up for so long leaves the set.
+        counts_synced: A follower has what its disk has, not what it has written.
+
+    Attributes:
+        log: Who has what.
+        in_sync: The set.
+        policy: See above.
+        heard_ms: When followers were heard last, by id; monotonic clock.
+        is_over: Why this epoch is over, once that is known.
+    """
+
+    def __init__(
+        self,
+        record: StateRecord,
+        me: MemberIncarnation,
+        policy: AckPolicy,
+        *,
+        marker_end: int,
+        log_end: Callable[[], int],
+        lag_max_ms: int,
+        counts_synced: bool,
+    ) -> None:
+        assert record.state is not None, "who leads does so by a record"
+        self.log = ConfirmedLog(record.state.epoch, me, rule_of(record.state), marker_end)
+        self.in_sync = InSyncSet(self.log, record, lag_max_ms)
+        self.policy = policy
+        self.heard_ms: dict[int, int] = {}
+        self.is_over: str | None = None
+        self._log_end = log_end
+        self._counts_synced = counts_synced
+
+    @property
+    def epoch(self) -> int:
+        """Which one it is."""
+        return self.log.epoch
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether what it inherited is safe: before that nobody is shown anything."""
+        return self.log.confirmed >= self.log.marker_end
+
+    @property
+    def members(self) -> list[int]:
+        """Ids of the replicas in sync."""
+        return sorted(member.replica_id for member in self.log.rule.members)
+
+    def confirmed(self) -> int:
+        """No failover takes back what ends at this commit-log offset or before."""
+        return self.log.confirmed
+
+    def acknowledged(self) -> int:
+        """Producers are told of what ends here; 0 while too few replicas are there."""
+        return self.log.confirmed if self.is_available() else 0
+
+    def is_available(self) -> bool:
+        """Whether there are enough replicas for what is sent now."""
+        return self.policy.is_available(self.log, self._log_end())
+
+    def check(self) -> None:
+        """To be called before a put.
+
+        Raises:
+            BrokerNotAvailable: Too few replicas are there.
+        """
+        self.policy.check(self.log, self._log_end())
+
+    def on_own(self, position: int) -> bool:
+        """The leader's own log reaches a commit-log offset; True if more is confirmed by it."""
+        before = self.log.confirmed
+        return self.log.on_own(position) > before
+
+    def check_promise(self, replica_id: int, promised_epoch: int) -> None:
+        """A follower wants to open.
+
+        Raises:
+            StaleEpoch: It has promised a later epoch: this one is over.
+        """
+        if promised_epoch > self.epoch:
+            reason = f"replica {replica_id} has promised epoch {promised_epoch}"
+            self.is_over = reason
+            raise StaleEpoch(f"epoch {self.epoch} is over: {reason}")
+
+    def on_opened(self, member: MemberIncarnation, written: int, synced: int, now_ms: int) -> None:
+        """A follower follows from a commit-log offset, to which it has the leader's log.
+
+        Args:
+            member: The follower.
+            written: It has written so far, of this leader's log.
+            synced: And has on its disk.
+            now_ms: Monotonic clock.
+
+        Raises:
+            InvalidArgument: It lost what it had acknowledged.
+        """
+        had = self.log.positions.get(member, 0)
+        position = min(written, synced) if self._counts_synced else written
+        # With the same incarnation nothing was lost, whatever it knows of its disk by now.
+        self.log.on_opened(member, max(position, min(had, written)))
+        self._heard(member.replica_id, now_ms)
+
+    def on_ack(
+        self, replica_id: int, epoch: int, written: int, synced: int, sent: int, now_ms: int
+    ) -> None:
+        """A follower says how far it is.
+
+        Args:
+            replica_id: Which.
+            epoch: That it follows.
+            written: Commit-log offset.
+            synced: Commit-log offset.
+            sent: The leader has sent it the log up to here.
+            now_ms: Monotonic clock.
+
+        Raises:
+            InvalidArgument: That cannot be.
+        """
+        link = self.log.links.get(replica_id)
+        if link is not None:
+            self.log.on_sent(replica_id, sent)
+            position = max(synced if self._counts_synced else written, min(link.has, written))
+        else:
+            position = 0
+        self.log.on_ack(replica_id, epoch, position)
+        self._heard(replica_id, now_ms)
+
+    def on_gone(self, replica_id: int) -> None:
+        """A follower's connection broke."""
+        self.log.on_disconnected(replica_id)
+
+    def is_followed(self, now_ms: int, within_ms: int) -> bool:
+        """Whether enough followers to confirm were heard lately."""
+        heard = {one for one, at in self.heard_ms.items() if now_ms - at <= within_ms}
+        members = {one.replica_id for one in self.log.rule.members} - {self.log.me.replica_id}
+        return len(members & heard) + 1 >= self.log.rule.copies
+
+    def _heard(self, replica_id: int, now_ms: int) -> None:
+        self.heard_ms[replica_id] = now_ms
+        self.in_sync.on_follower(replica_id, self._log_end(), now_ms)

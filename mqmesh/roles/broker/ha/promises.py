@@ -1,0 +1,93 @@
+"""What a replica has promised, on its disk before anybody is told of it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from mqmesh.errors import StaleEpoch
+from mqmesh.roles.broker.ha.replica_state import ReplicaState
+
+
+class Promises(Protocol):
+    """What the link of a follower asks."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the store; 0 where nobody elects."""
+
+    @property
+    def promised_epoch(self) -> int:
+        """It follows nobody of an earlier one."""
+
+    def promise(self, epoch: int) -> None:
+        """From now on everything of earlier epochs is refused.
+
+        Raises:
+            StaleEpoch: A later one was promised.
+            StorageError: It cannot be noted.
+        """
+
+    def begin_copy(self, store_id: int) -> None:
+        """What the store holds is to go, for a copy of another one's log.
+
+        Raises:
+            StorageError: It cannot be noted.
+        """
+
+
+class NoPromises:
+    """Of a follower whose master is no matter of elections."""
+
+    incarnation = 0
+    promised_epoch = 0
+
+    def promise(self, epoch: int) -> None:
+        """Nobody asks for one."""
+
+    def begin_copy(self, store_id: int) -> None:
+        """Nobody counts on what it had."""
+
+
+class KeptPromises:
+    """Those of a replica that takes part in elections.
+
+    Args:
+        state: As it was kept.
+        save: Keeps it, durably.
+    """
+
+    def __init__(self, state: ReplicaState, save: Callable[[ReplicaState], None]) -> None:
+        self.state = state
+        self._save = save
+
+    @property
+    def incarnation(self) -> int:
+        """See ``Promises``."""
+        return self.state.incarnation
+
+    @property
+    def promised_epoch(self) -> int:
+        """See ``Promises``."""
+        return self.state.promised_epoch
+
+    def promise(self, epoch: int) -> None:
+        """See ``Promises``."""
+        if epoch < self.state.promised_epoch:
+            raise StaleEpoch(
+                f"epoch {epoch} is over: replica {self.state.replica_id} has promised "
+                f"{self.state.promised_epoch}"
+            )
+        self._keep(self.state.promise(epoch))
+
+    def begin_copy(self, store_id: int) -> None:
+        """See ``Promises``."""
+        state = self.state
+        self._keep(
+            msgspec.structs.replace(state, log_id=store_id, incarnation=state.incarnation + 1)
+        )
+
+    def _keep(self, state: ReplicaState) -> None:
+        if state != self.state:
+            self._save(state)
+            self.state = state
