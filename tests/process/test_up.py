@@ -235,8 +235,9 @@ def test_a_role_that_cannot_be_started_ends_everything(up, short_tmp_path):
         (("--data-dir", "/dev/null/data"), "data folder /dev/null/data: Not a directory"),
     ],
 )
-def test_a_wrong_configuration_is_one_line_and_exit_code_2(arguments, line):
-    refused = run_command("up", *arguments)
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(short_tmp_path, arguments, line):
+    # With ports of its own: a cluster of somebody else may have the usual ones.
+    refused = run_command(*up_arguments(short_tmp_path, free_ports(3)), *arguments)
     assert (refused.code, refused.out) == (2, [])
     (only,) = refused.err
     assert line in only
