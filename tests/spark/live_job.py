@@ -22,10 +22,12 @@ def main(namesrv: str, folder: str, master: str = "") -> None:
         extra = {
             "spark.cores.max": "2",
             "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.shuffle.partitions": "2",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
         }
-    spark = session(master=master, memory="512m", cores=2, extra=extra)
+    spark = session(master=master, memory="512m", cores=2, is_short=True, extra=extra)
     source = (
         spark.readStream.format("mqmesh")
         .option("namesrv", namesrv)

@@ -39,7 +39,7 @@ from mqmesh.spark.session import session
 def die(*arguments, **options):
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
-spark = session(memory="512m", cores=1)
+spark = session(memory="512m", cores=1, is_short=True)
 if point == "before the messages":
     work._write = die
 elif point == "before the keys":
@@ -49,8 +49,10 @@ else:
     import threading
     def watch():
         wanted = os.path.join(archive, point, "_delta_log")
+        # Turning without a pause would take the processor from the ingest.
+        pause = threading.Event()
         while not os.path.isdir(wanted):
-            pass
+            pause.wait(0.001)
         die()
     threading.Thread(target=watch, daemon=True).start()
 work.ingest(spark, path, archive)

@@ -211,6 +211,7 @@ def standalone(tmp_path):
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "SPARK_NO_DAEMONIZE": "1",
     }
     spark_class = str(home / "bin" / "spark-class")
