@@ -35,6 +35,9 @@ def check(directory: Path, *, suspect: bool) -> None:
             except AssertionError:
                 if indexed.index.discarded == discarded:
                     raise
+            else:
+                if indexed.index.discarded == discarded:
+                    return
             indexed.catch_up()
         indexed.check()
     finally:
