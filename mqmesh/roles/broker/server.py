@@ -277,6 +277,7 @@ class BrokerServer:
     def _begin_replica_state(self) -> ReplicaState:
         """What this replica knows of itself, with what this start of the process changes of it."""
         assert self._store is not None
+        make_folder(self._root)
         # Beside what a copy moves aside: promises hold for whatever the store has.
         document = load_document(self._root / REPLICA_STATE)
         boot_id, chance = read_boot_id().hex(), self._transport.random

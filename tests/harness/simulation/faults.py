@@ -81,6 +81,19 @@ class Faults:
             "failing sync": self._fail_sync,
         }
 
+    def add(self, name: str, do: Callable[[], None]) -> None:
+        """Another kind of fault."""
+        self._kinds[name] = do
+
+    def pause(self, process: Process) -> None:
+        """Stops a process for a while."""
+        if process.node is not None and process.node.alive:
+            self._pause(process.node)
+
+    def restart(self, process: Process) -> None:
+        """Kills a process, and starts it later."""
+        self._restart(process)
+
     def plan(self) -> None:
         """Chooses what happens when."""
         profile = self._profile or dict.fromkeys(self._kinds, 1)

@@ -157,7 +157,7 @@ class SimulatedProducer(Client):
             clock = self.transport.clock
             message.deliver_at_ms = clock.wall_ms() + delay_ms
             self.books.due_ms[producer, number] = float(message.deliver_at_ms - START_WALL_MS)
-        broker = chance.choice(sorted(self.world.brokers))
+        broker = chance.choice(sorted(self.world.schedules))
         queue = MessageQueue(topic, broker, chance.randrange(2))
         self.books.sent(topic, producer, number)
         key = producer, number

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from typing import Final
 
 from harness.chaos import say, show
+from harness.simulation.election import ElectionRun
 from harness.simulation.failover import FailoverRun
 from harness.simulation.run import Outcome, Run, run_seed
 
@@ -92,7 +93,7 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     gc.collect()
     gc.freeze()
     gc.disable()
-    kind = FailoverRun if options.failover else Run
+    kind = ElectionRun if options.election else FailoverRun if options.failover else Run
     if options.jobs == 1:
         yield from map(partial(_run, kind=kind), _seeds(options))
         return
@@ -137,6 +138,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--failover", action="store_true", help="a machine is lost, its follower takes over"
+    )
+    parser.add_argument(
+        "--election", action="store_true", help="replicas elect their master, whatever goes wrong"
     )
     parser.add_argument("--log", help="the roles' log, from this level on")
     options = parser.parse_args(arguments)

@@ -12,6 +12,8 @@ from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig
 from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.roles.coordinator.config import CoordinatorConfig
+from mqmesh.roles.coordinator.server import CoordinatorServer
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.namesrv.server import NameServer
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -26,6 +28,7 @@ from mqmesh.transport.simulated.transport import SimulatedTransport
 
 NAMESRV_PORT: Final = 9_876
 BROKER_PORT: Final = 10_911
+COORDINATOR_PORT: Final = 9_870
 RESTART_MS: Final = 1_000
 """The supervisor starts what has ended again after so long."""
 
@@ -86,6 +89,8 @@ class Process:
         if self.node is not None and self.node.alive:
             self.node.kill()
             self._dead.append(self.server)
+            if isinstance(self.server, CoordinatorServer):
+                self.server.stop()  # the next life opens the same file
 
     def stop(self) -> None:
         """As SIGTERM: the role says goodbye."""
@@ -99,8 +104,7 @@ class Process:
     def release(self) -> None:
         """Closes what dead lives still hold: locks and maps that the kernel would close."""
         if self.node is not None and self.node.alive:
-            self.node.kill()
-            self._dead.append(self.server)
+            self.kill()
         for server in self._dead:
             if isinstance(server, ScheduleServer):
                 server._close_env(None)
@@ -139,6 +143,7 @@ class World:
         self.namesrvs: list[Process] = []
         self.brokers: dict[str, Process] = {}
         self.schedules: dict[str, Process] = {}
+        self.coordinators: list[Process] = []
         self.transports: list[SimulatedTransport] = []
         self._places: dict[str, int] = {}
         self.make_broker: Callable[..., BrokerServer] = BrokerServer
@@ -188,6 +193,15 @@ class World:
             name = f"namesrv-{number}"
             made = Process(self, name, lambda transport, c=config: NameServer(c, transport))  # type: ignore[misc]
             self.namesrvs.append(made)
+
+    def add_coordinator(self) -> str:
+        """A coordinator with its file; returns where it listens."""
+        config = CoordinatorConfig(
+            data_dir=str(self.folder / "coordinator"), listen_port=COORDINATOR_PORT
+        )
+        made = Process(self, "coordinator", lambda transport: CoordinatorServer(config, transport))
+        self.coordinators.append(made)
+        return f"127.0.0.1:{COORDINATOR_PORT}"
 
     def add_broker(self, name: str, ha: HaConfig | None = None, *, broker_id: int = 0) -> Process:
         """A broker and its disk; a follower is not among the brokers."""
@@ -261,4 +275,9 @@ class World:
 
     def processes(self) -> list[Process]:
         """All roles."""
-        return [*self.namesrvs, *self.brokers.values(), *self.schedules.values()]
+        return [
+            *self.namesrvs,
+            *self.coordinators,
+            *self.brokers.values(),
+            *self.schedules.values(),
+        ]

@@ -1,0 +1,207 @@
+"""A seed in which the replicas of a group elect their master, and lose him again and again.
+
+Sends wait for the replicas in sync, or for most of all, so whatever was acknowledged is there under
+every master. Beside the histories of clients: in an epoch one replica confirms, and what it
+confirmed every later master has.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from harness.history import Commit, Delivery
+from harness.simulation.books import READERS, TOPICS, delivery_of
+from harness.simulation.faults import Faults
+from harness.simulation.load import make_clients
+from harness.simulation.run import QUEUES, Run
+from harness.simulation.world import Process
+from mqmesh.coordination.interface import AckReplicas
+from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.server import BrokerServer
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.storage.interface import ReplicableLog, replicable
+from mqmesh.units import MAX_OFFSET, CommitLogOffset
+
+GROUP: Final = "broker-a"
+REPLICAS: Final = 3
+WATCH_MS: Final = 50
+READ_BYTES: Final = 1 << 20
+
+FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
+    {"broker killed": 6, "pause of a broker": 2, "partition of replicas": 2, "slow network": 1},
+    {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
+    {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "broker stopped": 2},
+    None,
+)
+
+
+class ElectionRun(Run):
+    """Such a seed's world while it runs; arguments as for ``Run``."""
+
+    option = " --election"
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__(seed, folder)
+        self.world.real_store = True
+        self.replicas: list[Process] = []
+        self._leaders: dict[int, str] = {}
+        self._confirmed = 0
+        self._wrong: list[str] = []
+
+    @property
+    def profile(self) -> dict[str, int] | None:
+        """How often which fault comes."""
+        return FAULTS[self.seed % len(FAULTS)]
+
+    def _start(self) -> None:
+        world, seed = self.world, self.seed
+        mode = AckReplicas.QUORUM if seed // 4 % 2 else AckReplicas.ALL
+        world.add_namesrvs(2)
+        address = world.add_coordinator()
+        ha = HaConfig(
+            mode=HaMode.AUTO,
+            ack_replicas=mode,
+            coordinator=f"embedded://{address}",
+            total_replicas=REPLICAS,
+            min_in_sync_replicas=2 if mode is AckReplicas.ALL else 1,
+        )
+        for number in range(1, REPLICAS + 1):
+            replica = world.add_broker(GROUP, ha, broker_id=number)
+            self.replicas.append(replica)
+            world.brokers[replica.name] = replica
+        world.add_schedule(GROUP)
+        for process in world.processes():
+            process.start()
+        world.simulation.run(3_000)
+        with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic, queues=QUEUES)
+        self.clients = make_clients(world, self.books)
+        for client in self.clients:
+            world.simulation.after(world.simulation.random.randrange(1_000), client.start)
+        self._watch()
+
+    # ---- What the replicas do ------------------------------------------------------------
+
+    def _watch(self) -> None:
+        for process in self.replicas:
+            leadership = _leadership_of(process)
+            if leadership is not None and leadership.is_confirmed:
+                self._note(process, leadership)
+        self.world.simulation.after(WATCH_MS, self._watch)
+
+    def _note(self, process: Process, leadership: Leadership) -> None:
+        epoch = leadership.epoch
+        if epoch not in self._leaders:
+            # Whoever consumes goes back by what was not committed yet, at most.
+            self.books.kills_ms.append(float(self.world.now_ms))
+        before = self._leaders.setdefault(epoch, process.name)
+        if before != process.name:
+            self._wrong.append(f"H3: {before} and {process.name} confirm in epoch {epoch}")
+        if epoch < max(self._leaders) and leadership.confirmed() > self._confirmed:
+            self._wrong.append(f"H3: epoch {epoch} confirms after epoch {max(self._leaders)} did")
+        self._confirmed = max(self._confirmed, leadership.confirmed())
+
+    def _master(self) -> Process | None:
+        leading = [one for one in self.replicas if _leadership_of(one) is not None]
+        return leading[0] if leading else None
+
+    def _look(self) -> None:
+        world, process = self.world, self._master()
+        role = process.server._role if process is not None and process.up else None
+        broker = role.context if role is not None and role.serves else None
+        if broker is not None:
+            for group, topics in READERS.items():
+                for topic in topics:
+                    for queue_id, offset in broker.offsets.topics(group).get(topic, {}).items():
+                        _, end = broker.store.queue_bounds(topic, queue_id)
+                        queue = f"{topic}@{GROUP}/{queue_id}"
+                        look = Commit(group, queue, offset, end, float(world.now_ms))
+                        self.books.commits.append(look)
+        world.simulation.after(1_000, self._look)
+
+    # ---- Faults --------------------------------------------------------------------------
+
+    def _plan(self, faults: Faults) -> None:
+        faults.add("pause of a broker", lambda: faults.pause(self._replica()))
+        faults.add("partition of replicas", self._part_replicas)
+        faults.add("coordinator killed", lambda: faults.restart(self.world.coordinators[0]))
+        faults.add("coordinator cut off", self._cut_coordinator)
+        super()._plan(faults)
+
+    def _replica(self) -> Process:
+        """The master, more often than not."""
+        chance, master = self.world.simulation.random, self._master()
+        return master if master and chance.randrange(3) else chance.choice(self.replicas)
+
+    def _part(self, one: Process, other: Process) -> None:
+        world, chance = self.world, self.world.simulation.random
+        if one.node is None or other.node is None or one is other:
+            return
+        ways = [(one.node, other.node), (other.node, one.node)]
+        for way in ways if chance.randrange(3) else chance.sample(ways, 1):
+            world.network.cut(*way)
+        world.simulation.after(chance.randint(200, 10_000), world.network.heal)
+
+    def _part_replicas(self) -> None:
+        one, chance = self._replica(), self.world.simulation.random
+        others = [other for other in self.replicas if other is not one]
+        for other in others if chance.randrange(2) else chance.sample(others, 1):
+            self._part(one, other)
+
+    def _cut_coordinator(self) -> None:
+        self._part(self._replica(), self.world.coordinators[0])
+
+    # ---- Judgement -----------------------------------------------------------------------
+
+    def _stored(self) -> dict[str, list[Delivery]]:
+        master = self._master()
+        if master is None:
+            self._wrong.append("H8: nobody leads in the end")
+            return {topic: [] for topic in TOPICS}
+        # What was sent last may not be confirmed yet, and is there.
+        master.server._store.show_to(lambda: MAX_OFFSET)
+        found = {}
+        for topic in TOPICS:
+            all_ = []
+            try:
+                messages = self.world.disks[master.name].messages(topic, GROUP)
+                all_ = [delivery_of(message) for message in messages]
+            except (CorruptBatch, CorruptRecord) as error:
+                self.books.wrong["C2"].append(f"{topic} of {master.name} is damaged: {error}")
+            found[topic] = sorted(all_, key=lambda one: one.place)
+        return found
+
+    def _judged(self) -> list[str]:
+        found = list(dict.fromkeys(self._wrong))
+        if len(self._leaders) == 0:
+            found.append("H8: nobody has ever led")
+        logs = [replicable(one.server._store) for one in self.replicas if one.up]
+        found += [
+            f"H2: replicas have different bytes from {at} on"
+            for log in logs[1:]
+            if (at := _first_difference(logs[0], log, self._confirmed)) is not None
+        ]
+        return found
+
+
+def _leadership_of(process: Process) -> Leadership | None:
+    server: BrokerServer | None = process.server
+    member = server._member if server is not None and process.up else None
+    return None if member is None else member.leadership
+
+
+def _first_difference(one: ReplicableLog, other: ReplicableLog, end: int) -> int | None:
+    """Where two logs differ before an offset that both have reached, or should have."""
+    at = 0
+    while at < end:
+        ours, theirs = (
+            log.read_raw(CommitLogOffset(at), max_bytes=READ_BYTES) for log in (one, other)
+        )
+        # One may have more behind what is confirmed.
+        length = min(len(ours.data), len(theirs.data))
+        if not length or bytes(ours.data[:length]) != bytes(theirs.data[:length]):
+            return at
+        at = min(ours.end, theirs.end)
+    return None
