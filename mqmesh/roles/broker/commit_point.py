@@ -112,8 +112,8 @@ class CommitPoint(Generic[Waiter]):
         return SendStatus.SEND_OK
 
     def is_safe(self, end_offset: int) -> bool:
-        """Whether what ends at a commit-log offset may be acknowledged."""
-        return end_offset <= self.offset()
+        """Whether what ends at a commit-log offset may be acknowledged, and be seen."""
+        return end_offset <= self.shown_offset()
 
     def visible(self, log_end: int) -> int:
         """How far a log may be shown that ends at a commit-log offset."""

@@ -47,6 +47,7 @@ class ElectionRun(Run):
         self.replicas: list[Process] = []
         self._leaders: dict[int, str] = {}
         self._confirmed = 0
+        self._last: Leadership | None = None
         self._wrong: list[str] = []
 
     @property
@@ -85,6 +86,12 @@ class ElectionRun(Run):
     # ---- What the replicas do ------------------------------------------------------------
 
     def _watch(self) -> None:
+        master = self._master()
+        leadership = None if master is None else _leadership_of(master)
+        if leadership is not self._last:
+            # Whoever consumes goes back by what was not committed yet, at most.
+            self.books.kills_ms.append(float(self.world.now_ms))
+            self._last = leadership
         for process in self.replicas:
             leadership = _leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
@@ -93,9 +100,6 @@ class ElectionRun(Run):
 
     def _note(self, process: Process, leadership: Leadership) -> None:
         epoch = leadership.epoch
-        if epoch not in self._leaders:
-            # Whoever consumes goes back by what was not committed yet, at most.
-            self.books.kills_ms.append(float(self.world.now_ms))
         before = self._leaders.setdefault(epoch, process.name)
         if before != process.name:
             self._wrong.append(f"H3: {before} and {process.name} confirm in epoch {epoch}")

@@ -299,8 +299,9 @@ class SimulatedTransactions(Client):
             if at_once and chance.randrange(3) == 0:
                 books.undecided[key] = None
                 return LocalTransactionState.UNKNOWN
-            # Whoever is asked back about a transaction that nobody ran excludes that it ever runs.
-            good = chance.randrange(3) > 0
+            # Whoever is asked back about a transaction that nobody ran excludes that it ever runs:
+            # its sender may have been told that the half message is not safe, and rolls it back.
+            good = chance.randrange(3) > 0 and (at_once or key in books.undecided)
             made = COMMITTED if good else ROLLED_BACK
             books.decisions[key] = made, float(self.transport.clock.monotonic_ms())
         if books.decisions[key][0] == COMMITTED:

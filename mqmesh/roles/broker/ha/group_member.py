@@ -180,6 +180,7 @@ class GroupMember:
         self._deadline_ms = 0
         self._election = Election(promises.state.member)
         self._is_stepping = False
+        self._is_told = False
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -430,9 +431,11 @@ class GroupMember:
 
     # ---- Elections -------------------------------------------------------------------
 
-    def _stand(self, reason: str, now_ms: int) -> None:
+    def _stand(self, reason: str, now_ms: int, *, is_told: bool = False) -> None:
         if self._election.step is not CandidateStep.IDLE or self._session is None:
             return
+        # Who tells it has looked whether there is a leader, and has it fenced by now.
+        self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
         self._election.me = self._promises.state.member
         self._carry_out(self._election.stand(reason, now_ms), of_election=True)
@@ -490,7 +493,7 @@ class GroupMember:
                 return  # it is read again, or the election ends
             if of_election:
                 view = msgspec.structs.replace(self._view, record=outcome)
-                lives = not self._suspicion(view, now_ms).stands
+                lives = not self._is_told and not self._suspicion(view, now_ms).stands
                 effects = self._election.on_read(outcome, now_ms, leader_lives=lives)
                 self._carry_out(effects, of_election=True)
             elif self.leadership is not None:
@@ -615,7 +618,8 @@ class GroupMember:
         if self.leadership is None:
             now_ms = self._clock.monotonic_ms()
             self._rest_until_ms = now_ms
-            self._stand(f"replica {asked.replica_id} says that this one has more", now_ms)
+            reason = f"replica {asked.replica_id} says that this one has more"
+            self._stand(reason, now_ms, is_told=True)
         return Reply()
 
     def _check_group(self, broker_name: str) -> None:

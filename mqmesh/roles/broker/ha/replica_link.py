@@ -18,7 +18,6 @@ from mqmesh.errors import (
     MQMeshError,
     OffsetOutOfRange,
     RemoteProtocolError,
-    StorageError,
 )
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -304,12 +303,9 @@ class ReplicaLink:
             self._call_later(wait_ms, self._look_again)
             if self.failure != str(error):
                 self.failure = str(error)
+                # A store that has stopped ends the broker, which looks after it anyway.
                 level = logging.WARNING if isinstance(error, DiskFull) else logging.ERROR
                 _log.log(level, "nothing comes from the leader at %s: %s", self.leader, error)
-            if isinstance(error, StorageError) and not isinstance(
-                error, (DiskFull, CorruptRecord, OffsetOutOfRange)
-            ):
-                raise
 
     # ---- Words to the leader -------------------------------------------------------------
 

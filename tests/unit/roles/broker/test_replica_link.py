@@ -255,10 +255,11 @@ def test_a_chunk_that_cannot_be_added_is_asked_for_anew(streaming, failure):
     assert streaming.link.counts.refused_chunks == isinstance(failure, CorruptRecord)
 
 
-def test_a_store_that_has_stopped_is_no_business_of_the_leader(streaming):
+def test_a_store_that_has_stopped_takes_nothing_more(streaming):
     streaming.log.failure = StoreClosed("the disk refuses")
-    with pytest.raises(StoreClosed):
-        streaming.chunk(b"one")
+    streaming.chunk(b"one")
+    assert not streaming.link.streaming
+    assert streaming.link.failure == "the disk refuses"
 
 
 def test_answers_of_a_connection_that_broke_count_for_nothing(leader):

@@ -104,7 +104,7 @@ def _decide(
     table = desk.table
     opened = OpenEnd(request.without_frame(), [], [])
     may_commit = partial(has_queue, context.topics)
-    safe_offset = context.commit_point.offset()
+    safe_offset = context.commit_point.shown_offset()
     halves = [table.batches.get(end.base_queue_offset) for end in ends]
     for topic in {half.topic for half in halves if half is not None}:
         context.wire.permit(request, topic)  # of all, before anything is decided
