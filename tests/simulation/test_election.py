@@ -49,8 +49,8 @@ def test_a_leader_that_goes_on_though_it_promised_to_another_is_found():
 
     bugs = (
         mock.patch.object(GroupMember, "_promise", promise),
-        mock.patch.object(GroupMember, "step_down", lambda self, reason: None),
-        mock.patch.object(KeptPromises, "promise", lambda self, epoch: None),
+        mock.patch.object(GroupMember, "step_down", return_value=None),
+        mock.patch.object(KeptPromises, "promise", return_value=None),
     )
     assert first_violation(*bugs, hint=4) is not None
 

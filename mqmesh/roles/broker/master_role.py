@@ -109,8 +109,11 @@ class MasterRole(BrokerRole):
 
     def tick(self, now_ms: int) -> None:
         """See ``BrokerRole.tick``."""
-        if self.serves and self.context is not None and self.context.state.is_due:
-            write_state(self.context)
+        context = self.context
+        # Where masters change, offsets that were committed here and are not in the log are lost
+        # with each of them: they go there at once.
+        if self.serves and context is not None and (self._leadership or context.state.is_due):
+            write_state(context)
         super().tick(now_ms)
         self._tick_index()
         if self.index is not None and self.index.is_behind:
