@@ -53,9 +53,18 @@ _data_dir_option = click.option(
 @click.command()
 @config_options
 @_data_dir_option
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 16),
+    help="Without a file: so many replicas of the broker, which elect their master.",
+)
 @json_option
 def up(
-    config_path: Path | None, overrides: tuple[str, ...], data_dir: str | None, as_json: bool
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    data_dir: str | None,
+    replicas: int | None,
+    as_json: bool,
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
 
@@ -65,10 +74,11 @@ def up(
     \b
     Examples:
       mqmesh up
+      mqmesh up --replicas 3
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
     """
-    config = load_cluster(config_path, _with_data_dir(overrides, data_dir))
+    config = load_cluster(config_path, _with_data_dir(overrides, data_dir), replicas=replicas)
     keep_private()
     if not config.folder.exists():
         # No cluster can be running there, and a port that is taken is to leave no folder behind.

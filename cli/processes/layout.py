@@ -41,6 +41,18 @@ listen_port = 10911
 """
 
 
+def _default_replicas(count: int) -> str:
+    """The rest of the default cluster: a send is answered when all replicas in sync have it."""
+    least = min(count, 2) if count > 2 else 1  # of two one alone has to do
+    return f"""replicas = {count}
+[ha]
+mode = "auto"
+ack_replicas = "all"
+min_in_sync_replicas = {least}
+total_replicas = {count}
+"""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of `mqmesh up`.
 
@@ -82,15 +94,28 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return own or ";".join(self.broker[0].namesrv_addr)
 
 
-def load_cluster(path: Path | None, overrides: Sequence[str] = ()) -> ClusterConfig:
+def load_cluster(
+    path: Path | None, overrides: Sequence[str] = (), *, replicas: int | None = None
+) -> ClusterConfig:
     """Loads a cluster file; without one, the default cluster.
+
+    Args:
+        path: The file.
+        overrides: Settings beside it, as ``key=value``.
+        replicas: The default cluster's broker has so many, which elect their master.
 
     Raises:
         ConfigError: One line that says what to mend.
     """
     source = "default cluster" if path is None else str(path)
+    if replicas is not None and path is not None:
+        raise ConfigError(
+            f"--replicas {replicas} is of the cluster without a file; in {path} say "
+            'ha.mode = "auto", and replicas of a broker'
+        )
     if path is None:
-        config = parse_config(ClusterConfig, DEFAULT_CLUSTER, source, overrides, fill=_fill)
+        text = DEFAULT_CLUSTER + (_default_replicas(replicas) if replicas is not None else "")
+        config = parse_config(ClusterConfig, text, source, overrides, fill=_fill)
     else:
         config = load_config(ClusterConfig, path, None, overrides, fill=_fill)
     names = [name for _, name, *_ in _roles(config)]
@@ -180,10 +205,10 @@ def _fill(data: dict[str, Any]) -> None:
 def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The tables of all replicas that a broker's table stands for."""
     count = broker.get("replicas", 1)
-    if count == 1:
-        return [broker]
     ha = broker.get("ha", {})
     mode = ha.get("mode", HaMode.OFF.value)
+    if count == 1 and (mode != HaMode.AUTO.value or "broker_id" in broker):
+        return [broker]
     if mode == HaMode.OFF.value or broker.get("broker_id", MASTER_ID) != MASTER_ID:
         raise ConfigError(
             f'replicas = {count} needs ha.mode = "manual" or "auto", and is said of the master '
