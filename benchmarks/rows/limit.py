@@ -29,6 +29,7 @@ from mqmesh.batch.record_batch import (
 )
 from mqmesh.message import Message
 from mqmesh.message_checks import Extras
+from rows.limit_chain import FRAMES_TO_SLAVE, copy_log, follow, serve_chain, write_log
 from rows.workload import (
     TOPIC,
     WARM_UP_SENDS,
@@ -109,7 +110,15 @@ def serve(task: Task) -> None:
     socket = _socket(zmq.ROUTER)
     socket.bind(task.address)
     log = Log(task.folder, task.log_bytes)
-    say_ready(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    if task.slave != "none":
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, FRAMES_TO_SLAVE)
+        # As mqmesh's, a slave comes by TCP also where clients do not.
+        socket.bind("tcp://127.0.0.1:*")
+        say_ready(f"{endpoint} {socket.getsockopt_string(zmq.LAST_ENDPOINT)}")
+        serve_chain(socket, log.append, double_write=task.slave == "sync")
+    say_ready(endpoint)
     if task.sync_flush:
         _serve_synced(socket, log)
     consumer, pulls = b"", 0
@@ -292,6 +301,14 @@ def main() -> None:
     task = read_task()
     if task.kind == "broker":
         serve(task)
+    elif task.kind == "slave":
+        follow(_connect(task), Log(task.folder, task.log_bytes).append)
+    elif task.kind == "write_log":
+        write_log(_connect(task), task)
+    elif task.kind == "copy_log":
+        socket = _socket(zmq.DEALER)
+        socket.bind(task.address)
+        hand_in(copy_log(socket, task))
     else:
         hand_in(PROGRAMS[task.kind](task))
 

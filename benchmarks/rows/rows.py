@@ -8,6 +8,15 @@ import msgspec
 
 from rows.delay_sides import product_delay_accuracy, product_delay_drain
 from rows.labelled import SQL, TAGS
+from rows.replica_sides import (
+    limit_catch_up,
+    limit_replicated,
+    product_alone_cpu,
+    product_catch_up,
+    product_idle_slave,
+    product_replicated,
+    product_slave_cpu,
+)
 from rows.sides import (
     Conditions,
     Load,
@@ -373,6 +382,87 @@ def _filter_rows() -> list[Row]:
     ]
 
 
+def _replica_rows() -> list[Row]:
+    load = Load(messages=2_000_000, window=32)
+    bare = Load(messages=2_000_000)
+    asynchronous = partial(product_replicated, "produce_batches", "none", load)
+    double = partial(product_replicated, "produce_batches", "one", load)
+    alone = partial(product_produce, "produce_batches", load)
+    return [
+        Row(
+            name="ha_async_128",
+            unit="msg/s",
+            what="explicit batches, a slave gets them too, against a bare chain of three",
+            product=asynchronous,
+            limit=partial(limit_replicated, "produce", "async", bare),
+            least_ratio=0.7,
+        ),
+        Row(
+            name="ha_async_cost",
+            unit="msg/s",
+            what="the same against a broker without a slave",
+            product=asynchronous,
+            limit=alone,
+            least_ratio=0.7,
+        ),
+        Row(
+            name="ha_sync_128",
+            unit="msg/s",
+            what="explicit batches, answered when a slave has them, against a bare chain",
+            product=double,
+            limit=partial(limit_replicated, "produce", "sync", bare),
+            least_ratio=0.7,
+        ),
+        Row(
+            name="ha_sync_cost",
+            unit="msg/s",
+            what="the same against a broker without a slave",
+            product=double,
+            limit=alone,
+            least_ratio=0.6,
+        ),
+    ]
+
+
+def _slave_rows() -> list[Row]:
+    load = Load(messages=2_000_000, window=32)
+    one = Load(messages=3_000, batch_messages=1)
+    log = Load(messages=1_000_000, body_bytes=1_024)
+    return [
+        Row(
+            name="ha_sync_send",
+            unit="us p50",
+            what="one synchronous send with double write after the other, against a bare chain",
+            product=partial(latency, partial(product_replicated, "send_sync", "one", one), 50.0),
+            limit=partial(latency, partial(limit_replicated, "echo", "sync", one), 50.0),
+            most_ratio=1.5,
+        ),
+        Row(
+            name="ha_slave_cpu",
+            unit="ns CPU/msg",
+            what="processor time of a slave, against that of a broker without one",
+            product=partial(product_slave_cpu, load),
+            limit=partial(product_alone_cpu, load),
+            most_ratio=0.8,
+        ),
+        Row(
+            name="ha_catch_up",
+            unit="MB/s",
+            what="a new slave gets a log of 1 GB, against reading, sending and writing it bare",
+            product=partial(product_catch_up, log),
+            limit=partial(limit_catch_up, log),
+            least_ratio=0.4,
+        ),
+        Row(
+            name="ha_idle",
+            unit="% CPU",
+            what="a slave without work; its memory is among the further figures",
+            product=partial(product_idle_slave, 10.0),
+            most=1.0,
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     return [
         Row(
@@ -406,6 +496,8 @@ ROWS: Final = {
         *_large_rows(),
         *_transaction_rows(),
         *_filter_rows(),
+        *_replica_rows(),
+        *_slave_rows(),
         *_memory_rows(),
     ]
 }

@@ -1,7 +1,7 @@
 """The two sides of every row: one run of the limit, one run of mqmesh, in fresh processes."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,9 +105,18 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BareBroker:
-    """A running bare broker."""
+    """A running bare broker.
 
-    def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
+    Args:
+        crew: Where its process belongs.
+        load: What its log must hold.
+        conditions: Of the call.
+        slave: As ``Task.slave``.
+    """
+
+    def __init__(
+        self, crew: Crew, load: Load, conditions: Conditions, *, slave: str = "none"
+    ) -> None:
         count = conditions.count(load.messages, load.batch_messages)
         per_message = load.body_bytes + OVERHEAD_BYTES + 256 // load.batch_messages
         ipc = conditions.transport == "ipc"
@@ -117,9 +126,20 @@ class BareBroker:
             folder=str(crew.folder),
             log_bytes=count * per_message + 16 * MIB,
             sync_flush=load.sync_flush,
+            slave=slave,
         )
         self.child = crew.limit(task)
-        self.address = self.child.wait_ready()
+        self.address, _, slave_address = self.child.wait_ready().partition(" ")
+        self.slave: Child | None = None
+        if slave_address:
+            folder = crew.folder / "slave"
+            folder.mkdir()
+            self.slave = crew.limit(
+                msgspec.structs.replace(
+                    task, kind="slave", address=slave_address, folder=str(folder)
+                )
+            )
+            self.slave.wait_ready()
 
 
 def limit_alone(kind: str, load: Load, conditions: Conditions) -> Sample:
@@ -156,9 +176,18 @@ def limit_both(suffix: str, load: Load, conditions: Conditions, rate: int = 0) -
 
 
 class Cluster:
-    """A name server and a broker, started as users start them."""
+    """A name server and a broker, started as users start them.
 
-    def __init__(self, crew: Crew, load: Load, conditions: Conditions) -> None:
+    Args:
+        crew: Where their processes belong.
+        load: What it is for.
+        conditions: Of the call.
+        settings: Further ones of the broker.
+    """
+
+    def __init__(
+        self, crew: Crew, load: Load, conditions: Conditions, settings: Sequence[str] = ()
+    ) -> None:
         self._crew = crew
         _, self.namesrv = crew.role("namesrv", ["listen_port=0"])
         ipc = conditions.transport == "ipc"
@@ -168,10 +197,11 @@ class Cluster:
             f"store_path_root_dir={crew.folder}/broker",
             f"enable_ipc={str(ipc).lower()}",
             f"index.enable={str(load.index).lower()}",
+            *settings,
         ]
         if load.sync_flush:
             self._settings.append("storage.flush_disk_type=SYNC_FLUSH")
-        self.child, _ = crew.role("broker", self._settings)
+        self.child, self.endpoint = crew.role("broker", self._settings)
         self._create_topic(load.queues)
         self.idle = self.child.usage()
 

@@ -44,6 +44,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             not count among ``message_count``.
         rate: Messages a second where a row prescribes it.
         sync_flush: The bare broker waits for the disk.
+        slave: The bare broker has a slave, whom it does not wait for (``async``), or does
+            (``sync``); or ``none``.
         use_ipc: False keeps mqmesh's clients off the Unix socket.
         key_count: Business keys on each message.
         key_pool: After so many messages the same keys come again; 0 for never.
@@ -63,6 +65,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ready_count: int = 0
     rate: int = 0
     sync_flush: bool = False
+    slave: str = "none"
     use_ipc: bool = True
     key_count: int = 0
     key_pool: int = 0

@@ -1,0 +1,201 @@
+"""Sides of the rows about replicas: a master with one follower, and what it costs."""
+
+import time
+from typing import Final
+
+from mqmesh.protocol.replication import HaStatus
+from mqmesh.sdk.admin.ha_admin import HaAdmin
+from mqmesh.units import MIB
+from rows.processes import BenchError, Child, Crew
+from rows.sides import (
+    RUN_TIMEOUT_S,
+    BareBroker,
+    Cluster,
+    Conditions,
+    Load,
+    Sample,
+    fill,
+    measure_alone,
+    new_crew,
+    product_produce,
+)
+from rows.workload import WARM_UP_SENDS, Task
+
+_LOOK_S: Final = 0.005
+
+
+class Pair(Cluster):
+    """A master, and a follower when it is wanted.
+
+    Args:
+        crew: Where their processes belong.
+        load: What the cluster is for.
+        conditions: Of the call.
+        ack_replicas: As the setting of that name.
+    """
+
+    def __init__(
+        self, crew: Crew, load: Load, conditions: Conditions, ack_replicas: str = "none"
+    ) -> None:
+        settings = ["ha.mode=manual", f"ha.ack_replicas={ack_replicas}"]
+        super().__init__(crew, load, conditions, settings)
+        self._follower_settings = [
+            *settings,
+            f'namesrv_addr=["{self.namesrv}"]',
+            "listen_port=0",
+            "broker_id=1",
+            f"ha.master_addr={self.endpoint}",
+            f"store_path_root_dir={crew.folder}/slave",
+        ]
+        self._role = crew.role
+
+    def start_follower(self) -> Child:
+        """Starts the follower, which has nothing yet."""
+        follower, _ = self._role("broker", self._follower_settings)
+        return follower
+
+    def wait_caught_up(self) -> int:
+        """Waits until the follower has all that the master has.
+
+        Returns:
+            How many bytes of the log that is.
+
+        Raises:
+            BenchError: It takes too long.
+        """
+        deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        with HaAdmin(self.namesrv) as admin:
+            while time.monotonic() < deadline_s:
+                statuses = {one.broker_id: one.status for one in admin.ha_status()}
+                master, follower = statuses.get(0), statuses.get(1)
+                if _has_all(master, follower):
+                    assert master is not None
+                    return master.log_end
+                time.sleep(_LOOK_S)
+        raise BenchError(f"the follower does not catch up in {RUN_TIMEOUT_S:.0f} s")
+
+
+def _has_all(master: HaStatus | None, follower: HaStatus | None) -> bool:
+    return (
+        master is not None
+        and follower is not None
+        and follower.connected
+        and follower.log_end == master.log_end
+    )
+
+
+def product_replicated(kind: str, ack_replicas: str, load: Load, conditions: Conditions) -> Sample:
+    """A producer alone, a master and its follower.
+
+    Further figures: the follower's processor time, how long it takes to catch up afterwards.
+    """
+    with new_crew(conditions) as crew:
+        pair = Pair(crew, load, conditions, ack_replicas)
+        follower = pair.start_follower()
+        pair.wait_caught_up()
+        client = crew.client(load.task(kind, pair.namesrv, conditions))
+        before = follower.usage()
+        sample = measure_alone("producer", client, pair.child, conditions)
+        begin_s = time.monotonic()
+        pair.wait_caught_up()
+        sample.extra["slave_catch_up_ms"] = (time.monotonic() - begin_s) * 1_000
+        used_s = follower.usage().cpu_s - before.cpu_s
+        sample.cpu_s_per_million["slave"] = used_s * 1e6 / sample.message_count
+        warm_up = WARM_UP_SENDS if kind == "send_sync" else 0
+        pair.check_stored(sample.message_count + warm_up)
+        return pair.memory(sample)
+
+
+def limit_replicated(kind: str, slave: str, load: Load, conditions: Conditions) -> Sample:
+    """A bare producer, the bare broker and its bare slave."""
+    with new_crew(conditions) as crew:
+        broker = BareBroker(crew, load, conditions, slave=slave)
+        assert broker.slave is not None
+        client = crew.limit(load.task(kind, broker.address, conditions))
+        before = broker.slave.usage()
+        sample = measure_alone("producer", client, broker.child, conditions)
+        used_s = broker.slave.usage().cpu_s - before.cpu_s
+        sample.cpu_s_per_million["slave"] = used_s * 1e6 / sample.message_count
+        return sample
+
+
+def product_slave_cpu(load: Load, conditions: Conditions) -> Sample:
+    """The value is the follower's processor time in ns a message."""
+    return _cpu(product_replicated("produce_batches", "none", load, conditions), "slave")
+
+
+def product_alone_cpu(load: Load, conditions: Conditions) -> Sample:
+    """The value is the processor time in ns a message of a broker without a follower."""
+    return _cpu(product_produce("produce_batches", load, conditions), "broker")
+
+
+def _cpu(sample: Sample, process: str) -> Sample:
+    sample.value = sample.cpu_s_per_million[process] * 1_000
+    return sample
+
+
+def product_catch_up(load: Load, conditions: Conditions) -> Sample:
+    """A follower that has nothing gets a log; the value is in MB/s from when it serves."""
+    with new_crew(conditions) as crew:
+        pair = Pair(crew, load, conditions)
+        count = fill(crew, pair, load, conditions, load.messages)
+        before = pair.child.usage()
+        follower = pair.start_follower()
+        begin_s = time.monotonic()
+        size = pair.wait_caught_up()
+        taken_s = time.monotonic() - begin_s
+        used_s = {
+            "broker": pair.child.usage().cpu_s - before.cpu_s,
+            "slave": follower.usage().cpu_s,
+        }
+        sample = Sample(
+            value=size / taken_s / 1e6,
+            message_count=count,
+            cpu_s_per_million={name: used * 1e6 / count for name, used in used_s.items()},
+            extra={"log_mib": size / MIB},
+        )
+        return pair.memory(sample)
+
+
+def limit_catch_up(load: Load, conditions: Conditions) -> Sample:
+    """As many bytes: read, sent by TCP, written; the value is in MB/s."""
+    size = conditions.count(load.messages * load.body_bytes, MIB)
+    with new_crew(conditions) as crew:
+        reading = Task(
+            kind="copy_log",
+            address="tcp://127.0.0.1:*",
+            folder=str(crew.folder),
+            message_count=size,
+        )
+        reader = crew.limit(reading)
+        writing = Task(
+            kind="write_log",
+            address=reader.wait_ready(),
+            folder=str(crew.folder),
+            log_bytes=size,
+        )
+        sample = measure_alone("producer", reader, crew.limit(writing), conditions)
+        sample.value /= 1e6
+        return sample
+
+
+def product_idle_slave(seconds: float, conditions: Conditions) -> Sample:
+    """A follower that has nothing to do; the value is its CPU in percent."""
+    with new_crew(conditions) as crew:
+        pair = Pair(crew, Load(messages=1), conditions)
+        follower = pair.start_follower()
+        pair.wait_caught_up()
+        time.sleep(1.0)  # what a start leaves to be done is no idling
+        processes = {"slave": follower, "master": pair.child}
+        before = {name: child.usage() for name, child in processes.items()}
+        time.sleep(seconds)
+        after = {name: child.usage() for name, child in processes.items()}
+        used = {
+            name: (after[name].cpu_s - before[name].cpu_s) / seconds * 100 for name in processes
+        }
+        extra = {
+            "master_cpu_percent": used["master"],
+            "slave_rss_mib": after["slave"].rss_bytes / MIB,
+            "slave_private_mib": after["slave"].private_bytes / MIB,
+        }
+        return Sample(value=used["slave"], message_count=0, extra=extra)
