@@ -41,7 +41,11 @@ from mqmesh.roles.broker.ha.replica_state import (
     encode_replica_state,
     first_state,
 )
-from mqmesh.roles.broker.index.index_status import INDEX_FIGURES, INDEX_STATE, IndexStatus
+from mqmesh.roles.broker.index.index_status import (
+    INDEX_PROCESS_FIGURES,
+    INDEX_STATE,
+    IndexStatus,
+)
 from mqmesh.roles.broker.life import LIFE_FILE, dump_life, next_life
 from mqmesh.roles.broker.master_role import MasterRole, has_index
 from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
@@ -50,6 +54,7 @@ from mqmesh.roles.broker.stats import SAMPLE_MS
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
+from mqmesh.roles.index_figures import INDEX_FIGURES
 from mqmesh.roles.process import StoppedEarly
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.backends import OpenStore, open_store
@@ -538,10 +543,10 @@ class BrokerServer:
             tell(feature.figures, self._opened_context)
         tell(STORE_FIGURES, lambda: self._opened_context().store.stats())
         tell(REGISTRATION_FIGURES, lambda: self._opened_role().links)
-        tell(
-            (INDEX_STATE, *INDEX_FIGURES) if has_index(self._config) else (INDEX_STATE,),
-            self._index_status,
-        )
+        tell((INDEX_STATE,), self._index_status)
+        if has_index(self._config):
+            tell(INDEX_PROCESS_FIGURES, self._index_status)
+            tell(INDEX_FIGURES, lambda: self._index_status().progress)
 
     def _index_status(self) -> IndexStatus:
         index = self._opened_role().index

@@ -1,10 +1,14 @@
 """The filters of a filter server, and how many there may be. Pure."""
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from mqmesh.errors import FilterUnknown, InvalidArgument, MessageIllegal, SystemBusy
+from mqmesh.figures import Measured, counter, gauge
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, check_filter_id, filter_id
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.filtersrv.filter_runner import BUSY_RETRY_MS, FilterRunner, FilterState, OnLoaded
@@ -19,6 +23,26 @@ RETRY_AFTER_MS: Final = 1_000
 _log = logging.getLogger(__name__)
 
 
+class FilterStatus(msgspec.Struct, frozen=True):
+    """How the filters are at one moment.
+
+    Attributes:
+        filters: How many, by state.
+        pulls: Pulls under way.
+        pending_bytes: Messages that wait for filters.
+        matched: Messages so far that matched.
+        passed_over: Messages so far that did not.
+        deaths: Processes of filters that died.
+    """
+
+    filters: Mapping[FilterState, int] = {}
+    pulls: int = 0
+    pending_bytes: int = 0
+    matched: int = 0
+    passed_over: int = 0
+    deaths: int = 0
+
+
 class FilterTable:
     """Filters by consumer group and id; no group sees another's.
 
@@ -31,26 +55,23 @@ class FilterTable:
         self._config = config
         self._make_runner = make_runner
         self._runners: dict[tuple[str, str], FilterRunner] = {}
-        self._gone_matched = 0
-        self._gone_passed_over = 0
+        self._gone = FilterStatus()
 
     def __len__(self) -> int:
         return len(self._runners)
 
-    @property
-    def parked(self) -> int:
-        """Filters that are parked."""
-        return sum(runner.state is FilterState.PARKED for runner in self._runners.values())
-
-    @property
-    def matched(self) -> int:
-        """Messages so far that matched."""
-        return self._gone_matched + sum(one.matched for one in self._runners.values())
-
-    @property
-    def passed_over(self) -> int:
-        """Messages so far that did not."""
-        return self._gone_passed_over + sum(one.passed_over for one in self._runners.values())
+    def status(self) -> FilterStatus:
+        """How they are now."""
+        runners = self._runners.values()
+        gone = self._gone
+        return FilterStatus(
+            Counter(one.state for one in runners),
+            sum(one.pulls for one in runners),
+            sum(one.pending_bytes for one in runners),
+            gone.matched + sum(one.matched for one in runners),
+            gone.passed_over + sum(one.passed_over for one in runners),
+            gone.deaths + sum(one.deaths for one in runners),
+        )
 
     def upload(self, group: str, wanted_id: str, data: bytes, on_loaded: OnLoaded) -> None:
         """A consumer uploads a filter; one that is there already is loaded if need be.
@@ -130,8 +151,12 @@ class FilterTable:
 
     def _drop(self, runner: FilterRunner) -> None:
         del self._runners[runner.group, runner.filter_id]
-        self._gone_matched += runner.matched
-        self._gone_passed_over += runner.passed_over
+        gone = self._gone
+        self._gone = FilterStatus(
+            matched=gone.matched + runner.matched,
+            passed_over=gone.passed_over + runner.passed_over,
+            deaths=gone.deaths + runner.deaths,
+        )
         runner.close()
 
 
@@ -148,3 +173,32 @@ def _check_source(wanted_id: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise MessageIllegal(f"the source of the filter is no UTF-8: {error.reason}") from None
+
+
+FILTER_FIGURES: Final[tuple[Measured[FilterStatus], ...]] = (
+    gauge(
+        "filters",
+        "filters that consumers uploaded, by state",
+        lambda one: {(state.value,): one.filters.get(state, 0) for state in FilterState},
+        labels=("state",),
+    ),
+    gauge("filter_pulls", "pulls under way", lambda one: one.pulls),
+    gauge(
+        "filter_pending_bytes",
+        "messages that wait for filters",
+        lambda one: one.pending_bytes,
+        unit="bytes",
+    ),
+    counter(
+        "filter_matches_total", "messages that matched", lambda one: one.matched, unit="messages"
+    ),
+    counter(
+        "filter_misses_total",
+        "messages that did not match",
+        lambda one: one.passed_over,
+        unit="messages",
+    ),
+    counter(
+        "filter_process_deaths_total", "processes of filters that died", lambda one: one.deaths
+    ),
+)

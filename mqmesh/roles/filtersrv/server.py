@@ -39,10 +39,10 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
-from mqmesh.roles.filtersrv.filter_runner import FilterRunner, Worker
-from mqmesh.roles.filtersrv.filter_table import FilterTable
+from mqmesh.roles.filtersrv.filter_runner import FilterRunner, FilterState, Worker
+from mqmesh.roles.filtersrv.filter_table import FILTER_FIGURES, FilterTable
 from mqmesh.roles.filtersrv.pipeline import Passage, Question
-from mqmesh.roles.filtersrv.worker_places import WorkerPlaces
+from mqmesh.roles.filtersrv.worker_places import WORKER_FIGURES, WorkerPlaces
 from mqmesh.roles.shell import RoleShell
 from mqmesh.sandbox.frames import Answer, Setup
 from mqmesh.transport.endpoints import endpoint_of
@@ -131,6 +131,8 @@ class FilterServer:
             max_frame_bytes=MAX_FRAME_BYTES,
         )
         server = self._shell.open(handlers, limits=limits)
+        self._shell.tell(FILTER_FIGURES, self._table.status)
+        self._shell.tell(WORKER_FIGURES, lambda: self._places)
         endpoint = server.bind(f"tcp://{bindable(config.listen_host)}:{config.listen_port}")
         host = config.advertised_host or bindable(config.listen_host)
         port = endpoint.rpartition(":")[2]
@@ -181,14 +183,14 @@ class FilterServer:
         broker = self._broker
         if broker is None or not broker.connected:
             return
-        table = self._table
+        status = self._table.status()
         request = RegisterFilterServerRequest(
             self._config.name,
             self._address,
-            len(table),
-            table.parked,
-            table.matched,
-            table.passed_over,
+            len(self._table),
+            status.filters.get(FilterState.PARKED, 0),
+            status.matched,
+            status.passed_over,
         )
         broker.request(
             RequestCode.REGISTER_FILTER_SERVER,

@@ -4,6 +4,7 @@ import logging
 from typing import Final, Protocol
 
 from mqmesh.errors import SystemBusy
+from mqmesh.figures import Measured, gauge
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 
 FREE_MS: Final = 1_000
@@ -68,3 +69,8 @@ class WorkerPlaces:
             )
         _log.info("%s makes room for %s", freest.name, tenant.name)
         freest.rest()
+
+
+WORKER_FIGURES: Final[tuple[Measured[WorkerPlaces], ...]] = (
+    gauge("filter_processes", "processes of filters that run", len),
+)

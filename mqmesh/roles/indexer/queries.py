@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import SystemBusy
+from mqmesh.figures import Measured, gauge
 from mqmesh.message import parse_message_id
 from mqmesh.protocol.command import Reply, Request, encode_header
 from mqmesh.protocol.queries import (
@@ -158,3 +159,8 @@ class PendingQueries:
     def drop_peer(self, peer: bytes) -> None:
         """Forgets the queries of a broker that is gone."""
         self._waiting = deque(one for one in self._waiting if one.request.peer != peer)
+
+
+QUERY_FIGURES: Final[tuple[Measured[PendingQueries], ...]] = (
+    gauge("index_pending_queries", "queries that wait or are being worked on", len),
+)

@@ -17,11 +17,12 @@ from mqmesh.protocol.queries import (
 )
 from mqmesh.protocol.snapshots import CopyIndexRequest, CopyIndexResponse
 from mqmesh.roles.dispatch import Handler
+from mqmesh.roles.index_figures import INDEX_FIGURES
 from mqmesh.roles.indexer.config import IndexerConfig
-from mqmesh.roles.indexer.queries import PendingQueries
+from mqmesh.roles.indexer.queries import QUERY_FIGURES, PendingQueries
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
-from mqmesh.storage.index.dispatcher import Dispatcher
+from mqmesh.storage.index.dispatcher import Dispatcher, DispatcherStats
 from mqmesh.storage.index.message_index import MessageIndex
 from mqmesh.storage.log.store_key import read_store_key
 from mqmesh.transport.interface import Timer, Transport
@@ -86,6 +87,8 @@ class IndexerServer:
             RequestCode.QUERY_MESSAGE_BY_ID: self._query,
         }
         server = self._shell.open(handlers, self._queries.drop_peer)
+        self._shell.tell(INDEX_FIGURES, self._progress)
+        self._shell.tell(QUERY_FIGURES, lambda: self._queries)
         endpoint = server.bind(self._config.endpoint)
         self._shell.ready()
         return endpoint
@@ -117,23 +120,24 @@ class IndexerServer:
         assert self._dispatcher is not None
         self._dispatcher.advance(asked.visible_offset, asked.min_offset, now_ms)
         self._plan()
-        stats = self._dispatcher.stats()
-        return reply_with(
-            IndexProgress(
-                stats.indexed_through,
-                stats.missing_bytes,
-                stats.waiting,
-                stats.segments,
-                stats.sealed,
-                stats.disk_bytes,
-                stats.batches,
-                stats.discarded,
-                stats.skipped_bytes,
-                self._queries.answered,
-                self._queries.mismatches,
-                stats.texts,
-                stats.at_rest,
-            )
+        return reply_with(self._progress())
+
+    def _progress(self) -> IndexProgress:
+        stats = DispatcherStats() if self._dispatcher is None else self._dispatcher.stats()
+        return IndexProgress(
+            stats.indexed_through,
+            stats.missing_bytes,
+            stats.waiting,
+            stats.segments,
+            stats.sealed,
+            stats.disk_bytes,
+            stats.batches,
+            stats.discarded,
+            stats.skipped_bytes,
+            self._queries.answered,
+            self._queries.mismatches,
+            stats.texts,
+            stats.at_rest,
         )
 
     def _copy(self, request: Request, asked: CopyIndexRequest) -> Reply:

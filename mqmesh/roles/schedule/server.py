@@ -18,7 +18,7 @@ from mqmesh.protocol.command import (
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.route import ClusterInfo, GetClusterRequest, RouteHint
 from mqmesh.roles.schedule.config import ScheduleConfig
-from mqmesh.roles.schedule.service import ScheduleService
+from mqmesh.roles.schedule.service import SCHEDULE_FIGURES, ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
 from mqmesh.roles.shell import RoleShell
 from mqmesh.sdk.client.client import choose_endpoint
@@ -74,7 +74,7 @@ class ScheduleServer:
         """Takes its directory, and begins to look for the broker.
 
         Returns:
-            Where it answers PING, and nothing else.
+            Where it answers PING, and tells its figures.
 
         Raises:
             ConfigError: The directory for sockets cannot be used.
@@ -84,6 +84,7 @@ class ScheduleServer:
         make_folder(self._root)
         self._lock = StoreLock(self._root)
         endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
+        self._shell.tell(SCHEDULE_FIGURES, self._service.status)
         self._link = NamesrvLink(
             self._transport,
             list(self._config.namesrv_addr),

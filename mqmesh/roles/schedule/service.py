@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import msgspec
+
 from mqmesh.batch.schedule_record import Run, ScheduleAction, decode_record, encode_runs
 from mqmesh.clock import Clock
 from mqmesh.errors import (
@@ -21,6 +23,7 @@ from mqmesh.errors import (
     StorageError,
     TransportError,
 )
+from mqmesh.figures import Measured, counter, gauge, text
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.schedule import (
@@ -64,6 +67,30 @@ class SessionState(enum.Enum):
     SERVING = "running"
 
 
+class ScheduleStatus(msgspec.Struct, frozen=True):
+    """How the service is at one moment.
+
+    Attributes:
+        state: Of the session.
+        sessions: How often one was begun.
+        pending: Delayed messages that wait.
+        late_ms: How long the first of them is due; 0 if none is, or nobody could be told.
+        in_flight: Deliveries that the broker has not answered yet.
+        delivered: Messages.
+        refused: Requests that the broker refused.
+        rebuilds: Times that the timetable was made anew.
+    """
+
+    state: SessionState
+    sessions: int
+    pending: int
+    late_ms: int
+    in_flight: int
+    delivered: int
+    refused: int
+    rebuilds: int
+
+
 class Broker(Protocol):
     """The connection to the broker."""
 
@@ -100,8 +127,6 @@ class ScheduleService:
 
     Attributes:
         state: Of the session.
-        delivered: Messages.
-        rebuilds: Times that the timetable was made anew.
     """
 
     def __init__(
@@ -120,8 +145,7 @@ class ScheduleService:
         self._boot_id = boot_id
         self._broker: Broker | None = None
         self.state = SessionState.AWAY
-        self.delivered = 0
-        self.rebuilds = 0
+        self._sessions = self._delivered = self._refused = self._rebuilds = 0
         self._table: Timetable | None = None
         self._time = BrokerClock()
         # Answers of an earlier session, or for an earlier table, mean nothing.
@@ -154,6 +178,24 @@ class ScheduleService:
         """The connection broke."""
         self._leave()
         self._broker = None
+
+    def status(self) -> ScheduleStatus:
+        """How it is now."""
+        table = self._table
+        due_ms = None
+        if table is not None and self.state is SessionState.SERVING:
+            due_ms = table.next_due_ms()
+        now_ms = self._time.wall_ms(self._clock.monotonic_ms())
+        return ScheduleStatus(
+            self.state,
+            self._sessions,
+            0 if table is None else table.state.pending,
+            0 if due_ms is None else max(now_ms - due_ms, 0),
+            self._in_flight,
+            self._delivered,
+            self._refused,
+            self._rebuilds,
+        )
 
     def close(self) -> Timetable | None:
         """Ends the work; returns the timetable, which is at rest, if it was opened."""
@@ -192,13 +234,14 @@ class ScheduleService:
     def _opened(self, answer: Command) -> None:
         opened = decode_header(OpenScheduleResponse, answer.header)
         self._session = opened.session
+        self._sessions += 1
         self._time = BrokerClock()
         self._note_time(opened.now_ms)
         # From disk each time: what was in memory may be ahead of it after an error.
         table = None if self._suspect else self._open_table(False)
         if table is None or not table.begin(opened.store_id, opened.epoch, self._boot_id):
             _log.warning("the timetable is damaged, or of another log; making it anew")
-            self.rebuilds += 1
+            self._rebuilds += 1
             table = self._open_table(True)
             table.begin(opened.store_id, opened.epoch, self._boot_id)
         self._suspect = False
@@ -338,7 +381,7 @@ class ScheduleService:
             told = decode_header(DeliverDueResponse, answer.header)
             runs = table.settle(taken, told.statuses)
             table.note_record(told.record_offset)
-            self.delivered += sum(count for _, _, count in runs)
+            self._delivered += sum(count for _, _, count in runs)
             early = DueStatus.NOT_DUE in told.statuses
             self._note_time(told.now_ms, exact=early)
             if len(told.statuses) < len(taken.runs) or len(runs) >= BACKLOG_MESSAGES:
@@ -350,6 +393,7 @@ class ScheduleService:
                 self._begin_again(error)  # it may still be carried out, so not asked again
                 return
             self._in_flight -= 1
+            self._refused += 1
             _log.warning("deliveries were refused: %s", error)
             table.put_back(taken)
             self._pause(error)
@@ -439,6 +483,7 @@ class ScheduleService:
             if isinstance(error, TransportError):
                 self._begin_again(error)
                 return
+            self._refused += 1
             _log.warning("%s was refused: %s", action.name.lower(), error)
             table.release(chunk_ids)
             self._pause(error)
@@ -505,3 +550,49 @@ def _runs_of(record: bytes) -> list[Run]:
     except CorruptBatch as error:
         _log.error("a record of the schedule topic is lost: %s", error)
         return []
+
+
+SCHEDULE_FIGURES: Final[tuple[Measured[ScheduleStatus], ...]] = (
+    text(
+        "session_state",
+        "of the session with the broker: away, opening, catching up, running",
+        lambda one: one.state.value,
+    ),
+    counter("sessions_total", "sessions with the broker that were begun", lambda one: one.sessions),
+    gauge(
+        "pending_messages",
+        "delayed messages that wait",
+        lambda one: one.pending,
+        unit="messages",
+        metric="rocketmq_timing_messages",
+    ),
+    gauge(
+        "late_ms",
+        "how long the first message that waits is due",
+        lambda one: one.late_ms,
+        unit="ms",
+        metric="rocketmq_timer_dequeue_latency",
+    ),
+    gauge(
+        "deliveries_in_flight",
+        "deliveries that the broker has not answered yet",
+        lambda one: one.in_flight,
+    ),
+    counter(
+        "delivered_messages_total",
+        "delayed messages that went on their way",
+        lambda one: one.delivered,
+        unit="messages",
+        metric="rocketmq_timer_dequeue_total",
+    ),
+    counter(
+        "refused_requests_total",
+        "deliveries, cancellations and moves that the broker refused",
+        lambda one: one.refused,
+    ),
+    counter(
+        "timetable_rebuilds_total",
+        "times that the timetable was made anew from the log",
+        lambda one: one.rebuilds,
+    ),
+)

@@ -37,7 +37,7 @@ INDEX_STATE: Final[Measured[IndexStatus]] = text(
 )
 """Told also where there is no index."""
 
-INDEX_FIGURES: Final[tuple[Measured[IndexStatus], ...]] = (
+INDEX_PROCESS_FIGURES: Final[tuple[Measured[IndexStatus], ...]] = (
     gauge(
         "index_pid",
         "process id of the index process, 0 while there is none",
@@ -56,54 +56,5 @@ INDEX_FIGURES: Final[tuple[Measured[IndexStatus], ...]] = (
     gauge(
         "index_lag_ms", "how far the index is behind the log", lambda index: index.lag_ms, unit="ms"
     ),
-    gauge(
-        "index_missing_bytes",
-        "bytes of the log that a query would not search",
-        lambda index: index.progress.missing_bytes,
-        unit="bytes",
-    ),
-    gauge(
-        "index_segments", "segments of the log with an index", lambda index: index.progress.segments
-    ),
-    gauge(
-        "index_sealed_segments",
-        "of them, segments whose index is finished",
-        lambda index: index.progress.sealed,
-    ),
-    gauge(
-        "index_unsorted_texts",
-        "stretches of keys that are not sorted yet",
-        lambda index: index.progress.texts,
-    ),
-    gauge(
-        "index_at_rest",
-        "everything is indexed, sorted and merged",
-        lambda index: index.progress.at_rest,
-    ),
-    gauge(
-        "index_disk_bytes",
-        "size of the index",
-        lambda index: index.progress.disk_bytes,
-        unit="bytes",
-    ),
-    counter(
-        "index_discarded_total",
-        "parts of the index made anew",
-        lambda index: index.progress.discarded,
-    ),
-    counter(
-        "index_skipped_bytes_total",
-        "damaged bytes of the log that were passed over",
-        lambda index: index.progress.skipped_bytes,
-        unit="bytes",
-    ),
-    counter(
-        "index_queries_total", "queries that were answered", lambda index: index.progress.queries
-    ),
     counter("index_query_refusals_total", "queries that were refused", lambda index: index.refused),
-    counter(
-        "index_mismatches_total",
-        "places where the log had nothing of what the index said",
-        lambda index: index.progress.mismatches,
-    ),
 )

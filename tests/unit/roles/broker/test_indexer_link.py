@@ -18,7 +18,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.queries import AdvanceIndexRequest, IndexProgress
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.index.index_status import INDEX_FIGURES, INDEX_STATE
+from mqmesh.roles.broker.index.index_status import INDEX_PROCESS_FIGURES, INDEX_STATE
 from mqmesh.roles.broker.index.indexer_link import (
     HANG_MS,
     IDLE_MS,
@@ -30,6 +30,7 @@ from mqmesh.roles.broker.index.indexer_link import (
     LogExtent,
     indexer_arguments,
 )
+from mqmesh.roles.index_figures import INDEX_FIGURES
 from mqmesh.testing.clock import ManualClock
 
 
@@ -109,7 +110,8 @@ class Stage:
 
     def figures(self, name: str) -> object:
         board = FigureBoard()
-        board.add((INDEX_STATE, *INDEX_FIGURES), self.link.status)
+        board.add((INDEX_STATE, *INDEX_PROCESS_FIGURES), self.link.status)
+        board.add(INDEX_FIGURES, lambda: self.link.status().progress)
         return Readings(board.read())[f"index_{name}"]
 
 

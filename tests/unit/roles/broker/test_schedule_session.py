@@ -249,7 +249,7 @@ def test_messages_are_delivered_when_they_are_due(rig):
     assert set(delivered) == set(due)
     for sequence, at in delivered.items():
         assert 0 <= at - max(due[sequence], now_ms) <= 12
-    assert rig.service.delivered == rig.stage.context.schedule.delivered == 5
+    assert rig.service.status().delivered == rig.stage.context.schedule.delivered == 5
 
 
 def test_a_level_counts_from_the_store_time(rig):
@@ -318,8 +318,8 @@ def test_two_services_of_a_broker_take_turns_and_lose_and_repeat_nothing(make_st
         if desk.service not in turns[-1:]:
             turns.append(desk.service)
     assert sorted(sequence for sequence, _ in one.delivered()) == sent
-    assert one.service.delivered
-    assert other.service.delivered
+    assert one.service.status().delivered
+    assert other.service.status().delivered
     assert 5 <= len(turns) <= 11, "each comes again 0.5 s after it was refused"
 
 
@@ -398,7 +398,7 @@ def test_a_log_that_lost_its_end_means_a_new_timetable(rig):
     rig.pairs.write([(b"s", msgspec.msgpack.encode(state))])
     rig.kill_service()
     rig.advance(2_000, 10)
-    assert rig.service.rebuilds == 1
+    assert rig.service.status().rebuilds == 1
     assert len(rig.delivered()) == 1
 
 

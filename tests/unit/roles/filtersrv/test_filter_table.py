@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import FilterFailed, FilterUnknown, MessageIllegal, SystemBusy
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.filtering.python_filter import MAX_SOURCE_BYTES, filter_id
-from mqmesh.roles.filtersrv.filter_table import EVICT_IDLE_MS, FilterTable
+from mqmesh.roles.filtersrv.filter_runner import FilterState
+from mqmesh.roles.filtersrv.filter_table import EVICT_IDLE_MS, FILTER_FIGURES, FilterTable
 from mqmesh.sandbox.frames import Status
 
 
@@ -143,8 +145,23 @@ def test_what_became_of_messages_is_counted_beyond_a_filters_life(make_table, st
     worker.ready()
     table.get("a", name).match([b"b"], 3, [].append)
     worker.says(Status.MATCHED, b"\1\0\1")
-    assert (table.matched, table.passed_over, table.parked) == (2, 1, 0)
+    assert told(table) == (FilterState.READY, 2, 1, 0)
     worker.dies()
-    assert table.parked == 1
+    assert told(table) == (FilterState.PARKED, 2, 1, 1)
     table.close()
-    assert (table.matched, table.passed_over, table.parked) == (2, 1, 0)
+    assert told(table) == (None, 2, 1, 1)
+
+
+def told(table):
+    """The state of the one filter that there is, matches, misses, deaths."""
+    board = FigureBoard()
+    board.add(FILTER_FIGURES, table.status)
+    figures = Readings(board.read())
+    states = [one for one in FilterState if figures.number("filters", one.value)]
+    assert len(states) == len(table)
+    return (
+        states[0] if states else None,
+        figures["filter_matches_total"],
+        figures["filter_misses_total"],
+        figures["filter_process_deaths_total"],
+    )
