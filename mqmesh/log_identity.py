@@ -6,7 +6,15 @@ import msgspec
 
 from mqmesh.units import MAX_OFFSET
 
-MAX_EPOCH: Final = 2**32 - 1
+MAX_EPOCH: Final = 2**31 - 1
+EPOCHS_APART: Final = 10_000
+"""A log that goes on beside its original skips so many epochs: as often the original may be started
+before both have given one number twice."""
+
+
+def first_number(epoch: int) -> int:
+    """Below all generations and lock tokens of an epoch, and above those of earlier ones."""
+    return epoch << 32
 
 
 class EpochStart(msgspec.Struct, array_like=True, frozen=True):

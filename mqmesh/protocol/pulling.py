@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.protocol.route import Name
+from mqmesh.protocol.route import Epoch, Name
 
 MAX_PULL_BYTES: Final = 16 * 1024 * 1024
 MAX_OFFSETS_PER_REQUEST: Final = 65_536
@@ -13,7 +13,6 @@ MAX_SUSPEND_MS: Final = 30_000
 
 QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Offset = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
 class ExpressionType(enum.StrEnum):

@@ -11,6 +11,7 @@ happens on another thread is the call of ``wake``, which says that
 ``durable_offset`` has moved or that the store has stopped.
 """
 
+import contextlib
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ import msgspec
 
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import BatchHeader
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, DiskFull
 from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.units import GIB, KIB, MAX_OFFSET, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
@@ -250,7 +251,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         unwritten_queue_bytes: Memory of consume queue entries that are not written yet.
         flushes: Syncs of the log since the store was opened.
         flush_errors: Failed syncs; the store has stopped when this is not 0.
-        epoch: Grows whenever a tail is cut.
+        epoch: Grows whenever a tail is cut, and, unless the store is a ``ReplicableLog``, whenever
+            it is opened: numbers that a broker gives out begin with it.
         store_id: Identity of the store, in every batch.
         started_clean: The last stop was an orderly one.
         recovered_bytes: Log bytes that were checked when the store was opened.
@@ -496,6 +498,25 @@ def replicable(store: "MessageStore") -> ReplicableLog:
     if not isinstance(store, ReplicableLog):
         raise ConfigError("replicas need the backend commitlog (storage.backend)")
     return store
+
+
+def begin_own_epoch(store: "MessageStore") -> int:
+    """Begins an epoch for a master whom nobody else numbers, durably.
+
+    On a full disk, too: room for that was taken before.
+
+    Returns:
+        Higher than all before.
+
+    Raises:
+        StorageError: It cannot be noted.
+    """
+    if isinstance(store, ReplicableLog):
+        starts = store.epochs()
+        newest = max(store.epoch(), starts[-1].epoch if starts else 0)
+        with contextlib.suppress(DiskFull):  # its record waits until there is room
+            store.begin_epoch(newest + 1, b"started")
+    return store.stats().epoch
 
 
 class MessageStore(ABC):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from mqmesh.clock import Clock
+from mqmesh.log_identity import first_number
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.commit_point import commit_point_of
@@ -29,7 +30,6 @@ from mqmesh.roles.broker.features.transactions.check_timetable import Transactio
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
-from mqmesh.roles.broker.life import first_number
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
@@ -50,7 +50,6 @@ class BrokerResources(msgspec.Struct, frozen=True):
         shell: Command server and timers.
         root: Directory of everything that the broker keeps.
         instance_id: Random number of this life of the process.
-        life: Which life it is; generations and lock tokens begin with it.
         address: Where it listens.
         files: Reads and saves documents; None if nothing is kept.
         run_aside: Has another thread do something.
@@ -65,7 +64,6 @@ class BrokerResources(msgspec.Struct, frozen=True):
     shell: RoleShell
     root: Path
     instance_id: int
-    life: int
     address: BrokerAddress
     files: tuple[Read, MakeSaver] | None
     run_aside: Callable[[Callable[[], Any], OnDone], None]
@@ -91,6 +89,8 @@ def build_context(
     tables: BrokerTables,
     index: IndexerLink | None = None,
     leadership: Leadership | None = None,
+    *,
+    epoch: int = 0,
 ) -> BrokerContext:
     """All parts of a role.
 
@@ -100,6 +100,7 @@ def build_context(
         tables: Topics, groups and offsets, loaded.
         index: Way to the index process.
         leadership: Of a master that was elected.
+        epoch: Of a master: generations, lock tokens and sessions of it begin with it.
     """
     config, server = given.config, given.shell.server
     assert server is not None
@@ -120,10 +121,10 @@ def build_context(
             grace_ms=config.client_lost_grace_ms,
             expiry_ms=config.client_channel_expired_timeout_ms,
             most_clients=config.max_clients,
-            first_generation=first_number(given.life),
+            first_generation=first_number(epoch),
             busy_retry_after_ms=retry_after_ms,
         ),
-        locks=_make_locks(given, store),
+        locks=_make_locks(given, store, leadership, epoch),
         holds=PullHold(config.max_held_pulls, retry_after_ms),
         turns=PullTurns(config.max_held_pulls, retry_after_ms),
         stage=SendStage(),
@@ -158,7 +159,7 @@ def build_context(
             ),
             chance,
         ),
-        schedule=ScheduleDesk(chance),
+        schedule=ScheduleDesk(first_number(epoch)),
         retries=Retries(marks=DeadLetterMarks(chance)),
     )
 
@@ -172,15 +173,22 @@ def _make_followers(config: BrokerConfig) -> FollowerTable:
     )
 
 
-def _make_locks(given: BrokerResources, store: MessageStore) -> QueueLocks:
+def _make_locks(
+    given: BrokerResources, store: MessageStore, leadership: Leadership | None, epoch: int
+) -> QueueLocks:
     config = given.config
-    # Who consumed from an earlier life of this broker may still do so.
-    wait_ms = config.rebalance_lock_lost_grace_ms if store.topics() else 0
+    # Who consumed from an earlier master may still do so.
+    settled_ms = free_ms = given.clock.monotonic_ms()
+    if store.topics():
+        settled_ms += config.rebalance_lock_lost_grace_ms
+        # So long a master that is cut off may not know that it is one no more.
+        free_ms = settled_ms + (0 if leadership is None else config.ha.lease_ttl_ms)
     return QueueLocks(
         lease_ms=config.rebalance_lock_max_live_time_ms,
         lost_grace_ms=config.rebalance_lock_lost_grace_ms,
         most=config.max_consumer_offsets,
-        first_token=first_number(given.life) + 1,
-        settled_ms=given.clock.monotonic_ms() + wait_ms,
+        first_token=first_number(epoch) + 1,
+        settled_ms=settled_ms,
+        free_ms=free_ms,
         busy_retry_after_ms=config.busy_retry_after_ms,
     )

@@ -43,6 +43,7 @@ class MasterRole(BrokerRole):
     Args:
         given: What the process gives.
         store: Messages, open.
+        epoch: That it begins; generations and lock tokens begin with it.
         leadership: Of one that was elected. Until what it inherited is confirmed it serves nobody
             but replicas: consumers would not see yet what they have seen.
 
@@ -53,7 +54,11 @@ class MasterRole(BrokerRole):
     """
 
     def __init__(
-        self, given: BrokerResources, store: MessageStore, leadership: Leadership | None = None
+        self,
+        given: BrokerResources,
+        store: MessageStore,
+        epoch: int,
+        leadership: Leadership | None = None,
     ) -> None:
         super().__init__(given, MASTER_ID)
         self._leadership = leadership
@@ -62,7 +67,7 @@ class MasterRole(BrokerRole):
         tables = make_tables(given, store)
         tables.load()
         self.index = self._make_index()
-        context = build_context(given, store, tables, self.index, leadership)
+        context = build_context(given, store, tables, self.index, leadership, epoch=epoch)
         write_state(context)  # shows from the beginning whether there is room
         store.show_to(_everything)  # what is read now is known to nobody else
         self._recover_transactions(context)

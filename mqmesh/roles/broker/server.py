@@ -14,7 +14,7 @@ from typing import Any, Final
 from mqmesh.clock import Clock
 from mqmesh.coordination.backends import open_coordinator
 from mqmesh.coordination.interface import MemberIncarnation, StateRecord
-from mqmesh.errors import MQMeshError, StorageError, StoreClosed, TooManyOpenFiles
+from mqmesh.errors import MQMeshError, StoreClosed, TooManyOpenFiles
 from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
@@ -46,7 +46,6 @@ from mqmesh.roles.broker.index.index_status import (
     INDEX_STATE,
     IndexStatus,
 )
-from mqmesh.roles.broker.life import LIFE_FILE, dump_life, next_life
 from mqmesh.roles.broker.master_role import MasterRole, has_index
 from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
 from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
@@ -66,6 +65,7 @@ from mqmesh.storage.interface import (
     LogBeginning,
     MessageStore,
     RecoveryProgress,
+    begin_own_epoch,
     replicable,
 )
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
@@ -212,9 +212,21 @@ class BrokerServer:
         config = self._config
         is_master = config.broker_id == MASTER_ID or self._was_promoted()
         if config.ha.mode is not HaMode.AUTO and is_master:
-            self._role = MasterRole(self._resources(address), self._store)
+            self._begin_leading(address, self._own_epoch())
             return
         self._begin_following(address, config.ha.master_addr)
+
+    def _begin_leading(self, address: BrokerAddress, epoch: int) -> None:
+        """Begins a master that was not elected."""
+        assert self._store is not None
+        self._role = MasterRole(self._resources(address), self._store, epoch)
+
+    def _own_epoch(self) -> int:
+        assert self._store is not None
+        if self._config.storage.backend == "memory":
+            # Nothing tells of earlier ones; let no number of theirs pass for one of this.
+            return 1 + self._transport.random.getrandbits(30)
+        return begin_own_epoch(self._store)
 
     def _begin_following(self, address: BrokerAddress, leader: str) -> None:
         assert self._store is not None
@@ -242,7 +254,7 @@ class BrokerServer:
             save_document(config / ROLE_FILE, encode_role(ReplicaRole(epoch)))
             self._role.close()
             self._role = None
-            self._begin_role(address)
+            self._begin_leading(address, epoch)
             self._opened_role().announce()
         except MQMeshError as error:
             _log.critical("this follower cannot become the master: %s", error)
@@ -341,7 +353,7 @@ class BrokerServer:
                 lag_max_ms=config.ha.replica_lag_max_ms,
                 counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             )
-            self._role = MasterRole(self._resources(address), store, leadership)
+            self._role = MasterRole(self._resources(address), store, state.epoch, leadership)
         except MQMeshError:
             self._begin_following(address, "")
             raise
@@ -388,7 +400,6 @@ class BrokerServer:
         )
 
     def _resources(self, address: BrokerAddress) -> BrokerResources:
-        files, life = self._begin_life()
         return BrokerResources(
             self._config,
             self._transport,
@@ -396,9 +407,8 @@ class BrokerServer:
             self._shell,
             self._root,
             self._instance_id,
-            life,
             address,
-            files,
+            self._documents(),
             self._run_aside,
             self._member.handlers if self._member is not None else {},
             self._replica_state,
@@ -408,27 +418,20 @@ class BrokerServer:
     def _replica_state(self) -> str:
         return "FOLLOWING" if self._member is None else self._member.state
 
-    def _begin_life(self) -> tuple[tuple[Read, MakeSaver] | None, int]:
-        """How documents are read and saved, and which life this is."""
+    def _documents(self) -> tuple[Read, MakeSaver] | None:
+        """How documents are read and saved; None where nothing is kept."""
         if self._config.storage.backend == "memory":
-            return None, next_life(None, self._clock.wall_ms())
+            return None
         directory = self._root / CONFIG_DIRECTORY
         make_folder(directory)
         make_private(directory)
         if self._executor is None:
             self._executor = self._transport.executor("save")
         executor, call_soon = self._executor, self._loop.call_soon_threadsafe
-        life = next_life(load_document(directory / LIFE_FILE), self._clock.wall_ms())
-        try:
-            save_document(directory / LIFE_FILE, dump_life(life))
-        except StorageError as error:
-            # Reading and committing go on without it, and the clock mostly tells lives apart.
-            _log.error("the life of this broker could not be noted: %s", error)
-        files = (
+        return (
             lambda name: load_document(directory / name),
             lambda name, dump: DocumentSaver(directory / name, dump, executor, call_soon),
         )
-        return files, life
 
     def _run_aside(self, work: Callable[[], Any], on_done: OnDone) -> None:
         """Has the thread for snapshots do something, then calls back in the loop's thread."""

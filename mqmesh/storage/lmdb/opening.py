@@ -126,6 +126,8 @@ def open_environment(
         _check_after_power_cut(env, contents, now_ms, on_progress)
         head = msgspec.structs.replace(
             contents.head,
+            # What was stored last may be gone, and its offsets are given again.
+            epoch=contents.head.epoch + 1,
             next_topic_id=contents.next_topic_id,
             clean=False,
             durable=durable,
@@ -275,5 +277,3 @@ def _check_after_power_cut(
         if end - told >= PROGRESS_EVERY_BYTES:
             told = end
             on_progress(RecoveryProgress("checking the log", end, contents.end))
-    # What was stored last may be gone, and its offsets are given again.
-    contents.head = msgspec.structs.replace(head, epoch=head.epoch + 1)

@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
+from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.storage.commitlog.checkpoint import Checkpoint, CheckpointFile
 from mqmesh.storage.files.atomic_file import (
     peek_document,
@@ -401,7 +402,7 @@ def _write_checkpoint(target: Path, manifest: Manifest) -> None:
         file.save(
             Checkpoint(
                 store_id=manifest.store_id,
-                epoch=manifest.epoch + 1,
+                epoch=manifest.epoch + EPOCHS_APART,
                 synced_through=manifest.end_offset,
                 dispatched_through=through,
                 queues_synced_through=manifest.start_offset,

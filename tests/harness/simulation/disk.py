@@ -25,6 +25,7 @@ from mqmesh.storage.interface import (
     PutResult,
     PutStatus,
     StoreConfig,
+    StoreStats,
     Wake,
 )
 from mqmesh.storage.memory import MemoryStore
@@ -51,6 +52,7 @@ class Disk:
     Attributes:
         records: The log.
         durable_offset: What was synced.
+        epoch: How often a store was opened on it.
         slowest_sync_ms: So long a sync takes at most.
         full: No byte more is taken.
         sync_fails: The next sync fails.
@@ -62,6 +64,7 @@ class Disk:
     def __init__(self) -> None:
         self.records: list[LogRecord] = []
         self.durable_offset = 0
+        self.epoch = 0
         self.slowest_sync_ms = SLOWEST_SYNCS_MS[0]
         self.full = False
         self.sync_fails = False
@@ -131,6 +134,7 @@ class LoggedStore(MemoryStore):
     ) -> None:
         super().__init__(config, clock=clock)
         self._disk = disk
+        disk.epoch += 1
         self._node = node
         self._wake = wake
         self._at_once = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -202,6 +206,10 @@ class LoggedStore(MemoryStore):
         self._check_writable()
         super().delete_topic(topic)
         self._disk.records.append(LogRecord(topic, 0, b"", b"", self._end))
+
+    def stats(self) -> StoreStats:
+        """See ``MessageStore.stats``."""
+        return msgspec.structs.replace(super().stats(), epoch=self._disk.epoch)
 
     def durable_offset(self) -> CommitLogOffset:
         """See ``MessageStore.durable_offset``."""

@@ -106,7 +106,13 @@ def type_name(kind: Any, meta: msgspec.Meta | None = None) -> str:
 
 
 def number(value: Any) -> str:
-    powers = {2**63 - 1: "2^63-1", 2**62: "2^62", 2**32 - 1: "2^32-1", 2**31: "2^31"}
+    powers = {
+        2**63 - 1: "2^63-1",
+        2**62: "2^62",
+        2**32 - 1: "2^32-1",
+        2**31 - 1: "2^31-1",
+        2**31: "2^31",
+    }
     return powers.get(value, f"{value:,}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mqmesh.errors import InvalidArgument, NotMaster
+from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.replication import (
@@ -218,6 +219,8 @@ class FollowerRole(BrokerRole):
             raise InvalidArgument("it never had anything of its master's log")
         offset = self._log().log_end()
         self._rest("this follower becomes the master")
+        # Above those of a former master that is started again and has not heard of this one.
+        epoch = newest + EPOCHS_APART
         # In a turn of its own: it takes down what this handler belongs to.
-        self._given.transport.loop.call_later(0, partial(self._promote, newest + 1))
-        return reply_with(PromoteReplicaResponse(newest + 1, offset))
+        self._given.transport.loop.call_later(0, partial(self._promote, epoch))
+        return reply_with(PromoteReplicaResponse(epoch, offset))

@@ -140,6 +140,16 @@ def test_a_token_that_no_former_life_gave_counts_for_nothing():
     assert ask(locks, "b", 10, queue=("t", 1)) == 1_001
 
 
+def test_after_an_election_who_never_held_a_queue_waits_longer_than_who_did():
+    locks = make(settled_ms=3_000, free_ms=6_000, first_token=1_000)
+    assert ask(locks, "early", 100, token=7) == LOCK_PENDING
+    assert ask(locks, "early", 3_000, token=7) == 1_000
+    assert ask(locks, "late", 3_000, queue=("t", 1), token=8) == 1_001
+    for token in (0, 1_000):
+        assert ask(locks, "new", 5_999, queue=("t", 2), token=token) == LOCK_PENDING
+    assert ask(locks, "new", 6_000, queue=("t", 2)) == 1_002
+
+
 def test_a_former_holder_whose_connection_breaks_again_has_its_while():
     locks = make(settled_ms=3_000, first_token=1_000)
     ask(locks, "a", 100, token=5)

@@ -120,7 +120,9 @@ class Rig:
         """What was staged is lost, what was stored stays."""
         self.link.broken = True
         self.stage.context.stage.take()
-        self.stage.context = msgspec.structs.replace(self.stage.context, schedule=ScheduleDesk())
+        self.stage.context = msgspec.structs.replace(
+            self.stage.context, schedule=ScheduleDesk(2**32)
+        )
         self.stage.handlers = served(self.stage.context)
         self.service.on_disconnected()
         self.connect()

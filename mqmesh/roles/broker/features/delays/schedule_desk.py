@@ -4,7 +4,6 @@ Pure: handlers tell it what happens, and carry out what it says.
 """
 
 import itertools
-from random import Random, SystemRandom
 from typing import Final
 
 import msgspec
@@ -30,7 +29,7 @@ class ScheduleDesk:
     """The schedule service's session, and the cancellations on their way.
 
     Args:
-        chance: Makes the numbers of sessions; the system's by default.
+        first_session: Below all sessions to come, above those of earlier masters.
 
     Attributes:
         session: Of the service, 0 before the first.
@@ -44,8 +43,8 @@ class ScheduleDesk:
         sessions: Services that came, since the broker was started.
     """
 
-    def __init__(self, chance: Random | None = None) -> None:
-        self._chance = chance or SystemRandom()
+    def __init__(self, first_session: int = 0) -> None:
+        self._sessions = itertools.count(first_session + 1)
         self._tickets = itertools.count(1)
         self._cancels: dict[int, OpenCancel] = {}
         self.session = 0
@@ -64,7 +63,7 @@ class ScheduleDesk:
         Returns:
             Its session.
         """
-        self.session = self._chance.getrandbits(63) or 1
+        self.session = next(self._sessions)
         self.service = peer
         self.stirred = False
         self.sessions += 1

@@ -85,8 +85,8 @@ class ConsumerGroups:
         grace_ms: How long a client whose connection broke stays a member.
         expiry_ms: How long a silent client stays one.
         most_clients: Clients allowed.
-        first_generation: Below every generation to come, above all of earlier lives of the
-            broker, so that a member never takes an old one for a new one.
+        first_generation: Below every generation to come, above all of earlier epochs, so
+            that a member never takes an old one for a new one.
         busy_retry_after_ms: What clients are told to wait when there are too many.
 
     Attributes:

@@ -10,8 +10,9 @@ was never replaced. After a restart the table is empty while consumers still wor
 have. So for the same while nothing is granted, and who held a queue before says so; of those
 who do, the one with the newest token goes on. It gets a new token, and so begins again where the
 group has committed: that it was the last to hold the queue cannot be known. A member that stood
-still while another had its queue may be the only one that claims it. Each life's tokens are
-above those of the lives before.
+still while another had its queue may be the only one that claims it. After an election whoever
+is new waits longer: consumers of a master that is cut off notice only when it does. Each epoch's
+tokens are above those of the ones before.
 """
 
 from typing import Final
@@ -51,8 +52,9 @@ class QueueLocks:
         lease_ms: How long a lock lasts that is not renewed.
         lost_grace_ms: How long it lasts after its holder's connection broke.
         most: Locks allowed.
-        first_token: Above the tokens of earlier lives of the broker, and the first of this one.
+        first_token: Above the tokens of earlier epochs, and the first of this one.
         settled_ms: Monotonic time until which only former holders count.
+        free_ms: Monotonic time until which only they are granted what nobody holds.
         busy_retry_after_ms: What clients are told to wait when there are too many.
     """
 
@@ -64,6 +66,7 @@ class QueueLocks:
         most: int,
         first_token: int = 1,
         settled_ms: int = 0,
+        free_ms: int = 0,
         busy_retry_after_ms: int = 100,
     ) -> None:
         self.lease_ms = lease_ms
@@ -71,6 +74,7 @@ class QueueLocks:
         self._most = most
         self._first_token = self._next_token = first_token
         self._settled_ms = settled_ms
+        self._free_ms = free_ms
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
         self._of_peer: dict[bytes, dict[tuple[str, QueueKey], None]] = {}
@@ -100,12 +104,15 @@ class QueueLocks:
             SystemBusy: There are too many locks.
         """
         known = self._groups.get(group, {}).get(queue)
+        is_former = 0 < token < self._first_token
         if now_ms < self._settled_ms:
-            if 0 < token < self._first_token and (known is None or token >= known.token):
+            if is_former and (known is None or token >= known.token):
                 self._enter(group, queue, client_id, peer, token, self._settled_ms)
             return LOCK_PENDING
         if known is not None and known.client_id != client_id and now_ms < known.ends_ms:
             return LOCK_HELD_BY_OTHER
+        if now_ms < self._free_ms and known is None and not is_former:
+            return LOCK_PENDING
         if known is None or known.client_id != client_id or known.token < self._first_token:
             token = self._next_token
             self._next_token += 1
