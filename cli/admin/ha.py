@@ -17,6 +17,7 @@ def ha() -> None:
     \b
     Examples:
       mqmesh ha status
+      mqmesh ha switch broker-a --to 2
       mqmesh ha promote broker-a 1
     """
 
@@ -65,6 +66,33 @@ def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str, as
         print_json({"broker_name": broker, "epoch": answer.epoch, "offset": answer.offset})
     else:
         click.echo(f"replica {broker_id} is the master of {broker} from epoch {answer.epoch}")
+    return ExitCode.OK
+
+
+@ha.command()
+@click.argument("broker")
+@click.option(
+    "--to",
+    "broker_id",
+    type=click.IntRange(1, 64),
+    help="Replica that is to lead. [default: the one with most of the log]",
+)
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@namesrv_option
+@json_option
+def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json: bool) -> int:
+    """Have the master of BROKER hand the lead over to another replica that is in sync.
+
+    Nothing is lost, and clients see a short pause. For groups that elect their master (ha.mode
+    "auto"): before its machine is taken down, or after it came back.
+    """
+    with HaAdmin(namesrv) as admin:
+        answer = admin.switch_over(broker, broker_id or 0, epoch=epoch)
+    if as_json:
+        told = {"broker_name": broker, "broker_id": answer.replica_id, "epoch": answer.epoch}
+        print_json(told)
+    else:
+        click.echo(f"replica {answer.replica_id} leads {broker} from epoch {answer.epoch}")
     return ExitCode.OK
 
 

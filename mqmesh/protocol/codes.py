@@ -102,6 +102,7 @@ class RequestCode(enum.IntEnum):
     ACK_REPLICATION = 1_052
     FENCE = 1_053
     STAND_FOR_ELECTION = 1_059
+    SWITCH_OVER = 1_060
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

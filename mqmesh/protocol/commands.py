@@ -293,6 +293,8 @@ _ROWS: Final = (
     _row(C.STAND_FOR_ELECTION, BROKER, INTERNAL, "", "", replication.StandRequest),
     _row(C.PROMOTE_REPLICA, BROKER, ADMIN, "", "",
          replication.PromoteReplicaRequest, replication.PromoteReplicaResponse),
+    _row(C.SWITCH_OVER, BROKER, ADMIN, "", "",
+         replication.SwitchOverRequest, replication.SwitchOverResponse),
     _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
          replication.HaStatusRequest, replication.HaStatus),
     # Index process.

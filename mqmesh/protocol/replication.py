@@ -181,6 +181,30 @@ class PromoteReplicaResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     offset: Offset
 
 
+class SwitchOverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """SWITCH_OVER: an administrator has the master hand the lead over. Answered by the next struct.
+
+    Attributes:
+        replica_id: Who is to lead; 0 for whoever has most of the log.
+        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+    """
+
+    replica_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICA_ID)] = 0
+    epoch: Epoch = 0
+
+
+class SwitchOverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to SWITCH_OVER.
+
+    Attributes:
+        replica_id: Who leads.
+        epoch: That it leads.
+    """
+
+    replica_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICA_ID)]
+    epoch: Epoch
+
+
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One follower, as its leader sees it.
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,8 @@ from mqmesh.testing.processes import RoleProcess
 GROUP: Final = "broker-a"
 TOPIC: Final = "t"
 PATIENCE_S: Final = 60
-QUIET_S: Final = 0.2
+SLOW_S: Final = 2.0
+"""A pause that is longer is told at once."""
 
 
 class ElectedGroup:
@@ -177,7 +179,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def run_failovers(
-    group: ElectedGroup, count: int, on_round: Callable[[int, float], None] | None = None
+    group: ElectedGroup,
+    count: int,
+    on_round: Callable[[int, float], None] | None = None,
+    *,
+    switch: bool = False,
 ) -> Result:
     """Kills the master so many times under load, and starts him again each time.
 
@@ -185,6 +191,7 @@ def run_failovers(
         group: That runs.
         count: How often.
         on_round: Told of each, with the time that sends stood still.
+        switch: He hands over, and nobody is killed.
     """
     load, gaps = Load(group.namesrv.endpoint), []
     try:
@@ -194,11 +201,15 @@ def run_failovers(
             until(lambda before=before: len(load.acked) >= before, "nothing is sent")  # type: ignore[misc]
             load.slowest_s()
             master = group.master()
-            group.replicas[master].kill()
+            if switch:
+                group.admin.switch_over(GROUP)
+            else:
+                group.replicas[master].kill()
             before = len(load.acked) + 20
             until(lambda before=before: len(load.acked) >= before, "nobody takes over")  # type: ignore[misc]
             gaps.append(load.slowest_s())
-            group.start(master)
+            if not switch:
+                group.start(master)
             if on_round is not None:
                 on_round(number, gaps[-1])
     finally:
@@ -225,6 +236,12 @@ def _stored(group: ElectedGroup) -> list[int]:
     return numbers
 
 
+def _tell(number: int, gap_s: float) -> None:
+    show(f"{number + 1} done, the last {gap_s:.2f} s")
+    if gap_s > SLOW_S:
+        say(f"{time.strftime('%H:%M:%S')} number {number + 1} took {gap_s:.2f} s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line says.
 
@@ -234,17 +251,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/failovers", description=__doc__)
     parser.add_argument("--count", type=int, default=10, help="failovers (default: 10)")
     parser.add_argument("--ack", default="all", help="all (default), quorum or one")
+    parser.add_argument("--folder", type=Path, help="keep data and logs there")
+    parser.add_argument("--switch", action="store_true", help="hand over instead of killing")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="mqmesh-") as folder:
+    with ExitStack() as stack:
+        folder = options.folder
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mqmesh-")))
+        folder.mkdir(parents=True, exist_ok=True)
         least = "2" if options.ack == "all" else "1"
-        group = ElectedGroup(
-            Path(folder), ha__ack_replicas=options.ack, ha__min_in_sync_replicas=least
-        )
+        group = ElectedGroup(folder, ha__ack_replicas=options.ack, ha__min_in_sync_replicas=least)
         try:
             result = run_failovers(
                 group,
                 options.count,
-                lambda number, gap: show(f"{number + 1} of {options.count}, the last {gap:.2f} s"),
+                _tell,
+                switch=options.switch,
             )
         finally:
             group.close()

@@ -275,6 +275,8 @@ class BrokerServer:
             partial(self._lead, address),
             partial(self._follow, address),
             self._silent_ms,
+            self._shell.reply,
+            self._shell.fail,
         )
         coordinator = open_coordinator(
             config.ha.coordinator, self._transport, cluster=config.cluster_name

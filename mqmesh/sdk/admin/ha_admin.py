@@ -10,6 +10,8 @@ from mqmesh.protocol.replication import (
     HaStatusRequest,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
+    SwitchOverRequest,
+    SwitchOverResponse,
 )
 from mqmesh.protocol.route import BrokerData
 from mqmesh.sdk.admin.admin import MASTER_ID, AdminClient
@@ -97,6 +99,31 @@ class HaAdmin(AdminClient):
             encode_header(PromoteReplicaRequest(epoch)),
         )
         return decode_header(PromoteReplicaResponse, answer.header)
+
+    def switch_over(
+        self, broker_name: str, broker_id: int = 0, *, epoch: int = 0
+    ) -> SwitchOverResponse:
+        """Has the master of a group hand the lead over, with nothing lost and no error at clients.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master.
+            broker_id: Replica that is to lead, 1 to 64; 0 for the one with most of the log.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no master of the group.
+            InvalidArgument: Nobody can take over, or that one cannot; the old master goes on.
+            BrokerError, TransportError: The master refuses, or does not answer.
+        """
+        (group,) = self._groups(broker_name)
+        if MASTER_ID not in group.addresses:
+            raise NoRoute(f"the name servers know no master of {broker_name!r}")
+        answer = self._request(
+            endpoint_of(group.addresses[MASTER_ID].tcp),
+            RequestCode.SWITCH_OVER,
+            encode_header(SwitchOverRequest(broker_id, epoch)),
+        )
+        return decode_header(SwitchOverResponse, answer.header)
 
     def _groups(self, broker_name: str) -> list[BrokerData]:
         groups = sorted(self.cluster().brokers, key=lambda one: one.broker_name)

@@ -175,6 +175,7 @@ class HaAdmin(AdminClient):
 
     ha_status = awaited(BlockingHaAdmin.ha_status)
     promote = awaited(BlockingHaAdmin.promote)
+    switch_over = awaited(BlockingHaAdmin.switch_over)
 
 
 class TransactionAdmin(AdminClient):

@@ -16,6 +16,9 @@ from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.replication import SwitchOverRequest
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.server import BrokerServer
@@ -29,9 +32,9 @@ WATCH_MS: Final = 50
 READ_BYTES: Final = 1 << 20
 
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
-    {"broker killed": 6, "pause of a broker": 2, "partition of replicas": 2, "slow network": 1},
+    {"broker killed": 6, "pause of a broker": 2, "switch-over": 4, "slow network": 1},
     {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
-    {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "broker stopped": 2},
+    {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "switch-over": 2},
     None,
 )
 
@@ -132,7 +135,20 @@ class ElectionRun(Run):
         faults.add("partition of replicas", self._part_replicas)
         faults.add("coordinator killed", lambda: faults.restart(self.world.coordinators[0]))
         faults.add("coordinator cut off", self._cut_coordinator)
+        faults.add("switch-over", self._switch_over)
         super()._plan(faults)
+
+    def _switch_over(self) -> None:
+        master, world = self._master(), self.world
+        if master is None:
+            return
+        operator = world.transport("operator")
+        connection = operator.connect(f"tcp://127.0.0.1:{world.broker_port(master.name)}")
+        connection.request(
+            RequestCode.SWITCH_OVER,
+            lambda outcome: operator.loop.call_later(0, connection.close),
+            header=encode_header(SwitchOverRequest()),
+        )
 
     def _replica(self) -> Process:
         """The master, more often than not."""

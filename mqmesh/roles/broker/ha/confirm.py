@@ -87,6 +87,7 @@ class ConfirmedLog(msgspec.Struct):
         confirmed: Commit-log offset; it never goes back.
         positions: Of members in this epoch.
         links: Followers that are connected, by replica id.
+        is_frozen: Nothing more is confirmed: another one is to lead.
     """
 
     epoch: int
@@ -97,6 +98,7 @@ class ConfirmedLog(msgspec.Struct):
     next_rule: ConfirmRule | None = None
     positions: dict[MemberIncarnation, int] = {}
     links: dict[int, HaveSent] = {}
+    is_frozen: bool = False
 
     def on_own(self, position: int) -> int:
         """The leader's own log: written, or with SYNC_FLUSH synced, to a commit-log offset.
@@ -184,6 +186,8 @@ class ConfirmedLog(msgspec.Struct):
         return self._move()
 
     def _move(self) -> int:
+        if self.is_frozen:
+            return self.confirmed
         reached = self.rule.position(self.positions)
         if self.next_rule is not None:
             reached = min(reached, self.next_rule.position(self.positions))

@@ -65,24 +65,8 @@ class Follow(msgspec.Struct, frozen=True):
     record: StateRecord | None = None
 
 
-class TakeOver(msgspec.Struct, frozen=True):
-    """Another replica is told that it leads now, and parked sends where to go.
-
-    Attributes:
-        replica_id: Which one.
-        record: By which it does.
-    """
-
-    replica_id: int
-    record: StateRecord
-
-
-class ParkSends(msgspec.Struct, frozen=True):
-    """New sends wait, they are neither carried out nor refused; the state is written to the log."""
-
-
 class ResumeSends(msgspec.Struct, frozen=True):
-    """Parked sends are carried out: the replica leads on.
+    """Sends are taken again: the replica leads on.
 
     Attributes:
         reason: Why the switch-over was given up.
@@ -91,14 +75,4 @@ class ResumeSends(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect = (
-    ReadRecord
-    | ChangeRecord
-    | Fence
-    | TellToStand
-    | Lead
-    | Follow
-    | TakeOver
-    | ParkSends
-    | ResumeSends
-)
+Effect = ReadRecord | ChangeRecord | Fence | TellToStand | Lead | Follow | ResumeSends

@@ -27,7 +27,7 @@ from mqmesh.coordination.interface import (
     SessionLost,
     StateRecord,
 )
-from mqmesh.errors import InvalidArgument, MQMeshError, StorageError
+from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StorageError
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -38,7 +38,13 @@ from mqmesh.protocol.command import (
     encode_header,
     reply_with,
 )
-from mqmesh.protocol.replication import FenceRequest, FenceResponse, StandRequest
+from mqmesh.protocol.replication import (
+    FenceRequest,
+    FenceResponse,
+    StandRequest,
+    SwitchOverRequest,
+    SwitchOverResponse,
+)
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import COPIES_OF_ONE
 from mqmesh.roles.broker.ha.effects import (
@@ -48,6 +54,7 @@ from mqmesh.roles.broker.ha.effects import (
     Follow,
     Lead,
     ReadRecord,
+    ResumeSends,
     TellToStand,
 )
 from mqmesh.roles.broker.ha.election import (
@@ -64,6 +71,7 @@ from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
+from mqmesh.roles.broker.ha.switch_over import PATIENCE_MS, SwitchOver, choose_successor
 from mqmesh.roles.dispatch import Handler
 
 STEP_MS: Final = 20
@@ -109,12 +117,16 @@ class Replica(msgspec.Struct, frozen=True):
             that cannot be begun, and follows nobody then.
         follow: Follows a leader that listens there, or nobody (""); ends another role for that.
         silent_ms: Since it heard the leader that it follows; told the monotonic clock.
+        reply: Answers a request.
+        fail: Answers a request with an error.
     """
 
     position: Callable[[], LogPosition]
     lead: Callable[[StateRecord], Leadership]
     follow: Callable[[str], None]
     silent_ms: Callable[[int], int]
+    reply: Callable[[Request, Reply], None]
+    fail: Callable[[Request, Exception], None]
 
 
 class MemberLoop(Protocol):
@@ -181,6 +193,8 @@ class GroupMember:
         self._election = Election(promises.state.member)
         self._is_stepping = False
         self._is_told = False
+        self._switch: SwitchOver | None = None
+        self._switch_request: Request | None = None
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -197,6 +211,7 @@ class GroupMember:
         return {
             RequestCode.FENCE: self._on_fence,
             RequestCode.STAND_FOR_ELECTION: self._on_stand,
+            RequestCode.SWITCH_OVER: self._on_switch_over,
         }
 
     @property
@@ -215,22 +230,29 @@ class GroupMember:
         """Time went on; monotonic clock."""
         self._renew()
         if self.leadership is not None:
-            self._carry_out(self.leadership.in_sync.tick(now_ms), of_election=False)
+            if self._switch is None:
+                self._carry_out(self.leadership.in_sync.tick(now_ms), of_election=False)
             self._check_lease()
         else:
             self._suspect(now_ms)
 
     def turn_ended(self) -> None:
         """A turn of the loop is over."""
-        if self.leadership is not None and self.leadership.is_over:
+        if self.leadership is None:
+            return
+        if self.leadership.is_over:
             self.step_down(self.leadership.is_over)
+        elif self._switch is not None:
+            now_ms = self._clock.monotonic_ms()
+            self._carry_out(self._switch.tick(now_ms), of_election=False)
 
     def step_down(self, reason: str) -> None:
         """It leads no more, since another one does, or it must not."""
         if self.leadership is None:
             return
         _log.warning("this replica leads no more: %s", reason)
-        self.leadership = None
+        self._end_switch(NotMaster(reason))
+        self.leadership = self._switch = None
         self._leader = ("", -1)
         self._replica.follow("")
         self._rest(self._clock.monotonic_ms())
@@ -330,10 +352,12 @@ class GroupMember:
             if state.epoch > self.leadership.epoch:
                 self.step_down(f"epoch {state.epoch} has begun")
             elif state.epoch == self.leadership.epoch:
-                effects = self.leadership.in_sync.on_read(record, now_ms)
-                self._carry_out(effects, of_election=False)
+                part = self._switch or self.leadership.in_sync
+                self._carry_out(part.on_read(record, now_ms), of_election=False)
             return
-        if state.master not in (None, self._config.broker_id):
+        if state.master == self._config.broker_id:
+            self._take_over(record, state)
+        elif state.master is not None:
             self._follow(state)
 
     def _follow(self, state: GroupState) -> None:
@@ -345,6 +369,12 @@ class GroupMember:
         self._leader = (leader.address, state.epoch)
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
         self._replica.follow(leader.address)
+
+    def _take_over(self, record: StateRecord, state: GroupState) -> None:
+        """The record names this replica. Unless it has led this epoch before, it may."""
+        is_new = self._replica.position().last_epoch < state.epoch
+        if is_new and state.epoch > self._promises.promised_epoch and self._session is not None:
+            self._lead(record)
 
     def _member(self, replica_id: int | None) -> Presence | None:
         found = (one.presence for one in self._view.members)
@@ -474,6 +504,8 @@ class GroupMember:
                 self._lead(effect.record)
             elif isinstance(effect, Follow):
                 self._give_up(effect, of_election=of_election)
+            elif isinstance(effect, ResumeSends):
+                self._end_switch(InvalidArgument(effect.reason))
 
     def _give_up(self, effect: Follow, *, of_election: bool) -> None:
         if effect.record is not None and effect.record.version:
@@ -483,6 +515,7 @@ class GroupMember:
             self._rest(self._clock.monotonic_ms())
             self._react()
         else:
+            self._end_switch(self._switch_outcome(effect))
             # In a turn of its own: it takes down what this may have come from.
             self._loop.call_later(0, partial(self.step_down, effect.reason))
 
@@ -497,8 +530,8 @@ class GroupMember:
                 effects = self._election.on_read(outcome, now_ms, leader_lives=lives)
                 self._carry_out(effects, of_election=True)
             elif self.leadership is not None:
-                effects = self.leadership.in_sync.on_read(outcome, now_ms)
-                self._carry_out(effects, of_election=False)
+                part = self._switch or self.leadership.in_sync
+                self._carry_out(part.on_read(outcome, now_ms), of_election=False)
 
         self._coordinator.read(self._config.broker_name, on_read)
 
@@ -512,8 +545,8 @@ class GroupMember:
             if of_election:
                 self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
             elif leadership is not None and leadership is self.leadership:
-                effects = leadership.in_sync.on_outcome(outcome, now_ms)
-                self._carry_out(effects, of_election=False)
+                part = self._switch or leadership.in_sync
+                self._carry_out(part.on_outcome(outcome, now_ms), of_election=False)
 
         if self._session is None:
             error = CoordinatorUnavailable("this replica has no session at the coordinator")
@@ -621,6 +654,54 @@ class GroupMember:
             reason = f"replica {asked.replica_id} says that this one has more"
             self._stand(reason, now_ms, is_told=True)
         return Reply()
+
+    # ---- Switch-over -----------------------------------------------------------------
+
+    def _on_switch_over(self, request: Request, asked: SwitchOverRequest) -> Reply | None:
+        leadership = self.leadership
+        if leadership is None or not leadership.is_confirmed:
+            raise NotMaster(f"replica {self._config.broker_id} does not lead")
+        if asked.epoch not in (0, leadership.epoch):
+            raise InvalidArgument(f"the epoch is {leadership.epoch} by now, not {asked.epoch}")
+        if self._switch is not None:
+            raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
+        end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
+        successor = choose_successor(leadership, end, asked.replica_id)
+        self._switch = SwitchOver(
+            leadership, successor, end, now_ms + PATIENCE_MS, "an administrator wants it so"
+        )
+        self._switch_request = request.without_frame()
+        _log.warning("replica %d is to take over", successor)
+        self._switch.begin()
+        self._step_switch()
+        return None
+
+    def _step_switch(self) -> None:
+        if self._switch is not None and not self._closed:
+            self.turn_ended()
+            self._loop.call_later(STEP_MS, self._step_switch)
+
+    def _switch_outcome(self, effect: Follow) -> int | MQMeshError | None:
+        state = None if effect.record is None else effect.record.state
+        if self._switch is None:
+            return None
+        if state is not None and state.master == self._switch.successor:
+            return self._switch.successor
+        return NotMaster(effect.reason)
+
+    def _end_switch(self, outcome: int | MQMeshError | None) -> None:
+        request, leadership = self._switch_request, self.leadership
+        if request is None or outcome is None or leadership is None:
+            return
+        self._switch_request = None
+        if isinstance(outcome, MQMeshError):
+            self._switch = None
+        if isinstance(outcome, MQMeshError):
+            _log.warning("nobody takes over: %s", outcome)
+            self._replica.fail(request, outcome)
+        else:
+            answer = SwitchOverResponse(outcome, leadership.epoch + 1)
+            self._replica.reply(request, reply_with(answer))
 
     def _check_group(self, broker_name: str) -> None:
         if broker_name != self._config.broker_name:

@@ -7,7 +7,7 @@ producers are promised (``AckPolicy``).
 from collections.abc import Callable
 
 from mqmesh.coordination.interface import MemberIncarnation, StateRecord
-from mqmesh.errors import StaleEpoch
+from mqmesh.errors import NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
 
@@ -30,6 +30,7 @@ class Leadership:
         policy: See above.
         heard_ms: When followers were heard last, by id; monotonic clock.
         is_over: Why this epoch is over, once that is known.
+        closing: Why no more sends are taken, while the lead is handed over.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Leadership:
         self.policy = policy
         self.heard_ms: dict[int, int] = {}
         self.is_over: str | None = None
+        self.closing: str | None = None
         self._log_end = log_end
         self._counts_synced = counts_synced
 
@@ -84,7 +86,10 @@ class Leadership:
 
         Raises:
             BrokerNotAvailable: Too few replicas are there.
+            NotMaster: The lead is handed over just now.
         """
+        if self.closing is not None:
+            raise NotMaster(self.closing)
         self.policy.check(self.log, self._log_end())
 
     def on_own(self, position: int) -> bool:

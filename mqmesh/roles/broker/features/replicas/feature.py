@@ -27,6 +27,7 @@ REPLICAS: Final = Feature(
         RequestCode.PROMOTE_REPLICA: replicas.refuse_promotion,
         RequestCode.FENCE: replicas.refuse_election,
         RequestCode.STAND_FOR_ELECTION: replicas.refuse_election,
+        RequestCode.SWITCH_OVER: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
     durable=replicas.note_durable,

@@ -22,6 +22,7 @@ from mqmesh.protocol.replication import (
     ReplicateLog,
     ReplicationMode,
     StandRequest,
+    SwitchOverRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
@@ -226,7 +227,7 @@ def refuse_promotion(
 
 
 def refuse_election(
-    context: BrokerContext, request: Request, asked: FenceRequest | StandRequest
+    context: BrokerContext, request: Request, asked: FenceRequest | StandRequest | SwitchOverRequest
 ) -> Reply:
     """Nobody is elected here."""
     raise InvalidArgument(

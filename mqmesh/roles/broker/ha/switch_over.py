@@ -1,0 +1,136 @@
+"""Handing the lead of a group over on purpose, without a failover. Pure.
+
+The leader takes no more sends, waits until its successor has what it has, confirms nothing more
+from then on, and only then changes the record. So the successor has whatever was acknowledged, and
+begins the next epoch as the record says it. What goes wrong before that ends in the old leadership
+as it was.
+"""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.coordination.interface import Conflict, GroupState, OutcomeUnknown, StateRecord
+from mqmesh.errors import InvalidArgument, MQMeshError
+from mqmesh.roles.broker.ha.effects import ChangeRecord, Effect, Follow, ReadRecord, ResumeSends
+from mqmesh.roles.broker.ha.in_sync import REREAD_MS
+from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.units import MIB
+
+MOST_LAG_BYTES: Final = 1 * MIB
+"""A successor that lacks more would let clients wait: it is to catch up first."""
+PATIENCE_MS: Final = 1_000
+"""The successor has so long to get the rest."""
+
+
+def choose_successor(leadership: Leadership, log_end: int, wanted: int = 0) -> int:
+    """Who may lead next.
+
+    Args:
+        leadership: Of now.
+        log_end: Where the leader's log ends.
+        wanted: Replica id; 0 for whoever has most.
+
+    Raises:
+        InvalidArgument: It cannot, or nobody can; says why.
+    """
+    if wanted == leadership.log.me.replica_id:
+        raise InvalidArgument(f"replica {wanted} leads already")
+    problems = {}
+    lags = {}
+    for member in leadership.log.rule.members:
+        if member == leadership.log.me or wanted not in (0, member.replica_id):
+            continue
+        link = leadership.log.links.get(member.replica_id)
+        if link is None or link.member != member:
+            problems[member.replica_id] = "is not connected"
+        elif log_end - link.has > MOST_LAG_BYTES:
+            problems[member.replica_id] = (
+                f"lacks {log_end - link.has} bytes of the log, {MOST_LAG_BYTES} may be lacking"
+            )
+        else:
+            lags[member.replica_id] = log_end - link.has
+    if lags:
+        return min(lags, key=lambda replica_id: (lags[replica_id], replica_id))
+    if wanted and wanted not in problems:
+        raise InvalidArgument(f"replica {wanted} is not in sync: {leadership.members} are")
+    told = "; ".join(f"replica {one} {why}" for one, why in sorted(problems.items()))
+    raise InvalidArgument(f"nobody can take over: {told or 'no other replica is in sync'}")
+
+
+class SwitchOver(msgspec.Struct):
+    """One switch-over, at the leader that ends.
+
+    Attributes:
+        leadership: That ends.
+        successor: Replica id.
+        mark: Commit-log offset that the successor has to reach.
+        deadline_ms: When it is given up, monotonic clock.
+        reason: Goes into the record.
+        wanted: The change, once it was asked for.
+        reread_ms: When the record is read again, after an outcome that nobody knows.
+    """
+
+    leadership: Leadership
+    successor: int
+    mark: int
+    deadline_ms: int
+    reason: str
+    wanted: GroupState | None = None
+    reread_ms: int | None = None
+
+    def begin(self) -> None:
+        """No more sends are taken."""
+        self.leadership.closing = f"replica {self.successor} takes over"
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Looks how far it is; after each turn, and each 20 ms."""
+        leadership = self.leadership
+        if self.wanted is not None:
+            if self.reread_ms is not None and now_ms >= self.reread_ms:
+                self.reread_ms = now_ms + REREAD_MS
+                return [ReadRecord()]
+            return []
+        link = leadership.log.links.get(self.successor)
+        has = 0 if link is None else link.has
+        if has >= max(self.mark, leadership.confirmed()) and leadership.in_sync.pending is None:
+            leadership.log.is_frozen = True
+            state = leadership.in_sync.state
+            self.wanted = msgspec.structs.replace(
+                state, epoch=state.epoch + 1, master=self.successor, reason=self.reason[:255]
+            )
+            return [ChangeRecord(leadership.in_sync.record.version, self.wanted)]
+        if link is None or now_ms >= self.deadline_ms:
+            return self._give_up(
+                f"replica {self.successor} did not get the rest of the log in time"
+            )
+        return []
+
+    def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
+        """What became of the change."""
+        if isinstance(outcome, int):
+            return [Follow(f"replica {self.successor} leads", StateRecord(outcome, self.wanted))]
+        if isinstance(outcome, Conflict):
+            assert isinstance(outcome.record, StateRecord)
+            return self.on_read(outcome.record, now_ms)
+        if isinstance(outcome, OutcomeUnknown) or self.reread_ms is not None:
+            self.reread_ms = now_ms + REREAD_MS
+            return []
+        return self._give_up(str(outcome))
+
+    def on_read(self, record: StateRecord, now_ms: int) -> list[Effect]:
+        """The record, after an outcome that nobody knows."""
+        leadership = self.leadership
+        if self.wanted is None:
+            return leadership.in_sync.on_read(record, now_ms)
+        if record.state is None or record.state.epoch != leadership.epoch:
+            return [Follow("another replica leads", record)]
+        if record.version == leadership.in_sync.record.version:
+            return [ChangeRecord(record.version, self.wanted)]
+        # Nobody but the leader changes a record without a new epoch.
+        return self._give_up("the record was changed meanwhile")
+
+    def _give_up(self, reason: str) -> list[Effect]:
+        self.leadership.closing = None
+        self.leadership.log.is_frozen = False
+        return [ResumeSends(reason)]
