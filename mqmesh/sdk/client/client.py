@@ -30,6 +30,8 @@ from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
 
 CLOSE_TIMEOUT_S: Final = 1.5
 HEARTBEAT_RETRY_MS: Final = 300
+LOST_MASTER_MS: Final = 500
+"""While a group's master cannot be reached routes are asked for so often."""
 CONNECT_PATIENCE_MS: Final = 1_000
 """A broker that cannot be connected to for so long is taken for unreachable."""
 SLICE_S: Final = 0.1
@@ -88,6 +90,7 @@ class ClientEngine:
         self._warnings: dict[str, list[str]] = {}
         self._topics: set[str] = set()
         self._missing_planned = False
+        self._ask_again: set[str] = set()
         self._asking: dict[str, list[OnRoute]] = {}
         self._host_id = host_id()
         self._link: NamesrvLink | None = None
@@ -215,18 +218,21 @@ class ClientEngine:
 
     # ---- Routes ----------------------------------------------------------------------
 
-    def find_route(self, topic: str, on_done: OnRoute) -> None:
+    def find_route(self, topic: str, on_done: OnRoute, *, anew: bool = False) -> None:
         """Asks for a topic's route and keeps it fresh from now on.
 
         Args:
             topic: Topic.
             on_done: Told the route, or ``TopicNotFound``, or why no name server answered.
+            anew: It has changed just now: an answer that is on its way may be of before.
         """
         header = encode_header(GetRouteRequest(topic))
         self._topics.add(topic)
         asking = self._asking.get(topic)
         if asking is not None:
             asking.append(on_done)
+            if anew:
+                self._ask_again.add(topic)
             return
         assert self._link is not None
         self._asking[topic] = [on_done]
@@ -239,7 +245,7 @@ class ClientEngine:
     def refresh(self, topics: Iterable[str]) -> None:
         """Asks for routes again."""
         for topic in list(topics):
-            self.find_route(topic, _ignore)
+            self.find_route(topic, _ignore, anew=True)
 
     def forget_topic(self, topic: str) -> None:
         """Stops refreshing a topic."""
@@ -413,11 +419,31 @@ class ClientEngine:
 
     def _refresh_missing(self) -> None:
         self._missing_planned = False
-        self.refresh(
+        self._look_for_missing(again=True)
+
+    def _look_for_missing(self, *, again: bool = False) -> None:
+        """Asks for missing routes now and then. Idle clients sleep: only while one is missing."""
+        missing = {
             topic
             for topic in self._topics
             if self.routes.route(topic) is None and not _comes_late(topic)
-        )
+        }
+        # A group without its master elects another one, or waits for it: hints tell of that, and
+        # may be lost.
+        lost = {
+            topic
+            for name, client in self._brokers.items()
+            if client.unreachable
+            for topic in self._topics
+            if name in self.routes.brokers_of(topic)
+        }
+        if again:
+            self.refresh(missing | lost)
+        if (missing or lost) and not (self._missing_planned or self._closed):
+            interval_ms = self.options.missing_route_interval_ms
+            delay_ms = min(LOST_MASTER_MS, interval_ms) if lost else interval_ms
+            self._missing_planned = True
+            self.loop.call_later(delay_ms, self._refresh_missing)
 
     def _take_route(self, topic: str, answer: Command | MQMeshError) -> None:
         asking = self._asking.pop(topic, [])
@@ -436,13 +462,13 @@ class ClientEngine:
             self._drop_moved()
             if self._on_routes is not None:
                 self._on_routes({topic})
-        is_missing = self.routes.route(topic) is None and not _comes_late(topic)
-        if is_missing and not (self._missing_planned or self._closed):
-            # Only while one is missing: an idle client is to sleep.
-            self._missing_planned = True
-            self.loop.call_later(self.options.missing_route_interval_ms, self._refresh_missing)
         for on_done in asking:
             on_done(outcome)
+        if topic in self._ask_again:
+            self._ask_again.discard(topic)
+            if topic in self._topics and not self._closed:
+                self.find_route(topic, _ignore)
+        self._look_for_missing()
 
     def _beat(self) -> None:
         for name, client in list(self._brokers.items()):

@@ -22,7 +22,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import BrokerAddress, TopicRoute
-from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
+from mqmesh.sdk.client.client import LOST_MASTER_MS, ClientEngine, choose_endpoint
 from mqmesh.sdk.client.options import ClientOptions
 
 SEND = RequestCode.SEND_MESSAGE
@@ -132,6 +132,39 @@ def test_a_hint_brings_a_new_route_at_once_and_the_poll_brings_it_at_last(world,
     assert len(client.engine.routes.publish_queues("t")) == 6
     world.run(30_000)
     assert len(client.engine.routes.publish_queues("t")) == 7
+
+
+def test_a_route_that_changes_while_it_is_asked_for_is_asked_for_again(world, make):
+    client = make()
+    client.find("t")
+    world.run()
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    client.engine.refresh(["t"])
+    client.engine.refresh(["t"])  # as a hint: the answer on its way may be of before
+    client.engine.refresh(["t"])
+    world.run()
+    assert world.cluster.namesrvs[0].requests.count(ROUTE) == before + 2
+
+
+def test_while_a_master_cannot_be_reached_routes_are_asked_for(world, make, monkeypatch):
+    client = make()
+    client.find("t")
+    world.run()
+    client.engine.broker("a")
+    world.run()
+    world.network.hearers.clear()  # hints may be lost
+    monkeypatch.setattr(client.engine.broker("a"), "unreachable", True)
+    client.engine.refresh(["t"])
+    world.run(50)
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    world.run(3_000)
+    asked = world.cluster.namesrvs[0].requests.count(ROUTE) - before
+    assert 5 <= asked <= 3_000 // LOST_MASTER_MS + 1
+    monkeypatch.undo()
+    world.run(1_000)
+    before = world.cluster.namesrvs[0].requests.count(ROUTE)
+    world.run(3_000)
+    assert world.cluster.namesrvs[0].requests.count(ROUTE) == before, "an idle client sleeps"
 
 
 def test_a_route_survives_a_name_server_that_forgot_it(world, make):
