@@ -1,4 +1,4 @@
-"""One Spark session in each worker for all tests here; without pyspark or Java they are not collected."""
+"""One Spark session a worker for all tests here; without pyspark or Java they are not collected."""
 
 from __future__ import annotations
 
