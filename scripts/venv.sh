@@ -125,7 +125,7 @@ PY
 
 # Tests that start processes mostly wait for them, so more run at once than there are cores. The
 # tests of a file stay together: they share their cluster.
-WORKERS=(-n "${MQMESH_TEST_WORKERS:-3}" --dist loadfile)
+WORKERS=(-n "${MQMESH_TEST_WORKERS:-4}" --dist loadfile)
 
 # step NAME COMMAND…: runs one step, remembers how it went; a failure does not stop the next ones.
 SUMMARY=()
