@@ -273,6 +273,30 @@ def test_a_cancelled_message_never_comes_and_others_of_its_batch_do(rig):
     assert rig.cancel(first[0]) == ResponseCode.CANCEL_REFUSED
 
 
+def test_only_who_may_send_to_its_topic_cancels_a_message(rig):
+    (sequence,) = rig.send(rig.now_ms + 100)
+    rig.advance(10)
+    rig.stage.guard.forbidden.add("t")
+    assert rig.cancel(sequence) == ResponseCode.NO_PERMISSION
+    assert rig.stage.guard.told[-1] == ("CANCEL_DELAYED", "t")
+    rig.stage.guard.forbidden.clear()
+    rig.advance(200)
+    assert [one for one, _ in rig.delivered()] == [sequence]
+    assert rig.stage.context.schedule.cancelled == 0
+
+
+def test_nothing_is_cancelled_for_somebody_who_has_stopped_waiting(rig):
+    (sequence,) = rig.send(rig.now_ms + 100)
+    rig.advance(10)
+    number = rig.begin_cancel(sequence)
+    fail_cancels(
+        rig.stage.context, rig.stage.context.schedule.tick(rig.stage.clock.monotonic_ms() + 3_000)
+    )
+    assert "does not answer" in str(rig.stage.answers[number])
+    rig.advance(200)
+    assert [one for one, _ in rig.delivered()] == [sequence]
+
+
 def test_a_cancel_of_what_is_no_id_does_not_get_as_far_as_the_service(rig):
     rig.settle()
     number = rig.begin_cancel(-1)

@@ -7,8 +7,16 @@ reads the bodies and writes them, with a record of it, in one step.
 from typing import Final
 
 from mqmesh.batch.delayed_batch import SCHEDULE_QUEUES
-from mqmesh.batch.schedule_record import ScheduleAction, decode_runs
-from mqmesh.errors import BrokerError, BrokerNotAvailable, CancelRefused
+from mqmesh.batch.schedule_record import Run, ScheduleAction, decode_runs
+from mqmesh.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    CancelRefused,
+    CorruptBatch,
+    CorruptRecord,
+    NoPermission,
+    OffsetOutOfRange,
+)
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import (
@@ -94,6 +102,8 @@ def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueReque
             code=ResponseCode.MESSAGE_ILLEGAL,
         )
     action = ScheduleAction(asked.action)
+    if action is ScheduleAction.CANCEL and not _may_cancel(context, asked.ticket, runs):
+        return _delivered(context, Prepared(bytearray(), []), -1)
     prepared = prepare(context, action, runs)
     context.schedule.gone += prepared.gone
     if not prepared.batches:
@@ -181,6 +191,25 @@ def fail_cancels(context: BrokerContext, requests: list[Request]) -> None:
                 "the schedule service does not answer; whether the message is cancelled is unknown"
             ),
         )
+
+
+def _may_cancel(context: BrokerContext, ticket: int, runs: list[Run]) -> bool:
+    """Whether whoever wants messages cancelled may; only here it is known what topics they are for.
+
+    If not it is told, and nobody who has stopped waiting has anything cancelled.
+    """
+    canceller = context.schedule.find_cancel(ticket)
+    if canceller is None:
+        return False
+    try:
+        for offset, _, _ in runs:
+            meta = context.schedule.opened.open(context.store, offset).meta
+            context.wire.permit(canceller.request, meta.real_topic)
+    except (CorruptBatch, CorruptRecord, NoPermission, OffsetOutOfRange) as error:
+        context.schedule.take_cancel(ticket)
+        context.wire.fail(canceller.request, error)
+        return False
+    return True
 
 
 def _delivered(context: BrokerContext, prepared: Prepared, record_offset: int) -> Reply:

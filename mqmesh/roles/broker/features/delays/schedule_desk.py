@@ -107,6 +107,10 @@ class ScheduleDesk:
         self._cancels[ticket] = OpenCancel(request, message_id, now_ms + CANCEL_TIMEOUT_MS)
         return ticket
 
+    def find_cancel(self, ticket: int) -> OpenCancel | None:
+        """The cancellation of a ticket that still waits."""
+        return self._cancels.get(ticket)
+
     def take_cancel(self, ticket: int) -> OpenCancel | None:
         """The cancellation of a ticket, once."""
         return self._cancels.pop(ticket, None)
