@@ -7,6 +7,7 @@ remembers of that (``retries/sent_back_marks.py``) is on the disk with them, or 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from harness.kill_points import KillPoints
@@ -21,17 +22,20 @@ from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import BrokerContext, Wire
+from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.replicas.follower_table import no_followers
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
@@ -78,6 +82,8 @@ class Broker:
             state=tables.state,
             creation_rates=CreationRates(1),
             admission=SendAdmission(wait_limit_ms=60_000, busy_timeout_ms=60_000),
+            retries=Retries(DeadLetterMarks(Random(Broker.lives))),
+            transactions=TransactionDesk(TransactionSettings(), Random(Broker.lives)),
         )
         self._handlers = served(self.context)
         self.turn()

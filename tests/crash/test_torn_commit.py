@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 from harness.store_files import StoreFiles, settle
@@ -11,6 +12,7 @@ from mqmesh.batch.half_batch import half_parts
 from mqmesh.batch.payload import encode_payload
 from mqmesh.batch.record_batch import check_stored, decode_messages, read_header, read_meta
 from mqmesh.message import TRANS_HALF_TOPIC, Message
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
 from mqmesh.roles.broker.features.transactions.op_records import Op, OpKind, encode_ops
 from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_of
@@ -59,7 +61,7 @@ def visible(store: MessageStore) -> list[bytes]:
 
 
 def recover(store: MessageStore) -> TransactionDesk:
-    desk = TransactionDesk()
+    desk = TransactionDesk(TransactionSettings(), Random(1))
     desk.recover(
         store,
         None,

@@ -67,15 +67,15 @@ class Retries(msgspec.Struct, frozen=True):
     """What a broker remembers of failed messages.
 
     Attributes:
-        sent_back: Messages that were sent back.
         marks: Dead letters that were resent.
+        sent_back: Messages that were sent back.
     """
 
+    marks: DeadLetterMarks
     sent_back: SentBackMarks = msgspec.field(default_factory=SentBackMarks)
-    marks: DeadLetterMarks = msgspec.field(default_factory=DeadLetterMarks)
 
 
-class BrokerContext(msgspec.Struct, frozen=True):
+class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a running broker. Handlers change them only through their methods.
 
     Attributes:
@@ -133,13 +133,13 @@ class BrokerContext(msgspec.Struct, frozen=True):
     index: IndexerLink | None = None
     schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
-    retries: Retries = msgspec.field(default_factory=Retries)
+    retries: Retries
     group_table: GroupTable = msgspec.field(default_factory=GroupTable)
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
     filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
     turns: PullTurns = msgspec.field(default_factory=PullTurns)
-    transactions: TransactionDesk = msgspec.field(default_factory=TransactionDesk)
+    transactions: TransactionDesk
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
     followers: FollowerTable = msgspec.field(default_factory=no_followers)
     leadership: Leadership | None = None

@@ -3,7 +3,7 @@
 import hmac
 import struct
 from hashlib import blake2b
-from random import Random, SystemRandom
+from random import Random
 from typing import Final
 
 from mqmesh.errors import NoPermission, SystemBusy
@@ -68,11 +68,11 @@ class EndProofs:
     Tokens are for this life of the broker: who was asked in an earlier one is asked again.
 
     Args:
-        chance: Makes the secret of the tokens; the system's by default.
+        chance: Makes the secret of the tokens.
     """
 
-    def __init__(self, chance: Random | None = None) -> None:
-        self._secret = new_key(chance or SystemRandom())
+    def __init__(self, chance: Random) -> None:
+        self._secret = new_key(chance)
 
     def token(self, base_queue_offset: int, producer_id: int, first_sequence: int) -> bytes:
         """What a member of the producer group gets with the question about a half batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
@@ -25,7 +26,7 @@ from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import BrokerContext, Wire
+from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
 from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.features.groups.membership import send_notices
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -33,10 +34,13 @@ from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.replicas.follower_table import no_followers
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
@@ -129,6 +133,8 @@ class Stage:
                 busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
             ),
             group_table=self.tables.groups,
+            retries=Retries(DeadLetterMarks(Random(1))),
+            transactions=TransactionDesk(TransactionSettings(), Random(1)),
         )
         self.guard = Guard()
         self.dispatch = dispatched(self.context, self.guard)

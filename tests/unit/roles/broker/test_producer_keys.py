@@ -1,5 +1,7 @@
 """Whom a broker believes that it is a producer."""
 
+from random import Random
+
 import pytest
 
 from mqmesh.errors import SystemBusy
@@ -34,7 +36,7 @@ def end(producer_id: int, proof: bytes, base: int = 5, first_sequence: int = 9) 
 
 
 def test_a_producer_and_who_was_asked_may_decide() -> None:
-    proofs = EndProofs()
+    proofs = EndProofs(Random(1))
     own = producer_id_of(key(1))
     assert proofs.holds(end(own, key(1)))
     assert proofs.holds(end(own, proofs.token(5, own, 9)))
@@ -42,13 +44,14 @@ def test_a_producer_and_who_was_asked_may_decide() -> None:
 
 @pytest.mark.parametrize(("base", "first_sequence", "number"), [(6, 9, 1), (5, 10, 1), (5, 9, 2)])
 def test_a_token_is_for_one_half_batch(base: int, first_sequence: int, number: int) -> None:
-    proofs = EndProofs()
+    proofs = EndProofs(Random(1))
     token = proofs.token(5, producer_id_of(key(1)), 9)
     assert not proofs.holds(end(producer_id_of(key(number)), token, base, first_sequence))
 
 
 def test_nothing_else_proves_anything() -> None:
-    proofs = EndProofs()
+    proofs = EndProofs(Random(1))
     own = producer_id_of(key(1))
-    for proof in (b"", key(2), bytes(16), own.to_bytes(8, "little"), EndProofs().token(5, own, 9)):
+    other = EndProofs(Random(2)).token(5, own, 9)
+    for proof in (b"", key(2), bytes(16), own.to_bytes(8, "little"), other):
         assert not proofs.holds(end(own, proof))

@@ -8,7 +8,7 @@ dead letters have gone.
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from random import Random, SystemRandom
+from random import Random
 from typing import Annotated, Final
 
 import msgspec
@@ -61,17 +61,17 @@ class DeadLetterMarks:
     """The marks of one broker, in memory once somebody asked for one.
 
     Args:
-        chance: Makes the id under which they are written; the system's by default.
+        chance: Makes the id under which they are written.
 
     Attributes:
         unreadable: Messages of the topic that hold no marks.
     """
 
-    def __init__(self, chance: Random | None = None) -> None:
+    def __init__(self, chance: Random) -> None:
         self.unreadable = 0
         self._groups: dict[str, _GroupMarks] = {}
         self._loaded = False
-        self._producer_id = (chance or SystemRandom()).getrandbits(64)
+        self._producer_id = chance.getrandbits(64)
         self._sequence = 0
 
     def __len__(self) -> int:

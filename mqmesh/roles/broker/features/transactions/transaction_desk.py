@@ -82,7 +82,7 @@ class TransactionDesk:
 
     Args:
         settings: Timings and limits.
-        chance: Makes secrets; the system's by default.
+        chance: Makes secrets.
 
     Attributes:
         table: The half messages.
@@ -99,10 +99,8 @@ class TransactionDesk:
         refused: Ends that could not be carried out.
     """
 
-    def __init__(
-        self, settings: TransactionSettings | None = None, chance: Random | None = None
-    ) -> None:
-        self.table = Transactions(settings or TransactionSettings())
+    def __init__(self, settings: TransactionSettings, chance: Random) -> None:
+        self.table = Transactions(settings)
         self.opens: list[OpenEnd] = []
         self.parks: list[Park] = []
         self.ops: list[Op] = []

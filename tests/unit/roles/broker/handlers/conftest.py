@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
@@ -152,7 +154,7 @@ class Scene:
     def restart(self, document: bytes | None = None) -> None:
         """A broker on the same store that knows nothing but that."""
         context = self.stage.context
-        desk = TransactionDesk(self.settings())
+        desk = TransactionDesk(self.settings(), Random(2))
         desk.recover(
             self.stage.store,
             document,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from harness.batches import PRODUCER_ID
 
@@ -152,7 +154,7 @@ def test_the_answer_tells_when_it_was_resent(stage):
 def test_marks_outlive_the_broker(stage, make_stage):
     bury(stage, 2)
     resend(stage, 0)
-    reborn = DeadLetterMarks()
+    reborn = DeadLetterMarks(Random(1))
     reborn.load(stage.store)
     dead = messages_in(stage, DLQ)
     assert reborn.resent_ms("g", 0, dead[0].message_id) == stage.clock.wall_ms()
@@ -162,7 +164,7 @@ def test_marks_outlive_the_broker(stage, make_stage):
 
 
 def test_a_mark_does_not_concern_another_message_at_its_place():
-    marks = DeadLetterMarks()
+    marks = DeadLetterMarks(Random(1))
     marks.add([ResentMark("g", 0, "A" * 32, 5)])
     assert marks.resent_ms("g", 0, "B" * 32) == 0
 
@@ -183,7 +185,7 @@ def test_marks_of_dead_letters_that_are_gone_are_forgotten(stage, monkeypatch):
 
 
 def test_marks_are_forgotten_some_at_a_time():
-    marks = DeadLetterMarks()
+    marks = DeadLetterMarks(Random(1))
     count = FORGOTTEN_AT_ONCE + 10
     marks.add(ResentMark(f"g{n % 2}", n, "A" * 32, 5) for n in range(count))
     marks.remove([ResentMark("g1", 1, "A" * 32, 5)])
@@ -202,7 +204,7 @@ def test_marks_are_forgotten_some_at_a_time():
 
 def test_each_group_has_its_turn_to_forget(monkeypatch):
     monkeypatch.setattr(dead_letter_marks, "FORGOTTEN_AT_ONCE", 2)
-    marks, asked = DeadLetterMarks(), []
+    marks, asked = DeadLetterMarks(Random(1)), []
     marks.add(ResentMark(group, 0, "A" * 32, 5) for group in "abc")
     for _ in range(3):
         marks.forget(lambda group: asked.append(group) or 0)
@@ -222,7 +224,7 @@ def test_a_damaged_mark_is_counted_and_passed_over(stage):
     inner_send(stage.context, [batch], lambda outcomes: None)
     bury(stage)
     resend(stage, 0)
-    marks = DeadLetterMarks()
+    marks = DeadLetterMarks(Random(1))
     marks.load(stage.store)
     assert (marks.unreadable, len(marks)) == (1, 1)
 

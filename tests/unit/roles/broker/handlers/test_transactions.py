@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 
@@ -113,7 +115,7 @@ def test_who_was_asked_decides_about_that_batch_and_no_other(scene):
 def test_a_token_is_of_one_life_of_the_broker(scene):
     base = scene.half(b"asked", seconds=0)
     token = scene.desk.proofs.token(base, PRODUCER_ID, 0)
-    scene.desk.proofs = EndProofs()
+    scene.desk.proofs = EndProofs(Random(2))
     end = (base, 0, 0, 1, Decision.ROLLBACK)
     assert scene.end(end, proof=token) == [EndOutcome.NOT_PROVEN]
 
