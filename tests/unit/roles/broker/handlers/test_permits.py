@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Iterator
+
+import msgspec
 import pytest
-from harness.batches import PRODUCER_ID
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.served import dispatched
 
 from mqmesh.errors import NoPermission
 from mqmesh.message import format_message_id
 from mqmesh.protocol.codes import RequestCode, ResponseCode
-from mqmesh.protocol.commands import COMMANDS, IN_BODY, LOOKED_UP, ServedBy
+from mqmesh.protocol.command import EMPTY_REPLY, Request, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.commands import (
+    COMMANDS,
+    IN_BODY,
+    LOOKED_UP,
+    CommandSpec,
+    Right,
+    ServedBy,
+    served_by,
+)
+from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.transactions import (
     Decision,
@@ -21,6 +36,120 @@ FOUND_OUT = {
     for code, spec in COMMANDS.items()
     if {IN_BODY, LOOKED_UP} & set(spec.topics) and ServedBy.BROKER in spec.servers
 }
+
+
+SERVED = [
+    spec for code, spec in served_by(ServedBy.BROKER).items() if code not in served_by(ServedBy.ALL)
+]
+
+
+class Nobody:
+    """Permits nothing.
+
+    Attributes:
+        asked: For which right, by whom, and to which topics and groups.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Right, object, list[str], list[str]]] = []
+
+    def check(self, principal, spec, header):
+        names = ([], []) if spec.fixed else (spec.topic_names(header), spec.group_names(header))
+        self.asked.append((spec.right, principal, *names))
+        raise NoPermission("planned: nothing for you")
+
+    check_topic = check
+
+
+def filled(kind):
+    """A value of a header's type that says something in every field."""
+    found = msgspec.inspect.type_info(kind)
+    if isinstance(found, msgspec.inspect.UnionType):
+        found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
+    match found:
+        case msgspec.inspect.StructType(cls):
+            hints = typing.get_type_hints(cls, include_extras=True)
+            return cls(**{name: filled(hints[name]) for name in cls.__struct_fields__})
+        case msgspec.inspect.ListType():
+            return [filled(typing.get_args(bare(kind))[0])]
+        case msgspec.inspect.StrType():
+            return "named"
+        case msgspec.inspect.BytesType():
+            return bytes(found.min_length or 0)
+        case msgspec.inspect.BoolType():
+            return False
+        case msgspec.inspect.IntType():
+            return max(found.ge or 0, 1)
+        case msgspec.inspect.FloatType():
+            return 1.0
+    return next(iter(found.cls)) if isinstance(found, msgspec.inspect.EnumType) else None
+
+
+def bare(kind):
+    """A type without its bounds, and without None."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return bare(typing.get_args(kind)[0])
+    options = [one for one in typing.get_args(kind) if one is not type(None)]
+    return kind if typing.get_origin(kind) is list or not options else bare(options[0])
+
+
+def fields_named(value: object, name: str) -> Iterator[str]:
+    """What stands in the fields of a name, at any depth."""
+    for one in value if isinstance(value, list) else ():
+        yield from fields_named(one, name)
+    if isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            inner = getattr(value, field)
+            if field == name and isinstance(inner, str):
+                yield inner
+            yield from fields_named(inner, name)
+
+
+def asking(spec: CommandSpec) -> tuple[Request, object]:
+    """A request that says something in every field, and its header."""
+    header = None if spec.request is None else filled(spec.request)
+    data = encode_send(3_000, 1, PRODUCER_KEY) if spec.fixed else b""
+    data = data if header is None else encode_header(header)
+    return Request(b"peer", decode_frame(encode_frame(spec.code, 1, header=data))), header
+
+
+@pytest.mark.parametrize("spec", SERVED, ids=lambda spec: spec.code.name)
+def test_each_command_asks_for_its_right_before_anything_is_done(stage, spec):
+    nobody, served = Nobody(), []
+    dispatch = dispatched(stage.context, nobody)
+    request, header = asking(spec)
+    before = traces(stage)
+    for _ in range(2):
+        with pytest.raises(NoPermission, match="planned"):
+            dispatch.handlers[spec.code](request)
+        dispatch.open({spec.code: lambda *asked: served.append(asked) or EMPTY_REPLY})
+    assert not served
+    assert traces(stage) == before
+    right, principal, topics, groups = nobody.asked[0]
+    assert (right, principal) == (spec.right, request.principal)
+    if spec.right is not Right.INTERNAL:
+        assert set(fields_named(header, "topic")) <= set(topics)
+        assert set(fields_named(header, "group")) <= set(groups)
+    assert len(topics) + len(groups) >= len({*spec.topics, *spec.groups} - {IN_BODY, LOOKED_UP})
+
+
+def traces(stage) -> tuple[object, ...]:
+    """What any command leaves somewhere."""
+    context = stage.context
+    return (
+        context.store.stats(),
+        context.topics.version,
+        len(context.group_table),
+        len(context.offsets),
+        context.groups.client_count,
+        len(context.locks),
+        context.schedule.session,
+        context.transactions.table.pending_count,
+        len(context.resets),
+        len(stage.notices),
+        len(stage.answers),
+        list(stage.saved),
+    )
 
 
 def test_each_command_that_finds_topics_out_is_looked_at_here():
