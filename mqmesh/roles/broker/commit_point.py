@@ -229,6 +229,11 @@ def commit_point_of(
             )
         )
         timeouts.append(config.ha.slave_timeout_ms)
+    elif leadership is not None:
+        # Looked at behind the write: who was stopped in between answers nothing.
+        position = lambda: MAX_OFFSET if leadership.may_answer() else 0  # noqa: E731
+        timeout = SendStatus.FLUSH_SLAVE_TIMEOUT
+        holders.append(Holder("the lease", position, timeout, "ha.lease_ttl_ms"))
     return CommitPoint(
         holders,
         timeout_ms=max(timeouts, default=config.sync_flush_timeout_ms),

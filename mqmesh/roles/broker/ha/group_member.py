@@ -68,7 +68,8 @@ from mqmesh.roles.broker.ha.election import (
     suspicion_of,
 )
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS
-from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.leadership import LEASE_OVER, Leadership
+from mqmesh.roles.broker.ha.lease import ReplicaLease
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.switch_over import PATIENCE_MS, SwitchOver, choose_successor
@@ -80,10 +81,6 @@ LOOK_MS: Final = 250
 """How often it is asked whether a silent leader renews its session."""
 REST_MS: Final = 300
 """After an election that came to nothing, and at most as long again by chance."""
-RETRY_MS: Final = 500
-"""After the coordinator could not be asked."""
-ISOLATED_MS: Final = 300
-"""A leader stops so long before its lease may be over elsewhere."""
 GIVE_WAY_MS: Final = 2_000
 """Who could not begin to lead stays away for so long."""
 
@@ -187,9 +184,7 @@ class GroupMember:
         self._view = GroupView(config.broker_name, StateRecord(0, None))
         self._is_known = False
         self._session: SessionId | None = None
-        self._session_asked = False
-        self._renew_ms = 0
-        self._deadline_ms = 0
+        self._lease = ReplicaLease(config.ha.lease_ttl_ms)
         self._election = Election(promises.state.member)
         self._is_stepping = False
         self._is_told = False
@@ -232,7 +227,8 @@ class GroupMember:
         if self.leadership is not None:
             if self._switch is None:
                 self._carry_out(self.leadership.in_sync.tick(now_ms), of_election=False)
-            self._check_lease()
+            if self.leadership is not None and not self.leadership.may_answer():
+                self.step_down(LEASE_OVER)
         else:
             self._suspect(now_ms)
 
@@ -291,46 +287,37 @@ class GroupMember:
         )
 
     def _renew(self) -> None:
-        now_ms = self._clock.boot_ms()
-        if self._closed or self._session_asked or now_ms < self._renew_ms:
+        if self._closed or not self._lease.must_ask(self._clock.boot_ms()):
             return
-        self._session_asked = True
-        ttl_ms = self._config.ha.lease_ttl_ms
-        self._renew_ms = now_ms + ttl_ms // 4
         if self._session is None:
-            self._deadline_ms = now_ms + ttl_ms
+            ttl_ms = self._lease.ttl_ms
             self._coordinator.begin_session(ttl_ms, self._presence(), self._on_session)
         else:
             self._coordinator.keep_alive(self._session, self._presence(), self._on_renewed)
 
     def _on_session(self, outcome: SessionId | MQMeshError) -> None:
-        self._session_asked = False
         if isinstance(outcome, MQMeshError):
-            self._renew_ms = self._clock.boot_ms() + RETRY_MS
+            self._lease.on_not_begun(self._clock.boot_ms())
             return
         if self._closed:
             self._coordinator.end_session(outcome)
             return
         self._session = outcome
+        self._lease.on_begun()
         self._react()
 
     def _on_renewed(self, outcome: int | MQMeshError) -> None:
-        self._session_asked = False
-        if isinstance(outcome, int):
-            self._deadline_ms = outcome
-        elif isinstance(outcome, SessionLost):
+        if isinstance(outcome, SessionLost):
             _log.warning("the session of this replica has ended: %s", outcome)
-            self._session, self._renew_ms = None, 0
+            self._session = None
+            self._lease.on_lost()
+        elif isinstance(outcome, MQMeshError) or self._session is None:
+            self._lease.on_not_renewed()
+        else:
+            self._lease.on_renewed(outcome)
 
-    def _check_lease(self) -> None:
-        """A leader whose sends no follower confirms must not answer once it may be replaced."""
-        leadership = self.leadership
-        assert leadership is not None
-        is_over = self._clock.boot_ms() >= self._deadline_ms - ISOLATED_MS
-        if is_over and leadership.policy.mode is AckReplicas.NONE:
-            self.step_down(
-                "its session could not be renewed (lease_ttl_ms), so that it may be over"
-            )
+    def _lease_holds(self) -> bool:
+        return self._lease.holds(self._clock.boot_ms())
 
     # ---- The group's record ----------------------------------------------------------
 
@@ -619,6 +606,7 @@ class GroupMember:
         try:
             self._promises.promise(epoch)
             self.leadership = self._replica.lead(record)
+            self.leadership.lease_holds = self._lease_holds
         except MQMeshError as error:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
@@ -631,7 +619,7 @@ class GroupMember:
         """Lets another one stand: without a session this replica is not there."""
         self.leadership = None
         self._rest_until_ms = self._clock.monotonic_ms() + GIVE_WAY_MS
-        self._renew_ms = self._clock.boot_ms() + GIVE_WAY_MS
+        self._lease.give_up(self._clock.boot_ms() + GIVE_WAY_MS)
         if self._session is not None:
             self._coordinator.end_session(self._session)
             self._session = None

@@ -5,11 +5,14 @@ producers are promised (``AckPolicy``).
 """
 
 from collections.abc import Callable
+from typing import Final
 
-from mqmesh.coordination.interface import MemberIncarnation, StateRecord
+from mqmesh.coordination.interface import AckReplicas, MemberIncarnation, StateRecord
 from mqmesh.errors import NotMaster, StaleEpoch
 from mqmesh.roles.broker.ha.confirm import AckPolicy, ConfirmedLog, rule_of
 from mqmesh.roles.broker.ha.in_sync import InSyncSet
+
+LEASE_OVER: Final = "its session was not renewed (ha.lease_ttl_ms): another replica may lead by now"
 
 
 class Leadership:
@@ -31,6 +34,7 @@ class Leadership:
         heard_ms: When followers were heard last, by id; monotonic clock.
         is_over: Why this epoch is over, once that is known.
         closing: Why no more sends are taken, while the lead is handed over.
+        lease_holds: Whether nobody takes this replica for gone.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Leadership:
         self.heard_ms: dict[int, int] = {}
         self.is_over: str | None = None
         self.closing: str | None = None
+        self.lease_holds: Callable[[], bool] = lambda: True
         self._log_end = log_end
         self._counts_synced = counts_synced
 
@@ -81,13 +86,19 @@ class Leadership:
         """Whether there are enough replicas for what is sent now."""
         return self.policy.is_available(self.log, self._log_end())
 
+    def may_answer(self) -> bool:
+        """Whether sends may be answered: without copies only for as long as the lease holds."""
+        return self.policy.mode is not AckReplicas.NONE or self.lease_holds()
+
     def check(self) -> None:
         """To be called before a put.
 
         Raises:
             BrokerNotAvailable: Too few replicas are there.
-            NotMaster: The lead is handed over just now.
+            NotMaster: The lead is handed over just now, or another one may have it.
         """
+        if not self.may_answer():
+            raise NotMaster(LEASE_OVER)
         if self.closing is not None:
             raise NotMaster(self.closing)
         self.policy.check(self.log, self._log_end())

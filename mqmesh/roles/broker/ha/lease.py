@@ -1,0 +1,74 @@
+"""Until when a replica is sure that nobody takes it for gone: its session's lease. Pure.
+
+Renewals come from the broker's own loop, so that one that hangs loses its lease. What a renewal
+gives counts from when it was asked for, by a clock that goes on while the machine sleeps
+(``Clock.boot_ms``).
+
+With copies that confirm the lease decides nothing: an old leader finds nobody who confirms for it.
+Without them (``none``) it bounds what may be lost, so that a leader without it answers nothing.
+"""
+
+from typing import Final
+
+import msgspec
+
+RENEWALS: Final = 4
+"""So many are asked for within the lease."""
+ISOLATED_MS: Final = 300
+"""A leader stops so long before its lease may be over elsewhere."""
+RETRY_MS: Final = 500
+"""After the coordinator could not be asked for a session."""
+
+
+class ReplicaLease(msgspec.Struct):
+    """One replica's lease; all times are of the clock since boot.
+
+    Attributes:
+        ttl_ms: It ends so long after the last renewal (lease_ttl_ms).
+        deadline_ms: When it ends, by what is known; 0 before there was one.
+        renew_ms: When it is renewed next, or asked for.
+        asked_ms: When it was asked for, while the answer is on its way.
+    """
+
+    ttl_ms: int
+    deadline_ms: int = 0
+    renew_ms: int = 0
+    asked_ms: int | None = None
+
+    def must_ask(self, now_ms: int) -> bool:
+        """Whether a session, or its renewal, is to be asked for now; one at a time."""
+        if self.asked_ms is not None or now_ms < self.renew_ms:
+            return False
+        self.asked_ms = now_ms
+        self.renew_ms = now_ms + self.ttl_ms // RENEWALS
+        return True
+
+    def on_begun(self) -> None:
+        """A session has begun, at the earliest when it was asked for."""
+        assert self.asked_ms is not None, "a session that nobody asked for"
+        self.on_renewed(self.asked_ms + self.ttl_ms)
+
+    def on_renewed(self, deadline_ms: int) -> None:
+        """It holds until then; what is known does not become less."""
+        self.asked_ms = None
+        self.deadline_ms = max(self.deadline_ms, deadline_ms)
+
+    def on_not_begun(self, now_ms: int) -> None:
+        """There is no session; it is asked for again after a while."""
+        self.asked_ms, self.renew_ms = None, now_ms + RETRY_MS
+
+    def on_not_renewed(self) -> None:
+        """The coordinator could not be asked: the lease holds for as long as it did."""
+        self.asked_ms = None
+
+    def on_lost(self) -> None:
+        """The session has ended: others may know it already."""
+        self.asked_ms, self.renew_ms, self.deadline_ms = None, 0, 0
+
+    def give_up(self, until_ms: int) -> None:
+        """It is ended on purpose, and none is asked for until then."""
+        self.deadline_ms, self.renew_ms = 0, until_ms
+
+    def holds(self, now_ms: int) -> bool:
+        """Whether nobody takes this replica for gone, with time to spare."""
+        return now_ms < self.deadline_ms - ISOLATED_MS
