@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -38,6 +38,9 @@ from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.interface import FlushDiskType, MessageStore
 from mqmesh.transport.interface import Transport
+
+GROUPS_SETTLE_MS: Final = 1_500
+"""After an election no group is divided anew for so long: its members come one after the other."""
 
 
 class BrokerResources(msgspec.Struct, frozen=True):
@@ -104,6 +107,7 @@ def build_context(
     """
     config, server = given.config, given.shell.server
     assert server is not None
+    now_ms = given.clock.monotonic_ms()
     retry_after_ms, chance = config.busy_retry_after_ms, given.transport.random
     followers = _make_followers(config)
     return BrokerContext(
@@ -123,6 +127,7 @@ def build_context(
             most_clients=config.max_clients,
             first_generation=first_number(epoch),
             busy_retry_after_ms=retry_after_ms,
+            settled_ms=0 if leadership is None else now_ms + GROUPS_SETTLE_MS,
         ),
         locks=_make_locks(given, store, leadership, epoch),
         holds=PullHold(config.max_held_pulls, retry_after_ms),

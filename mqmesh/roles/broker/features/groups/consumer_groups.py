@@ -88,8 +88,10 @@ class ConsumerGroups:
         first_generation: Below every generation to come, above all of earlier epochs, so
             that a member never takes an old one for a new one.
         busy_retry_after_ms: What clients are told to wait when there are too many.
+        settled_ms: Monotonic time until which members of before are still coming back.
 
     Attributes:
+        settled_ms: See above.
         claims: Which member was given which queue.
     """
 
@@ -101,7 +103,9 @@ class ConsumerGroups:
         most_clients: int,
         first_generation: int = 0,
         busy_retry_after_ms: int = 100,
+        settled_ms: int = 0,
     ) -> None:
+        self.settled_ms = settled_ms
         self._grace_ms = grace_ms
         self._expiry_ms = expiry_ms
         self._most_clients = most_clients

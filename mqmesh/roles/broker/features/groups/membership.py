@@ -1,5 +1,6 @@
 """Heartbeats, leaving, and who the members of a group are."""
 
+from mqmesh.errors import GroupNotFound
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
     EMPTY_REPLY,
@@ -50,9 +51,12 @@ def get_consumer_list(
     """The members of a group, as this broker sees them.
 
     Raises:
-        GroupNotFound: None is registered here; not the same as "you are alone".
+        GroupNotFound: None is registered here; not the same as "you are alone". Or this master
+            was just elected and does not know them all yet: what each has it keeps so long.
     """
     check_client_group(query.group)
+    if context.clock.monotonic_ms() < context.groups.settled_ms:
+        raise GroupNotFound(f"members of consumer group {query.group!r} are still coming back")
     group = context.groups.group(query.group)
     return reply_with(ConsumerList(sorted(group.members), group.generation))
 

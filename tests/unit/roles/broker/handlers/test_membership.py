@@ -55,6 +55,16 @@ def test_members_are_told_of_one_another(stage):
     assert sorted(told) == [(b"c1", code, change), (b"c2", code, change)]
 
 
+def test_a_group_is_not_divided_while_its_members_are_still_coming_back(stage):
+    stage.context.groups.settled_ms = stage.clock.monotonic_ms() + 1_500
+    beat(stage, "c1", consumer())
+    stage.clock.advance(1_499)
+    with pytest.raises(GroupNotFound, match="coming back"):
+        members(stage)
+    stage.clock.advance(1)
+    assert members(stage).client_ids == ["c1"]
+
+
 def test_leaving_is_seen_at_once_and_may_be_said_twice(stage):
     beat(stage, "c1", consumer())
     beat(stage, "c2", consumer())
