@@ -56,12 +56,21 @@ _WHY = {
 }
 
 
+def _cut_epoch(context: BrokerContext) -> int:
+    """Grows when something is gone that a service may have been told of."""
+    leadership = context.leadership
+    if leadership is None:
+        return context.store.epoch()
+    # It is told of what is confirmed, and an election takes nothing of that back.
+    return leadership.in_sync.state.unclean_since
+
+
 def open_schedule(context: BrokerContext, request: Request, asked: OpenScheduleRequest) -> Reply:
     """A schedule service begins."""
     stats = context.store.stats()
     session = context.schedule.open(request.peer)
     return reply_with(
-        OpenScheduleResponse(session, stats.store_id, stats.epoch, context.clock.wall_ms())
+        OpenScheduleResponse(session, stats.store_id, _cut_epoch(context), context.clock.wall_ms())
     )
 
 

@@ -19,6 +19,12 @@ def _lag(context: BrokerContext, unit: str) -> dict[tuple[str, ...], int]:
     return {(str(one.replica_id),): one.silent_ms for one in status}
 
 
+def _unconfirmed(context: BrokerContext) -> int:
+    if context.leadership is None:
+        return 0
+    return max(context.store.stats().max_commitlog_offset - context.leadership.confirmed(), 0)
+
+
 REPLICAS: Final = Feature(
     commands={
         RequestCode.OPEN_REPLICATION: replicas.open_replication,
@@ -48,6 +54,22 @@ REPLICAS: Final = Feature(
             lambda broker: _lag(broker, "ms"),
             unit="ms",
             labels=("replica",),
+        ),
+        gauge(
+            "ha_epoch",
+            "of a master that was elected",
+            lambda broker: 0 if broker.leadership is None else broker.leadership.epoch,
+        ),
+        gauge(
+            "ha_in_sync",
+            "replicas in sync, of a master that was elected",
+            lambda broker: 0 if broker.leadership is None else len(broker.leadership.members),
+        ),
+        gauge(
+            "ha_confirmed_lag_bytes",
+            "of the log that may still be taken back, of a master that was elected",
+            _unconfirmed,
+            unit="bytes",
         ),
     ),
 )
