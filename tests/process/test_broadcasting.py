@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 
 import pytest
+from harness.patience import until
 
 from mqmesh.message import Message
 from mqmesh.protocol.route import TopicConfig
@@ -52,14 +51,6 @@ with consumer:
 def cluster(short_tmp_path):
     with ProcessCluster(short_tmp_path) as cluster:
         yield cluster
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        pause.wait(0.005)
 
 
 class Member:

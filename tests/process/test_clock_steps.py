@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from harness.patience import until
 from harness.stepped_clock import PROGRAM, step_clock
 
 from mqmesh.message import Message
@@ -132,10 +133,8 @@ class Scene:
 
     def wait_pending(self, count: int) -> None:
         """Until the broker knows from the service that so many messages wait."""
-        deadline = time.monotonic() + PATIENCE_S
         with AdminClient(self.cluster.namesrv_addr) as admin:
-            while (told := admin.runtime_info()["broker-a"]["schedule_pending"]) != count:
-                assert time.monotonic() < deadline, f"{told} are pending instead of {count}"
+            until(lambda: admin.runtime_info()["broker-a"]["schedule_pending"] == count)
 
     def check_transactions(self) -> None:
         self.listener.known.set()

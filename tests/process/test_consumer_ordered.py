@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from harness.ordered_calls import find_disorder, find_overlaps, find_shared, find_skips
 from harness.ordered_run import Group, Load, flight_keys, run_churn, run_flights
+from harness.patience import until
 
 from mqmesh import aio
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message, dlq_topic
@@ -48,15 +48,6 @@ def names():
     """A topic and a group that no other test uses."""
     number = next(_numbers)
     return f"topic-{number}", f"group-{number}"
-
-
-def until(condition, patience_s=PATIENCE_S):
-    """Looks until something is so."""
-    began = time.monotonic()
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < began + patience_s, "waited in vain"
-        pause.wait(0.01)
 
 
 def send(cluster, topic, count, start=0):

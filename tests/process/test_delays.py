@@ -12,6 +12,7 @@ import time
 
 import pytest
 from harness.commands import run_command
+from harness.patience import until
 
 from mqmesh.errors import BrokerError, CancelRefused, InvalidArgument
 from mqmesh.message import Message
@@ -63,12 +64,6 @@ def poll_until(consumer, condition):
 def figures(cluster):
     with AdminClient(cluster.namesrv_addr) as admin:
         return admin.runtime_info()["broker-a"]
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
 
 
 def test_messages_come_when_they_are_due_and_cancelled_ones_never(cluster, producer, consumer):

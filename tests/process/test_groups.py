@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from harness.commands import run_command
+from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import BrokerError, GroupNotFound, InvalidArgument, OffsetIllegal
@@ -76,18 +77,6 @@ class Listener:
             assert self.changed.wait_for(lambda: condition(self.bodies), PATIENCE_S), len(
                 self.bodies
             )
-
-
-def until(condition):
-    """Looks until something is so; returns it."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "waited in vain"
-        pause.wait(0.02)
 
 
 def send(cluster, topic, count, start=0, **fields):

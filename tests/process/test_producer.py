@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 from mqmesh.batch.record_batch import decode_messages, read_header
@@ -71,14 +71,6 @@ def read_all(cluster: ProcessCluster) -> list[StoredMessage]:
         return found
     finally:
         context.destroy(linger=0)
-
-
-def until(condition: Callable[[], object], patience_s: float = 20.0) -> None:
-    pause = threading.Event()
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        pause.wait(0.02)
 
 
 def message(body: str, **fields) -> Message:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.patience import until
 
 from mqmesh import Message, Producer, PullConsumer
-from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster
+from mqmesh.errors import InvalidArgument, NotMaster
 from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
@@ -77,18 +77,6 @@ class Group:
         self.admin.close()
         for process in (*self.replicas.values(), self.namesrv):
             process.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if condition():
-                return
-        except MQMeshError:
-            pass  # the cluster is on its way to it
-        assert time.monotonic() < deadline, "it never comes"
 
 
 @pytest.fixture

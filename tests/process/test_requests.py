@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
+from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 import mqmesh.aio
@@ -80,14 +80,6 @@ class Service:
         self.may_reply.set()
         self.consumer.close()
         self.producer.close()
-
-
-def until(condition, patience_s: float = PATIENCE_S) -> None:
-    pause = threading.Event()
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        pause.wait(0.01)
 
 
 def test_a_request_gets_its_reply_and_leaves_no_topic_behind(cluster, topic, producer):

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.patience import until
 
 from mqmesh import aio
 from mqmesh.batch.payload import Payload, compress_payload
@@ -108,14 +109,6 @@ def hangs_at(body, release):
         return False
 
     return fails
-
-
-def until(condition):
-    began, pause = time.monotonic(), threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < began + PATIENCE_S, "waited in vain"
-        pause.wait(0.02)
-    return found
 
 
 def bodies(count):
