@@ -15,9 +15,9 @@ from harness.simulation.load import make_clients
 from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.errors import CorruptBatch, CorruptRecord, MQMeshError
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.replication import SwitchOverRequest
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
@@ -144,11 +144,11 @@ class ElectionRun(Run):
             return
         operator = world.transport("operator")
         connection = operator.connect(f"tcp://127.0.0.1:{world.broker_port(master.name)}")
-        connection.request(
-            RequestCode.SWITCH_OVER,
-            lambda outcome: operator.loop.call_later(0, connection.close),
-            header=encode_header(SwitchOverRequest()),
-        )
+
+        def done(outcome: Command | MQMeshError) -> None:
+            operator.loop.call_later(0, connection.close)
+
+        connection.request(RequestCode.SWITCH_OVER, done, header=encode_header(SwitchOverRequest()))
 
     def _replica(self) -> Process:
         """The master, more often than not."""
