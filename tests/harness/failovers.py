@@ -6,6 +6,8 @@ that was acknowledged is gone or there twice.
 
 import argparse
 import itertools
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -29,6 +31,11 @@ from mqmesh.testing.processes import RoleProcess
 GROUP: Final = "broker-a"
 TOPIC: Final = "t"
 PATIENCE_S: Final = 60
+FAULTS: Final = {
+    "kill": "kill -9; he is started again",
+    "stop": "SIGSTOP, until another one leads",
+    "switch": "he hands the lead over",
+}
 SLOW_S: Final = 2.0
 """A pause that is longer is told at once."""
 
@@ -183,7 +190,7 @@ def run_failovers(
     count: int,
     on_round: Callable[[int, float], None] | None = None,
     *,
-    switch: bool = False,
+    fault: str = "kill",
 ) -> Result:
     """Kills the master so many times under load, and starts him again each time.
 
@@ -191,7 +198,7 @@ def run_failovers(
         group: That runs.
         count: How often.
         on_round: Told of each, with the time that sends stood still.
-        switch: He hands over, and nobody is killed.
+        fault: What happens to him, see ``FAULTS``.
     """
     load, gaps = Load(group.namesrv.endpoint), []
     try:
@@ -201,15 +208,19 @@ def run_failovers(
             until(lambda before=before: len(load.acked) >= before, "nothing is sent")  # type: ignore[misc]
             load.slowest_s()
             master = group.master()
-            if switch:
+            if fault == "switch":
                 group.admin.switch_over(GROUP)
+            elif fault == "stop":
+                os.kill(group.replicas[master].pid, signal.SIGSTOP)
             else:
                 group.replicas[master].kill()
             before = len(load.acked) + 20
             until(lambda before=before: len(load.acked) >= before, "nobody takes over")  # type: ignore[misc]
             gaps.append(load.slowest_s())
-            if not switch:
+            if fault == "kill":
                 group.start(master)
+            elif fault == "stop":
+                os.kill(group.replicas[master].pid, signal.SIGCONT)
             if on_round is not None:
                 on_round(number, gaps[-1])
     finally:
@@ -252,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="failovers (default: 10)")
     parser.add_argument("--ack", default="all", help="all (default), quorum or one")
     parser.add_argument("--folder", type=Path, help="keep data and logs there")
-    parser.add_argument("--switch", action="store_true", help="hand over instead of killing")
+    parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to him")
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
         folder = options.folder
@@ -266,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 group,
                 options.count,
                 _tell,
-                switch=options.switch,
+                fault=options.fault,
             )
         finally:
             group.close()
@@ -274,8 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p99 = gaps[min(int(len(gaps) * 0.99), len(gaps) - 1)]
     median = gaps[len(gaps) // 2]
     say(
-        f"{len(gaps)} failovers, ack_replicas {options.ack}: sends stood still {median:.2f} s "
-        f"(median), {p99:.2f} s (p99), {gaps[-1]:.2f} s at most"
+        f"{len(gaps)} times {options.fault}, ack_replicas {options.ack}: sends stood still "
+        f"{median:.2f} s (median), {p99:.2f} s (p99), {gaps[-1]:.2f} s at most"
     )
     say(
         f"{result.acked} messages acknowledged, {len(result.lost)} lost, "
