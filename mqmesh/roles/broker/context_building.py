@@ -153,19 +153,20 @@ def build_context(
         index=index,
         filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
         snapshots=SnapshotDesk(given.run_aside, given.root.absolute()),
-        transactions=TransactionDesk(
-            TransactionSettings(
-                timeout_ms=config.transaction_timeout_ms,
-                check_interval_ms=config.transaction_check_interval_ms,
-                check_max=config.transaction_check_max,
-                pending_max=config.transaction_pending_max,
-                parked_max=config.transaction_parked_max,
-                busy_retry_after_ms=retry_after_ms,
-            ),
-            chance,
-        ),
+        transactions=TransactionDesk(_transaction_settings(config), chance),
         schedule=ScheduleDesk(first_number(epoch)),
         retries=Retries(marks=DeadLetterMarks(chance)),
+    )
+
+
+def _transaction_settings(config: BrokerConfig) -> TransactionSettings:
+    return TransactionSettings(
+        timeout_ms=config.transaction_timeout_ms,
+        check_interval_ms=config.transaction_check_interval_ms,
+        check_max=config.transaction_check_max,
+        pending_max=config.transaction_pending_max,
+        parked_max=config.transaction_parked_max,
+        busy_retry_after_ms=config.busy_retry_after_ms,
     )
 
 
