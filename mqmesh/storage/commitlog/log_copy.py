@@ -4,7 +4,6 @@ What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
 """
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -92,19 +91,6 @@ class BeginCopy(Protocol):
     """See ``begin_copy``."""
 
     def __call__(self, directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None: ...
-
-
-def remove_replaced(directory: Path, before_ms: int) -> None:
-    """Removes what stores held that became copies.
-
-    Args:
-        directory: The store's.
-        before_ms: Wall clock; what was moved aside later stays.
-    """
-    for path in directory.glob(REPLACED + "*"):
-        moved_ms = path.name.removeprefix(REPLACED)
-        if moved_ms.isascii() and moved_ms.isdigit() and int(moved_ms) < before_ms:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_aside(directory: Path, now_ms: int) -> Path | None:

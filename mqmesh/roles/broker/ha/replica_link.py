@@ -15,10 +15,12 @@ from mqmesh.clock import Clock
 from mqmesh.errors import (
     CorruptRecord,
     DiskFull,
+    InvalidArgument,
     MQMeshError,
     OffsetOutOfRange,
     RemoteProtocolError,
 )
+from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import (
@@ -255,13 +257,23 @@ class ReplicaLink:
             self.counts.cuts += 1
             self._copy.truncate(CommitLogOffset(answer.offset))
         elif answer.mode == ReplicationMode.COPY:
-            self.counts.copies += 1
             beginning = decode_beginning(outcome.body)
+            self._check_own(log.identity(), beginning)
+            self.counts.copies += 1
             self._promises.begin_copy(beginning.store_id)
             self._copy.become_copy(beginning)
         else:
             raise RemoteProtocolError(f"the leader says mode {answer.mode}, which nobody knows")
         self._open()
+
+    def _check_own(self, own: LogIdentity, beginning: LogBeginning) -> None:
+        # A leader whose store was wiped, or that is another one's, is no reason to lose this one.
+        if own.log_end > own.log_start and own.store_id != beginning.store_id:
+            raise InvalidArgument(
+                f"the store of this replica holds another log ({own.store_id:#010x}) than its "
+                f"leader's at {self.leader} ({beginning.store_id:#010x}). If the leader is right, "
+                "move this replica's folder aside (store_path_root_dir), and it begins a copy"
+            )
 
     def _on_command(self, command: Command) -> None:
         if self.streaming and command.code == RequestCode.REPLICATE_LOG:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from mqmesh.errors import InvalidArgument
 from mqmesh.log_identity import EpochStart, LogIdentity
-from mqmesh.protocol.replication import ReplicationMode
-from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on
+from mqmesh.protocol.replication import OpenReplicationRequest, ReplicationMode
+from mqmesh.roles.broker.config import BrokerConfig
+from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on, open_replication
 
 STREAM, TRUNCATE, COPY = ReplicationMode
 
@@ -56,3 +60,10 @@ def test_a_follower_goes_on_where_both_logs_are_the_same(follower, mode, offset)
 def test_a_leader_gives_what_it_has(follower, mode, offset):
     leader = log(500, 1_000, (1, 0), (3, 400), (4, 800))
     assert how_to_go_on(leader, follower) == (mode, offset)
+
+
+def test_a_broker_without_replicas_gives_its_log_and_key_to_nobody():
+    context = SimpleNamespace(config=BrokerConfig())
+    asked = OpenReplicationRequest("broker-a", 1, 9, 1, LogIdentity(7, b"k", 0, 0, []))
+    with pytest.raises(InvalidArgument, match=r"ha\.mode"):
+        open_replication(context, None, asked)

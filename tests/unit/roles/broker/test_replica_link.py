@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from mqmesh.errors import CorruptRecord, DiskFull, RequestTimeout, StoreClosed
@@ -231,6 +232,18 @@ def test_a_leader_of_an_epoch_that_is_over_is_not_followed(leader):
     assert leader.log.data == b"." * 100
     assert not leader.link.streaming
     assert "promised 4" in leader.link.failure
+
+
+def test_a_store_with_another_log_is_not_moved_aside_for_a_leader_that_may_be_wiped(leader):
+    other = msgspec.structs.replace(BEGINNING, store_id=8)
+    leader.answer(COPY, 0, encode_beginning(other))
+    assert leader.done == []
+    assert "another log (0x00000007)" in leader.link.failure
+    assert "store_path_root_dir" in leader.link.failure
+    leader.log.data = b""
+    leader.tick(RETRY_MS)
+    leader.answer(COPY, 0, encode_beginning(other))
+    assert leader.done == [other], "there is nothing to lose"
 
 
 def test_a_copy_has_another_incarnation_before_anything_is_gone(leader):

@@ -28,6 +28,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.replicas.follower_table import TURN_BYTES, Follower
 from mqmesh.roles.broker.features.storing.storing import answer_confirmed
+from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import FlushDiskType, replicable
@@ -46,6 +47,11 @@ def open_replication(
     context: BrokerContext, request: Request, asked: OpenReplicationRequest
 ) -> Reply:
     """A follower says what it has, and is told how to go on."""
+    if context.config.ha.mode is HaMode.OFF:
+        raise InvalidArgument(
+            f'{context.config.broker_name!r} has no replicas (ha.mode = "off"), so that nobody '
+            "gets its log"
+        )
     if asked.broker_name != context.config.broker_name:
         raise InvalidArgument(
             f"this is a replica of {context.config.broker_name!r}, not of {asked.broker_name!r}"
