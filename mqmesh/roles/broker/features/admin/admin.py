@@ -15,7 +15,6 @@ from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.pulls.pull import fail_pulls_of
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.state_answers import reply_when_saved
@@ -62,17 +61,11 @@ def delete_topic(
 
 
 def forget_topic(context: BrokerContext, name: str) -> None:
-    """Forgets a topic that is there, its messages and all offsets in it."""
+    """Forgets a topic that is there, its messages and what features know of it."""
     # What was sent before goes first, or it would be stored into a topic that is not there.
     finish_sends(context)
     context.store.delete_topic(name)
     context.topics.delete(name, context.clock.wall_ms())
-    context.locks.remove_topic(name)
-    context.groups.claims.remove_topic(name)
-    context.offsets.remove_topic(name)
-    context.pulls.forget_topic(name)
-    context.resets.forget_topic(name)
-    fail_pulls_of(context, name)
 
 
 def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsRequest) -> Reply:

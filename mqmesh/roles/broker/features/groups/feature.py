@@ -23,6 +23,13 @@ def _forget_client(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     context.locks.on_disconnect(peer, now_ms)
 
 
+def _forget_topic(context: BrokerContext, topic: str) -> None:
+    context.locks.remove_topic(topic)
+    context.groups.claims.remove_topic(topic)
+    context.offsets.remove_topic(topic)
+    context.resets.forget_topic(topic)
+
+
 GROUPS: Final = Feature(
     commands={
         RequestCode.QUERY_CONSUMER_OFFSET: offsets.query_consumer_offset,
@@ -48,6 +55,7 @@ GROUPS: Final = Feature(
     tick=_tick,
     sample=offsets.tell_forced_losses,
     client_gone=_forget_client,
+    topic_deleted=_forget_topic,
     figures=(
         gauge("clients", "clients that are registered", lambda broker: broker.groups.client_count),
         gauge(

@@ -20,6 +20,11 @@ def _forget_peer(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     context.filter_servers.on_disconnect(peer)
 
 
+def _forget_topic(context: BrokerContext, topic: str) -> None:
+    context.pulls.forget_topic(topic)
+    pull.fail_pulls_of(context, topic)
+
+
 def _by_group(context: BrokerContext, name: str) -> dict[LabelValues, int]:
     return {
         (topic, group, str(is_system_topic(topic)).lower()): getattr(handed_out, name)
@@ -38,6 +43,7 @@ PULLS: Final = Feature(
     turn_ended=_begin_turn,
     tick=pull.answer_expired_pulls,
     client_gone=_forget_peer,
+    topic_deleted=_forget_topic,
     stopping=pull.fail_all_pulls,
     figures=(
         counter(

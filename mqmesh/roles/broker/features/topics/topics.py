@@ -3,7 +3,7 @@
 The table is kept in the log, see ``state_log``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -55,6 +55,10 @@ class Topic(msgspec.Struct):
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
 
+def _nothing(topic: str) -> None:
+    return None
+
+
 class TopicTable:
     """The topics of one broker. Every change gives the table a new version.
 
@@ -66,6 +70,7 @@ class TopicTable:
     Attributes:
         changed: Topics that are to be written into the log; see ``state_log``.
         version: Another one after each change.
+        on_deleted: Told the name of a topic that is no more.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self.changed: dict[str, None] = {}
         self.version = DataVersion()
+        self.on_deleted: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -266,6 +272,7 @@ class TopicTable:
         """Forgets a topic, which is there."""
         self._auto_count -= self._topics.pop(name).is_auto
         self._note_change(name, now_ms)
+        self.on_deleted(name)
 
     def adopt(self, queues: Iterable[tuple[str, int]], queue_nums: int, now_ms: TimestampMs) -> int:
         """Takes in topics that the store has messages of, and the table lost in a crash.
