@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,21 +13,20 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
+from mqmesh.roles.broker.feature import Beginning
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
-from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
-from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.sends.feature import make_admission
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, SnapshotDesk
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
-from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.feature import make_transactions
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
@@ -38,9 +37,6 @@ from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.interface import FlushDiskType, MessageStore
 from mqmesh.transport.interface import Transport
-
-GROUPS_SETTLE_MS: Final = 1_500
-"""After an election no group is divided anew for so long: its members come one after the other."""
 
 
 class BrokerResources(msgspec.Struct, frozen=True):
@@ -107,8 +103,15 @@ def build_context(
     """
     config, server = given.config, given.shell.server
     assert server is not None
-    now_ms = given.clock.monotonic_ms()
     retry_after_ms, chance = config.busy_retry_after_ms, given.transport.random
+    begins = Beginning(
+        config,
+        given.clock.monotonic_ms(),
+        chance,
+        epoch,
+        was_elected=leadership is not None,
+        has_past=bool(store.topics()),
+    )
     followers = _make_followers(config)
     return BrokerContext(
         config=config,
@@ -121,15 +124,8 @@ def build_context(
         topics=tables.topics,
         offsets=tables.offsets,
         group_table=tables.groups,
-        groups=ConsumerGroups(
-            grace_ms=config.client_lost_grace_ms,
-            expiry_ms=config.client_channel_expired_timeout_ms,
-            most_clients=config.max_clients,
-            first_generation=first_number(epoch),
-            busy_retry_after_ms=retry_after_ms,
-            settled_ms=0 if leadership is None else now_ms + GROUPS_SETTLE_MS,
-        ),
-        locks=_make_locks(given, store, leadership, epoch),
+        groups=make_groups(begins),
+        locks=make_locks(begins),
         holds=PullHold(config.max_held_pulls, retry_after_ms),
         turns=PullTurns(config.max_held_pulls, retry_after_ms),
         stage=SendStage(),
@@ -146,27 +142,13 @@ def build_context(
         ),
         state=tables.state,
         creation_rates=CreationRates(config.auto_topics_per_minute),
-        admission=SendAdmission(
-            wait_limit_ms=config.wait_time_mills_in_send_queue,
-            busy_timeout_ms=config.os_page_cache_busy_timeout_mills,
-        ),
+        admission=make_admission(begins),
         index=index,
         filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
         snapshots=SnapshotDesk(given.run_aside, given.root.absolute()),
-        transactions=TransactionDesk(_transaction_settings(config), chance),
+        transactions=make_transactions(begins),
         schedule=ScheduleDesk(first_number(epoch)),
         retries=Retries(marks=DeadLetterMarks(chance)),
-    )
-
-
-def _transaction_settings(config: BrokerConfig) -> TransactionSettings:
-    return TransactionSettings(
-        timeout_ms=config.transaction_timeout_ms,
-        check_interval_ms=config.transaction_check_interval_ms,
-        check_max=config.transaction_check_max,
-        pending_max=config.transaction_pending_max,
-        parked_max=config.transaction_parked_max,
-        busy_retry_after_ms=config.busy_retry_after_ms,
     )
 
 
@@ -176,25 +158,4 @@ def _make_followers(config: BrokerConfig) -> FollowerTable:
         fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
         retain_ms=config.ha.ha_retain_for_slaves_ms,
         counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-    )
-
-
-def _make_locks(
-    given: BrokerResources, store: MessageStore, leadership: Leadership | None, epoch: int
-) -> QueueLocks:
-    config = given.config
-    # Who consumed from an earlier master may still do so.
-    settled_ms = free_ms = given.clock.monotonic_ms()
-    if store.topics():
-        settled_ms += config.rebalance_lock_lost_grace_ms
-        # So long a master that is cut off may not know that it is one no more.
-        free_ms = settled_ms + (0 if leadership is None else config.ha.lease_ttl_ms)
-    return QueueLocks(
-        lease_ms=config.rebalance_lock_max_live_time_ms,
-        lost_grace_ms=config.rebalance_lock_lost_grace_ms,
-        most=config.max_consumer_offsets,
-        first_token=first_number(epoch) + 1,
-        settled_ms=settled_ms,
-        free_ms=free_ms,
-        busy_retry_after_ms=config.busy_retry_after_ms,
     )

@@ -5,6 +5,7 @@ Each folder of ``features/`` has one, in its ``feature.py``; ``all_features.py``
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from mqmesh.figures import Measured
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
+from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.dispatch import Handler
 
@@ -19,6 +21,26 @@ BrokerHandler = Callable[[BrokerContext, Request, Any], Reply | None]
 """Serves a command; None means that it answers later, through ``context.wire``."""
 Hook = Callable[[BrokerContext], None]
 TimedHook = Callable[[BrokerContext, int], None]
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """What a role begins with, for features that build their own parts of the context.
+
+    Attributes:
+        config: Settings.
+        now_ms: Monotonic clock.
+        chance: Of the process.
+        epoch: Of a master: numbers that it gives out begin with it.
+        was_elected: A master that others may not know of yet.
+        has_past: There were messages before, so that somebody may be at work on them.
+    """
+
+    config: BrokerConfig
+    now_ms: int
+    chance: Random
+    epoch: int
+    was_elected: bool
+    has_past: bool
 
 
 class BrokerTurn(msgspec.Struct, frozen=True):

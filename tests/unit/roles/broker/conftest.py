@@ -27,20 +27,19 @@ from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
-from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.feature import Beginning
+from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.groups.membership import send_notices
-from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.replicas.follower_table import no_followers
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
-from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.features.sends.feature import make_admission
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
-from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+from mqmesh.roles.broker.features.transactions.feature import make_transactions
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.broker.tables import BrokerTables
@@ -96,6 +95,14 @@ class Stage:
         retry_after_ms = self.config.busy_retry_after_ms
         self.tables = BrokerTables(self.config, self.clock, None)
         self.tables.state.write = self._write
+        begins = Beginning(
+            self.config,
+            self.clock.monotonic_ms(),
+            Random(1),
+            epoch=0,
+            was_elected=False,
+            has_past=False,
+        )
         self.context = BrokerContext(
             config=self.config,
             clock=self.clock,
@@ -104,16 +111,8 @@ class Stage:
             commit_point=commit_point_of(self.config, self.store, no_followers()),
             topics=self.tables.topics,
             offsets=self.tables.offsets,
-            groups=ConsumerGroups(
-                grace_ms=self.config.client_lost_grace_ms,
-                expiry_ms=self.config.client_channel_expired_timeout_ms,
-                most_clients=self.config.max_clients,
-            ),
-            locks=QueueLocks(
-                lease_ms=self.config.rebalance_lock_max_live_time_ms,
-                lost_grace_ms=self.config.rebalance_lock_lost_grace_ms,
-                most=self.config.max_consumer_offsets,
-            ),
+            groups=make_groups(begins),
+            locks=make_locks(begins),
             holds=PullHold(self.config.max_held_pulls, retry_after_ms),
             stage=SendStage(),
             producer_keys=ProducerKeys(self.config.max_producers_per_connection),
@@ -128,13 +127,10 @@ class Stage:
             ),
             state=self.tables.state,
             creation_rates=CreationRates(self.config.auto_topics_per_minute),
-            admission=SendAdmission(
-                wait_limit_ms=self.config.wait_time_mills_in_send_queue,
-                busy_timeout_ms=self.config.os_page_cache_busy_timeout_mills,
-            ),
+            admission=make_admission(begins),
             group_table=self.tables.groups,
             retries=Retries(DeadLetterMarks(Random(1))),
-            transactions=TransactionDesk(TransactionSettings(), Random(1)),
+            transactions=make_transactions(begins),
         )
         self.guard = Guard()
         self.dispatch = dispatched(self.context, self.guard)

@@ -3,10 +3,48 @@
 from typing import Final
 
 from mqmesh.figures import counter, gauge
+from mqmesh.log_identity import first_number
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.groups import groups, locks, membership, offsets, resets
+from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
+
+GROUPS_SETTLE_MS: Final = 1_500
+"""After an election no group is divided anew for so long: its members come one after the other."""
+
+
+def make_groups(begins: Beginning) -> ConsumerGroups:
+    """Clients and groups of a role that begins: none."""
+    config = begins.config
+    return ConsumerGroups(
+        grace_ms=config.client_lost_grace_ms,
+        expiry_ms=config.client_channel_expired_timeout_ms,
+        most_clients=config.max_clients,
+        first_generation=first_number(begins.epoch),
+        busy_retry_after_ms=config.busy_retry_after_ms,
+        settled_ms=begins.now_ms + GROUPS_SETTLE_MS if begins.was_elected else 0,
+    )
+
+
+def make_locks(begins: Beginning) -> QueueLocks:
+    """Locks of queues of a role that begins: none, and for a while only who had some gets them."""
+    config = begins.config
+    settled_ms = free_ms = begins.now_ms
+    if begins.has_past:
+        settled_ms += config.rebalance_lock_lost_grace_ms
+        # So long a master that is cut off may not know that it is one no more.
+        free_ms = settled_ms + (config.ha.lease_ttl_ms if begins.was_elected else 0)
+    return QueueLocks(
+        lease_ms=config.rebalance_lock_max_live_time_ms,
+        lost_grace_ms=config.rebalance_lock_lost_grace_ms,
+        most=config.max_consumer_offsets,
+        first_token=first_number(begins.epoch) + 1,
+        settled_ms=settled_ms,
+        free_ms=free_ms,
+        busy_retry_after_ms=config.busy_retry_after_ms,
+    )
 
 
 def _send_notices(context: BrokerContext, turn: BrokerTurn) -> None:

@@ -6,9 +6,18 @@ from mqmesh.figures import LabelValues, counter, gauge
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.sends import send
+from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
 from mqmesh.roles.broker.features.storing import storing
+
+
+def make_admission(begins: Beginning) -> SendAdmission:
+    """Decides which sends of a role that begins have waited for too long."""
+    return SendAdmission(
+        wait_limit_ms=begins.config.wait_time_mills_in_send_queue,
+        busy_timeout_ms=begins.config.os_page_cache_busy_timeout_mills,
+    )
 
 
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:

@@ -5,8 +5,24 @@ from typing import Final
 from mqmesh.figures import counter, gauge
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.transactions import transactions
+from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
+from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
+
+
+def make_transactions(begins: Beginning) -> TransactionDesk:
+    """Half messages of a role that begins: to be recovered."""
+    config = begins.config
+    settings = TransactionSettings(
+        timeout_ms=config.transaction_timeout_ms,
+        check_interval_ms=config.transaction_check_interval_ms,
+        check_max=config.transaction_check_max,
+        pending_max=config.transaction_pending_max,
+        parked_max=config.transaction_parked_max,
+        busy_retry_after_ms=config.busy_retry_after_ms,
+    )
+    return TransactionDesk(settings, begins.chance)
 
 
 def _finish(context: BrokerContext, turn: BrokerTurn) -> None:
