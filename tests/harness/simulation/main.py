@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from typing import Final
 
 from harness.chaos import say, show
+from harness.ha_model import explore_all
 from harness.simulation.election import ElectionRun
 from harness.simulation.failover import FailoverRun
 from harness.simulation.run import Outcome, Run, run_seed
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.executable, [sys.executable, "-P", "-m", "harness.simulation.main", *sys.argv[1:]]
         )
     options = _parse(arguments)
+    if options.model:
+        return 0 if explore_all() else 1
     level = QUIET if options.log is None else options.log.upper()
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     failed: list[int] = []
@@ -141,6 +144,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--election", action="store_true", help="replicas elect their master, whatever goes wrong"
+    )
+    parser.add_argument(
+        "--model", action="store_true", help="all courses of elections within bounds, no seeds"
     )
     parser.add_argument("--log", help="the roles' log, from this level on")
     options = parser.parse_args(arguments)

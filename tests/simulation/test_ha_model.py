@@ -1,0 +1,117 @@
+"""All courses of three replicas within bounds; the search finds every planted mistake."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from harness.ha_model import Step, Violation, World, bounds, explore
+
+from mqmesh.coordination.interface import AckReplicas
+from mqmesh.roles.broker.ha import election
+from mqmesh.roles.broker.ha.confirm import ConfirmedLog
+from mqmesh.roles.broker.ha.election import FenceAnswer
+from mqmesh.roles.broker.ha.replica_state import ReplicaState
+
+ALL, QUORUM = AckReplicas.ALL, AckReplicas.QUORUM
+MOST_STATES = 30_000
+
+
+@pytest.mark.parametrize(
+    ("mode", "within"),
+    [
+        (ALL, bounds(crashes=1)),
+        (ALL, bounds(set_changes=1)),
+        (ALL, bounds(unknown=1)),
+        (QUORUM, bounds(1)),
+        (QUORUM, bounds(power_cuts=1)),
+    ],
+)
+def test_nothing_confirmed_is_lost_within_the_bounds(mode, within):
+    told = explore(mode, within, most_states=MOST_STATES)
+    assert told.is_exhausted, told.states
+    assert told.found is None, (told.found, told.course)
+
+
+def confirms_by_the_new_set(self):
+    """rocketmq#5663."""
+    reached = (self.next_rule or self.rule).position(self.positions)
+    if reached >= self.marker_end:
+        self.confirmed = max(self.confirmed, reached)
+    return self.confirmed
+
+
+MISTAKES = {
+    "a change counts before it is made": (
+        mock.patch.object(ConfirmedLog, "_move", confirms_by_the_new_set),
+        ALL,
+        bounds(set_changes=1),
+    ),
+    "nobody promises anything": (
+        mock.patch.object(ReplicaState, "promise", lambda self, epoch: self),
+        QUORUM,
+        bounds(),
+    ),
+    "anybody wins": (
+        mock.patch.object(
+            FenceAnswer, "rank", property(lambda self: (0, 0, False, -self.member.replica_id))
+        ),
+        QUORUM,
+        bounds(crashes=1),
+    ),
+    "a quorum shrinks at an election": (
+        mock.patch.object(election, "HAS_VOTERS", frozenset()),
+        QUORUM,
+        bounds(epochs=3, elections=2),
+    ),
+    "a new incarnation counts as the old one": (
+        mock.patch.object(ReplicaState, "started", lambda self, *a, **b: self),
+        QUORUM,
+        bounds(power_cuts=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found(name):
+    patch, mode, within = MISTAKES[name]
+    with patch:
+        told = explore(mode, within, most_states=MOST_STATES)
+    assert told.found is not None, told.states
+
+
+FIGURE_8: tuple[Step, ...] = (
+    ("append", 1),  # it stays with replica 1
+    *(("stand", 2), ("fence", 2, 2), ("fence", 2, 3), ("wait_no_longer", 2), ("carry_out", 0)),
+    *(("crash", 2), ("read", 1), ("stand", 1), ("fence", 1, 1), ("fence", 1, 3)),
+    *(("wait_no_longer", 1), ("carry_out", 0)),
+    *(("follow", 3, 3), ("copy", 3), ("ack", 3), ("copy", 3), ("ack", 3)),  # two have it
+    *(("crash", 1), ("stand", 2), ("fence", 2, 2), ("fence", 2, 3), ("wait_no_longer", 2)),
+    ("carry_out", 0),  # and it is gone
+)
+"""Figure 8 of the Raft paper: what a leader inherits is with most, and is replaced all the same."""
+
+
+def run_figure_8() -> World:
+    world = World(QUORUM, bounds(1, epochs=4, elections=3, crashes=2))
+    for step in FIGURE_8:
+        assert step in world.steps()
+        world = world.after(step)
+    return world
+
+
+def test_what_is_inherited_is_not_confirmed_by_copies_alone():
+    world = run_figure_8()
+    assert dict(world.masters) == {1: 1, 2: 2, 3: 1, 4: 2}
+    assert world.confirmed == ()
+
+
+def test_without_the_rule_of_markers_what_was_confirmed_is_lost():
+    made = ConfirmedLog._move
+
+    def without_the_rule(self):
+        self.marker_end = 0
+        return made(self)
+
+    with mock.patch.object(ConfirmedLog, "_move", without_the_rule), pytest.raises(Violation):
+        run_figure_8()
