@@ -107,7 +107,9 @@ class SwitchOver(msgspec.Struct):
         return []
 
     def on_outcome(self, outcome: int | MQMeshError, now_ms: int) -> list[Effect]:
-        """What became of the change."""
+        """What became of the change, or of one of the set that was on its way."""
+        if self.wanted is None:
+            return self.leadership.in_sync.on_outcome(outcome, now_ms)
         if isinstance(outcome, int):
             return [Follow(f"replica {self.successor} leads", StateRecord(outcome, self.wanted))]
         if isinstance(outcome, Conflict):

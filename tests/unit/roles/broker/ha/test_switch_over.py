@@ -163,3 +163,15 @@ def test_a_conflict_with_a_later_epoch_ends_the_leadership():
     assert switch.on_outcome(Conflict("late", other), 20) == [
         Follow("another replica leads", other)
     ]
+
+
+def test_what_becomes_of_a_change_of_the_set_is_no_matter_of_the_switch_over():
+    leadership = leading(_2=1_000, _3=1_000)
+    leadership.in_sync.on_follower(3, 1_000, 0, can_store=False)
+    (change,) = leadership.in_sync.tick(0)
+    switch = switching(leadership)
+    assert switch.tick(1) == []
+    assert switch.on_outcome(8, 2) == []
+    assert leadership.members == [1, 2]
+    (change,) = switch.tick(3)
+    assert (change.version, change.state.master) == (8, 2)
