@@ -397,7 +397,7 @@ class World:
         if not asked.asker:
             return
         one = self.replicas[asked.asker]
-        if asked.of_election and one.election is not None:
+        if asked.of_election and one.election and asked.state == one.election.wanted:
             self._carry_out(asked.asker, one.election.on_outcome(outcome, 0))
         elif not asked.of_election and one.lead and one.epoch == asked.state.epoch:
             effects = one.lead.on_outcome(outcome, 0)

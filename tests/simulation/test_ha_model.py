@@ -115,3 +115,19 @@ def test_without_the_rule_of_markers_what_was_confirmed_is_lost():
 
     with mock.patch.object(ConfirmedLog, "_move", without_the_rule), pytest.raises(Violation):
         run_figure_8()
+
+
+TWICE: tuple[Step, ...] = (
+    *(("stand", 2), ("fence", 2, 2), ("fence", 2, 3), ("wait_no_longer", 2), ("give_up", 2)),
+    *(("stand", 2), ("fence", 2, 2), ("wait_no_longer", 2)),  # for a smaller set
+)
+
+
+def test_the_outcome_of_an_election_that_was_given_up_is_not_taken_for_the_next_one():
+    for first in (0, 1):
+        world = World(ALL, bounds(elections=3))
+        for step in (*TWICE, ("carry_out", first)):
+            assert step in world.steps()
+            world = world.after(step)
+        leader = world.replicas[2].lead
+        assert leader is None or leader.log.rule.members == world.record.state.in_sync

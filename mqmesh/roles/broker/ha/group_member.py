@@ -530,7 +530,9 @@ class GroupMember:
             if self._closed:
                 return
             if of_election:
-                self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
+                # What an election before this one asked for, and gave up, is no answer to this one.
+                if effect.state == self._election.wanted:
+                    self._carry_out(self._election.on_outcome(outcome, now_ms), of_election=True)
             elif leadership is not None and leadership is self.leadership:
                 part = self._switch or leadership.in_sync
                 self._carry_out(part.on_outcome(outcome, now_ms), of_election=False)
