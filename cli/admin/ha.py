@@ -96,6 +96,59 @@ def switch(broker: str, broker_id: int | None, epoch: int, namesrv: str, as_json
     return ExitCode.OK
 
 
+@ha.command()
+@click.argument("broker")
+@click.argument("broker_id", type=click.IntRange(1, 64))
+@click.option("--unclean", is_flag=True, required=True, help="What it lacks is lost: you know.")
+@click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@namesrv_option
+@json_option
+def elect(
+    broker: str,
+    broker_id: int,
+    unclean: bool,
+    epoch: int,
+    yes: bool,
+    namesrv: str,
+    as_json: bool,
+) -> int:
+    """Have replica BROKER_ID lead BROKER, whose replicas in sync are gone for good.
+
+    It may lack messages that were acknowledged, and consumers may have seen them: they are lost.
+    Replicas that come back later are cut to what it has.
+    """
+    with HaAdmin(namesrv) as admin:
+        if not yes:
+            click.confirm(
+                f"What replica {broker_id} of {broker} lacks is lost. Shall it lead?", abort=True
+            )
+        admin.elect_unclean(broker, broker_id, epoch=epoch)
+    if as_json:
+        print_json({"broker_name": broker, "broker_id": broker_id})
+    else:
+        click.echo(f"replica {broker_id} stands; `mqmesh ha status {broker}` shows when it leads")
+    return ExitCode.OK
+
+
+@ha.command()
+@click.argument("broker")
+@namesrv_option
+@json_option
+def init(broker: str, namesrv: str, as_json: bool) -> int:
+    """Make the record of BROKER anew that its coordinator has lost.
+
+    All replicas of the group have to be there. The one with most of the log leads then.
+    """
+    with HaAdmin(namesrv) as admin:
+        admin.init_group(broker)
+    if as_json:
+        print_json({"broker_name": broker})
+    else:
+        click.echo(f"the record of {broker} is made; `mqmesh ha status {broker}` shows who leads")
+    return ExitCode.OK
+
+
 def _as_map(report: ReplicaReport) -> dict[str, object]:
     told: dict[str, object] = {
         "broker_name": report.broker_name,

@@ -103,6 +103,8 @@ class RequestCode(enum.IntEnum):
     FENCE = 1_053
     STAND_FOR_ELECTION = 1_059
     SWITCH_OVER = 1_060
+    ELECT_REPLICA = 1_061
+    INIT_GROUP = 1_062
     PROMOTE_REPLICA = 1_057
     GET_HA_STATUS = 1_058
 

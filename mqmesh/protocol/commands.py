@@ -295,6 +295,8 @@ _ROWS: Final = (
          replication.PromoteReplicaRequest, replication.PromoteReplicaResponse),
     _row(C.SWITCH_OVER, BROKER, ADMIN, "", "",
          replication.SwitchOverRequest, replication.SwitchOverResponse),
+    _row(C.ELECT_REPLICA, BROKER, ADMIN, "", "", replication.ElectReplicaRequest),
+    _row(C.INIT_GROUP, BROKER, ADMIN, "", "", replication.InitGroupRequest),
     _row(C.GET_HA_STATUS, BROKER, VIEW, "", "",
          replication.HaStatusRequest, replication.HaStatus),
     # Index process.

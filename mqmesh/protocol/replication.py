@@ -205,6 +205,20 @@ class SwitchOverResponse(msgspec.Struct, array_like=True, frozen=True, gc=False)
     epoch: Epoch
 
 
+class ElectReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """ELECT_REPLICA: an administrator has a replica lead that may lack what was confirmed.
+
+    Attributes:
+        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+    """
+
+    epoch: Epoch = 0
+
+
+class InitGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """INIT_GROUP: an administrator has the record of a group made anew that a coordinator lost."""
+
+
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One follower, as its leader sees it.
 

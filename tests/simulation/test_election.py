@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
-from harness.simulation.election import ElectionRun
+from harness.simulation.election import ElectionRun, leadership_of, start_group
 from harness.simulation.run import run_seed
+from harness.simulation.world import World
 from simulation.test_seeds import simulate
 
+from mqmesh.coordination.interface import AckReplicas
+from mqmesh.errors import InvalidArgument, MessageIllegal, TopicNotFound
 from mqmesh.protocol.replication import FenceResponse
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.sdk.admin.ha_admin import HaAdmin
 
 SEEDS = 8
 MOST_SEEDS = 60
@@ -62,3 +69,99 @@ def test_a_leader_that_confirms_alone_is_found():
 
     bug = mock.patch.object(ConfirmedLog, "on_own", confirmed)
     assert first_violation(bug, hint=25) is not None
+
+
+class Site:
+    """Three replicas that elect their master, and an administrator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = World(1, folder, real_store=True)
+        self.replicas = start_group(self.world, AckReplicas.ALL)
+        self.admin = HaAdmin(self.world.namesrv_addr, transport=self.world.transport("admin"))
+
+    def leader(self) -> int:
+        """Id of the replica that leads, 0 for nobody."""
+        return next(
+            (
+                number
+                for number, one in enumerate(self.replicas, 1)
+                if (found := leadership_of(one)) is not None and found.is_confirmed
+            ),
+            0,
+        )
+
+    def run(self, span_ms: int) -> None:
+        self.world.simulation.run(span_ms)
+
+    def close(self) -> None:
+        self.admin.close()
+        for process in self.world.processes():
+            process.release()
+        for disk in self.world.disks.values():
+            disk.release()
+        assert self.world.failures == 0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def test_a_record_that_a_coordinator_lost_is_made_anew_with_all_replicas_there(site):
+    first = site.leader()
+    site.admin.create_topic("t", queues=1)
+    coordinator = site.world.coordinators[0]
+    coordinator.kill()
+    shutil.rmtree(site.world.folder / "coordinator")
+    site.replicas[first - 1].kill()
+    site.run(500)
+    coordinator.start()
+    site.run(3_000)
+    assert site.leader() == 0, "nobody makes up a group that may have had messages"
+    with pytest.raises(MessageIllegal, match=r"all 3 replicas have to be there.*\[2, 3\]"):
+        site.admin.init_group("broker-a")
+    site.replicas[first - 1].start()
+    site.run(2_000)
+    site.admin.init_group("broker-a")
+    site.run(2_000)
+    assert site.leader()
+    assert site.admin.topic_configs("t")
+
+
+def test_a_replica_that_is_not_in_sync_leads_only_when_told(site):
+    first = site.leader()
+    away, lost = (one for number, one in enumerate(site.replicas, 1) if number != first)
+    away.kill()
+    site.run(5_000)  # it leaves the replicas in sync
+    site.admin.create_topic("t", queues=1)
+    lost.kill()
+    site.replicas[first - 1].kill()
+    away.start()
+    site.run(8_000)
+    assert site.leader() == 0
+    number = site.replicas.index(away) + 1
+    with pytest.raises(MessageIllegal, match="the epoch is 2 by now, not 9"):
+        site.admin.elect_unclean("broker-a", number, epoch=9)
+    site.admin.elect_unclean("broker-a", number)
+    site.run(3_000)
+    assert site.leader() == number
+    lost.start()
+    site.replicas[first - 1].start()
+    site.run(8_000)
+    assert leadership_of(away).members == [1, 2, 3], "those that come back are cut, and follow"
+    with pytest.raises(TopicNotFound):
+        site.admin.topic_configs("t")
+
+
+def test_an_administrator_unseats_no_master_that_lives(site):
+    follower = 1 if site.leader() != 1 else 2
+    with pytest.raises(MessageIllegal, match="has a master that lives"):
+        site.admin.elect_unclean("broker-a", follower)
+    with pytest.raises(MessageIllegal, match="knows this group"):
+        site.admin.init_group("broker-a")
+    with pytest.raises(MessageIllegal, match="leads already"):
+        site.admin.switch_over("broker-a", site.leader())
+    with pytest.raises(InvalidArgument, match="is there"):
+        site.admin.promote("broker-a", follower)

@@ -6,8 +6,10 @@ from mqmesh.errors import InvalidArgument, MQMeshError, NoRoute
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.replication import (
+    ElectReplicaRequest,
     HaStatus,
     HaStatusRequest,
+    InitGroupRequest,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
     SwitchOverRequest,
@@ -88,13 +90,8 @@ class HaAdmin(AdminClient):
                 f"the master of {broker_name!r} is there, at {group.addresses[MASTER_ID].tcp}, and "
                 "both would take messages: stop it first"
             )
-        if broker_id not in group.addresses:
-            known = ", ".join(str(one) for one in sorted(group.addresses)) or "none"
-            raise NoRoute(
-                f"the name servers know no replica {broker_id} of {broker_name!r}: {known}"
-            )
         answer = self._request(
-            endpoint_of(group.addresses[broker_id].tcp),
+            self._follower(broker_name, broker_id),
             RequestCode.PROMOTE_REPLICA,
             encode_header(PromoteReplicaRequest(epoch)),
         )
@@ -112,7 +109,7 @@ class HaAdmin(AdminClient):
 
         Raises:
             NoRoute: The name servers know no master of the group.
-            InvalidArgument: Nobody can take over, or that one cannot; the old master goes on.
+            MessageIllegal: Nobody can take over, or that one cannot; the old master goes on.
             BrokerError, TransportError: The master refuses, or does not answer.
         """
         (group,) = self._groups(broker_name)
@@ -124,6 +121,52 @@ class HaAdmin(AdminClient):
             encode_header(SwitchOverRequest(broker_id, epoch)),
         )
         return decode_header(SwitchOverResponse, answer.header)
+
+    def elect_unclean(self, broker_name: str, broker_id: int, *, epoch: int = 0) -> None:
+        """Has a replica lead that may lack what was acknowledged: what it lacks is lost.
+
+        For a group whose replicas in sync are gone for good. It leads soon after this returns.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master.
+            broker_id: Of the replica, 1 to 64.
+            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+
+        Raises:
+            NoRoute: The name servers know no such follower.
+            MessageIllegal: The group has a master, or its record is lost.
+            BrokerError, TransportError: The replica refuses, or does not answer.
+        """
+        header = encode_header(ElectReplicaRequest(epoch))
+        self._request(self._follower(broker_name, broker_id), RequestCode.ELECT_REPLICA, header)
+
+    def init_group(self, broker_name: str) -> None:
+        """Makes the record of a group anew that its coordinator has lost.
+
+        Args:
+            broker_name: Broker group, of replicas that elect their master. All of them have to be
+                there. The one with most of the log leads soon after this returns.
+
+        Raises:
+            NoRoute: The name servers know no replica of it.
+            MessageIllegal: The coordinator knows the group, or a replica is missing.
+            BrokerError, TransportError: The replica refuses, or does not answer.
+        """
+        (group,) = self._groups(broker_name)
+        self._request(
+            endpoint_of(min(group.addresses.items())[1].tcp),
+            RequestCode.INIT_GROUP,
+            encode_header(InitGroupRequest()),
+        )
+
+    def _follower(self, broker_name: str, broker_id: int) -> str:
+        (group,) = self._groups(broker_name)
+        if broker_id not in group.addresses:
+            known = ", ".join(str(one) for one in sorted(group.addresses)) or "none"
+            raise NoRoute(
+                f"the name servers know no replica {broker_id} of {broker_name!r}: {known}"
+            )
+        return endpoint_of(group.addresses[broker_id].tcp)
 
     def _groups(self, broker_name: str) -> list[BrokerData]:
         groups = sorted(self.cluster().brokers, key=lambda one: one.broker_name)

@@ -176,6 +176,8 @@ class HaAdmin(AdminClient):
     ha_status = awaited(BlockingHaAdmin.ha_status)
     promote = awaited(BlockingHaAdmin.promote)
     switch_over = awaited(BlockingHaAdmin.switch_over)
+    elect_unclean = awaited(BlockingHaAdmin.elect_unclean)
+    init_group = awaited(BlockingHaAdmin.init_group)
 
 
 class TransactionAdmin(AdminClient):

@@ -13,7 +13,7 @@ from harness.simulation.books import READERS, TOPICS, delivery_of
 from harness.simulation.faults import Faults
 from harness.simulation.load import make_clients
 from harness.simulation.run import QUEUES, Run
-from harness.simulation.world import Process
+from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import CorruptBatch, CorruptRecord, MQMeshError
 from mqmesh.protocol.codes import RequestCode
@@ -39,6 +39,35 @@ FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
 )
 
 
+def start_group(world: World, mode: AckReplicas) -> list[Process]:
+    """Starts a coordinator, two name servers, a schedule service and three replicas.
+
+    Args:
+        world: With real stores.
+        mode: Whom sends wait for.
+
+    Returns:
+        The replicas, by id; one of them leads.
+    """
+    world.add_namesrvs(2)
+    address = world.add_coordinator()
+    ha = HaConfig(
+        mode=HaMode.AUTO,
+        ack_replicas=mode,
+        coordinator=f"embedded://{address}",
+        total_replicas=REPLICAS,
+        min_in_sync_replicas=2 if mode is AckReplicas.ALL else 1,
+    )
+    replicas = [world.add_broker(GROUP, ha, broker_id=number + 1) for number in range(REPLICAS)]
+    for replica in replicas:
+        world.brokers[replica.name] = replica
+    world.add_schedule(GROUP)
+    for process in world.processes():
+        process.start()
+    world.simulation.run(3_000)
+    return replicas
+
+
 class ElectionRun(Run):
     """Such a seed's world while it runs; arguments as for ``Run``."""
 
@@ -61,23 +90,7 @@ class ElectionRun(Run):
     def _start(self) -> None:
         world, seed = self.world, self.seed
         mode = AckReplicas.QUORUM if seed // 4 % 2 else AckReplicas.ALL
-        world.add_namesrvs(2)
-        address = world.add_coordinator()
-        ha = HaConfig(
-            mode=HaMode.AUTO,
-            ack_replicas=mode,
-            coordinator=f"embedded://{address}",
-            total_replicas=REPLICAS,
-            min_in_sync_replicas=2 if mode is AckReplicas.ALL else 1,
-        )
-        for number in range(1, REPLICAS + 1):
-            replica = world.add_broker(GROUP, ha, broker_id=number)
-            self.replicas.append(replica)
-            world.brokers[replica.name] = replica
-        world.add_schedule(GROUP)
-        for process in world.processes():
-            process.start()
-        world.simulation.run(3_000)
+        self.replicas = start_group(world, mode)
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, queues=QUEUES)
@@ -90,13 +103,13 @@ class ElectionRun(Run):
 
     def _watch(self) -> None:
         master = self._master()
-        leadership = None if master is None else _leadership_of(master)
+        leadership = None if master is None else leadership_of(master)
         if leadership is not self._last:
             # Whoever consumes goes back by what was not committed yet, at most.
             self.books.kills_ms.append(float(self.world.now_ms))
             self._last = leadership
         for process in self.replicas:
-            leadership = _leadership_of(process)
+            leadership = leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
                 self._note(process, leadership)
         self.world.simulation.after(WATCH_MS, self._watch)
@@ -111,7 +124,7 @@ class ElectionRun(Run):
         self._confirmed = max(self._confirmed, leadership.confirmed())
 
     def _master(self) -> Process | None:
-        leading = [one for one in self.replicas if _leadership_of(one) is not None]
+        leading = [one for one in self.replicas if leadership_of(one) is not None]
         return leading[0] if leading else None
 
     def _look(self) -> None:
@@ -206,7 +219,7 @@ class ElectionRun(Run):
         return found
 
 
-def _leadership_of(process: Process) -> Leadership | None:
+def leadership_of(process: Process) -> Leadership | None:
     server: BrokerServer | None = process.server
     member = server._member if server is not None and process.up else None
     return None if member is None else member.leadership

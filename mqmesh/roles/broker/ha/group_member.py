@@ -39,8 +39,10 @@ from mqmesh.protocol.command import (
     reply_with,
 )
 from mqmesh.protocol.replication import (
+    ElectReplicaRequest,
     FenceRequest,
     FenceResponse,
+    InitGroupRequest,
     StandRequest,
     SwitchOverRequest,
     SwitchOverResponse,
@@ -207,6 +209,8 @@ class GroupMember:
             RequestCode.FENCE: self._on_fence,
             RequestCode.STAND_FOR_ELECTION: self._on_stand,
             RequestCode.SWITCH_OVER: self._on_switch_over,
+            RequestCode.ELECT_REPLICA: self._on_elect,
+            RequestCode.INIT_GROUP: self._on_init,
         }
 
     @property
@@ -369,34 +373,45 @@ class GroupMember:
 
     def _make_group(self) -> None:
         """Makes the record of a new group: all of its replicas are there, and empty."""
-        ha, present = self._config.ha, [one.presence for one in self._view.members]
-        ids = {one.replica_id for one in present}
-        if self._session is None or ids != set(range(1, ha.total_replicas + 1)):
+        present = [one.presence for one in self._view.members]
+        if not self._has_all(present) or self._config.broker_id != 1:
             return
         if any(one.end_offset for one in present):
             return  # the record of a group with messages is lost: nobody makes one up
-        if self._config.broker_id != min(ids):
-            return
-        at, me = self._replica.position(), self._promises.state.member
-        mode = ha.ack_replicas
-        voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
-        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else ha.total_replicas // 2 + 1
-        state = GroupState(
-            log_id=at.store_id,
-            epoch=1,
-            master=None,
-            in_sync=voters if mode in HAS_VOTERS else (me,),
-            mode=mode,
-            copies=copies if mode in HAS_VOTERS else 1,
-            voters=tuple(sorted(ids)),
-            mode_since_epoch=1,
-            reason="the group is new",
-        )
-        self._coordinator.change(
-            self._config.broker_name, 0, state, self._session, self._on_group_made
+        self._make_record(self._promises.state.member, present, "the group is new", self._on_made)
+
+    def _has_all(self, present: list[Presence]) -> bool:
+        ids = {one.replica_id for one in present}
+        return self._session is not None and ids == set(
+            range(1, self._config.ha.total_replicas + 1)
         )
 
-    def _on_group_made(self, outcome: int | MQMeshError) -> None:
+    def _make_record(
+        self,
+        best: MemberIncarnation,
+        present: list[Presence],
+        reason: str,
+        on_made: Callable[[int | MQMeshError], None],
+    ) -> None:
+        ha, mode = self._config.ha, self._config.ha.ack_replicas
+        voters = tuple(MemberIncarnation(one.replica_id, one.incarnation) for one in present)
+        copies = COPIES_OF_ONE if mode is AckReplicas.ONE else ha.total_replicas // 2 + 1
+        epoch = max(1, *(one.last_epoch for one in present))
+        state = GroupState(
+            log_id=self._replica.position().store_id,
+            epoch=epoch,
+            master=None,
+            in_sync=voters if mode in HAS_VOTERS else (best,),
+            mode=mode,
+            copies=copies if mode in HAS_VOTERS else 1,
+            voters=tuple(sorted(one.replica_id for one in present)),
+            mode_since_epoch=epoch,
+            reason=reason,
+        )
+        assert self._session is not None
+        self._coordinator.change(self._config.broker_name, 0, state, self._session, on_made)
+
+    def _on_made(self, outcome: int | MQMeshError) -> None:
         if isinstance(outcome, MQMeshError) and not isinstance(outcome, Conflict):
             _log.warning("the group's record could not be made: %s", outcome)
 
@@ -448,14 +463,17 @@ class GroupMember:
 
     # ---- Elections -------------------------------------------------------------------
 
-    def _stand(self, reason: str, now_ms: int, *, is_told: bool = False) -> None:
+    def _stand(
+        self, reason: str, now_ms: int, *, is_told: bool = False, is_unclean: bool = False
+    ) -> None:
         if self._election.step is not CandidateStep.IDLE or self._session is None:
             return
         # Who tells it has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
         self._election.me = self._promises.state.member
-        self._carry_out(self._election.stand(reason, now_ms), of_election=True)
+        effects = self._election.stand(reason, now_ms, is_unclean=is_unclean)
+        self._carry_out(effects, of_election=True)
         if not self._is_stepping:
             self._is_stepping = True
             self._loop.call_later(STEP_MS, self._step)
@@ -644,6 +662,46 @@ class GroupMember:
             reason = f"replica {asked.replica_id} says that this one has more"
             self._stand(reason, now_ms, is_told=True)
         return Reply()
+
+    # ---- Administrators --------------------------------------------------------------
+
+    def _on_elect(self, request: Request, asked: ElectReplicaRequest) -> Reply:
+        state, now_ms = self._view.record.state, self._clock.monotonic_ms()
+        if state is None:
+            raise InvalidArgument("the coordinator knows nothing of this group")
+        if asked.epoch not in (0, state.epoch):
+            raise InvalidArgument(f"the epoch is {state.epoch} by now, not {asked.epoch}")
+        if self.leadership is not None or self._replica.silent_ms(now_ms) < SILENCE_MS:
+            raise InvalidArgument("the group has a master that lives")
+        if self._session is None:
+            raise InvalidArgument("this replica does not reach the coordinator")
+        self._rest_until_ms = now_ms
+        reason = "an administrator has it lead, whatever it lacks"
+        self._stand(reason, now_ms, is_told=True, is_unclean=True)
+        return Reply()
+
+    def _on_init(self, request: Request, asked: InitGroupRequest) -> Reply | None:
+        present = [one.presence for one in self._view.members]
+        if not self._is_known or self._view.record.state is not None:
+            raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
+        if not self._has_all(present):
+            there = sorted(one.replica_id for one in present)
+            raise InvalidArgument(
+                f"all {self._config.ha.total_replicas} replicas have to be there "
+                f"(ha.total_replicas), so that nothing is forgotten; now {there} are"
+            )
+        best = max(present, key=lambda one: (one.last_epoch, one.end_offset, -one.replica_id))
+        kept = request.without_frame()
+
+        def on_made(outcome: int | MQMeshError) -> None:
+            if isinstance(outcome, MQMeshError):
+                self._replica.fail(kept, outcome)
+            else:
+                self._replica.reply(kept, Reply())
+
+        member = MemberIncarnation(best.replica_id, best.incarnation)
+        self._make_record(member, present, "an administrator made the record anew", on_made)
+        return None
 
     # ---- Switch-over -----------------------------------------------------------------
 

@@ -34,6 +34,8 @@ REPLICAS: Final = Feature(
         RequestCode.FENCE: replicas.refuse_election,
         RequestCode.STAND_FOR_ELECTION: replicas.refuse_election,
         RequestCode.SWITCH_OVER: replicas.refuse_election,
+        RequestCode.ELECT_REPLICA: replicas.refuse_election,
+        RequestCode.INIT_GROUP: replicas.refuse_election,
     },
     turn_ended=replicas.feed,
     durable=replicas.note_durable,

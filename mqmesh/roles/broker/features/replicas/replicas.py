@@ -13,7 +13,6 @@ from mqmesh.protocol.replication import (
     MAX_CHUNK_BYTES,
     REPLICATION_VERSION,
     AckReplication,
-    FenceRequest,
     HaStatus,
     HaStatusRequest,
     OpenReplicationRequest,
@@ -21,8 +20,6 @@ from mqmesh.protocol.replication import (
     PromoteReplicaRequest,
     ReplicateLog,
     ReplicationMode,
-    StandRequest,
-    SwitchOverRequest,
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import BrokerTurn
@@ -232,9 +229,7 @@ def refuse_promotion(
     raise InvalidArgument(f"this replica is the master of {context.config.broker_name!r} already")
 
 
-def refuse_election(
-    context: BrokerContext, request: Request, asked: FenceRequest | StandRequest | SwitchOverRequest
-) -> Reply:
+def refuse_election(context: BrokerContext, request: Request, asked: object) -> Reply:
     """Nobody is elected here."""
     raise InvalidArgument(
         f"the replicas of {context.config.broker_name!r} elect no master (ha.mode = "
