@@ -19,6 +19,8 @@ def ha() -> None:
       mqmesh ha status
       mqmesh ha switch broker-a --to 2
       mqmesh ha promote broker-a 1
+      mqmesh ha elect broker-a 2 --unclean
+      mqmesh ha init broker-a
     """
 
 
