@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from harness.chaos import say, show
+from harness.patience import until
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.messaging import SendStatus
@@ -63,7 +64,7 @@ class ElectedGroup:
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(self.start, self._ids))
         self.admin = HaAdmin(self.namesrv.endpoint)
-        until(lambda: self.in_sync() == list(self._ids), "the group does not begin")
+        until(lambda: self.in_sync() == list(self._ids))
 
     def start(self, replica_id: int) -> None:
         """Starts a replica, or starts it again at its old address."""
@@ -173,18 +174,6 @@ class Result(msgspec.Struct, frozen=True):
     twice: list[int]
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if condition():
-                return
-        except MQMeshError:
-            pass  # the group is on its way to it
-        assert time.monotonic() < deadline, what
-
-
 def run_failovers(
     group: ElectedGroup,
     count: int,
@@ -203,9 +192,9 @@ def run_failovers(
     load, gaps = Load(group.namesrv.endpoint), []
     try:
         for number in range(count):
-            until(lambda: len(group.in_sync()) > 2, "the replicas do not come in sync")
+            until(lambda: len(group.in_sync()) > 2)
             before = len(load.acked) + 50
-            until(lambda before=before: len(load.acked) >= before, "nothing is sent")  # type: ignore[misc]
+            until(lambda before=before: len(load.acked) >= before)  # type: ignore[misc]
             load.slowest_s()
             master = group.master()
             if fault == "switch":
@@ -215,7 +204,7 @@ def run_failovers(
             else:
                 group.replicas[master].kill()
             before = len(load.acked) + 20
-            until(lambda before=before: len(load.acked) >= before, "nobody takes over")  # type: ignore[misc]
+            until(lambda before=before: len(load.acked) >= before)  # type: ignore[misc]
             gaps.append(load.slowest_s())
             if fault == "kill":
                 group.start(master)
@@ -241,7 +230,7 @@ def _stored(group: ElectedGroup) -> list[int]:
         queues = consumer.queues(TOPIC)
         consumer.assign(queues)
         consumer.seek_to_begin(*queues)
-        until(lambda: bool(consumer.lag(*queues)), "nothing can be read")
+        until(lambda: bool(consumer.lag(*queues)))
         while any(consumer.lag(*queues).values()):
             numbers += [int(message.body) for message in consumer.poll(1_000)]
     return numbers
