@@ -1,21 +1,17 @@
 """`mqmesh schedule`: the schedule service alone, and the cancelling of delayed messages."""
 
-from pathlib import Path
 from typing import Final
 
 import click
 
 from mqmesh.clock import SystemClock
-from mqmesh.config import load_config
-from mqmesh.logs import configure_logging
-from mqmesh.private_files import keep_private
 from mqmesh.roles.process import ExitCode, Role
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, timestamp
-from .serve import process_options, serve_role
+from .serve import ProcessOptions, process_options
 
 DEFAULT_SHOWN: Final = 32
 
@@ -23,15 +19,7 @@ DEFAULT_SHOWN: Final = 32
 @click.group(invoke_without_command=True)
 @process_options
 @click.pass_context
-def schedule(
-    context: click.Context,
-    config_path: Path | None,
-    table: str | None,
-    overrides: tuple[str, ...],
-    log_level: str,
-    log_file: Path | None,
-    supervised: bool,
-) -> int:
+def schedule(context: click.Context, process: ProcessOptions) -> int:
     """Run the schedule service of a broker group; list or cancel delayed messages.
 
     \b
@@ -43,16 +31,14 @@ def schedule(
     """
     if context.invoked_subcommand is not None:
         return ExitCode.OK
-    config = load_config(ScheduleConfig, config_path, table, overrides)
+    config = process.load(ScheduleConfig)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.schedule.server import ScheduleServer
 
         return ScheduleServer(config, transport)
 
-    keep_private()
-    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
-    return serve_role("schedule", config.name, make, supervised=supervised)
+    return process.serve("schedule", config.name, make)
 
 
 @schedule.command("list")

@@ -1,11 +1,12 @@
 """`mqmesh namesrv`, `mqmesh broker` and others: the one door to a role's process."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from mqmesh.config import load_config
 from mqmesh.logs import LEVELS, configure_logging
@@ -19,12 +20,73 @@ from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import config_options, json_option, namesrv_option
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_Config = TypeVar("_Config", bound=msgspec.Struct)
 Make = Callable[[ZmqTransport], Role]
 
 
-def process_options(function: _F) -> _F:
-    """Adds the options of every role's process."""
+class ProcessOptions(msgspec.Struct, frozen=True):
+    """What every role's process is told on its command line; ``mqmesh COMMAND --help`` says it."""
+
+    config_path: Path | None
+    table: str | None
+    overrides: tuple[str, ...]
+    log_level: str
+    log_file: Path | None
+    supervised: bool
+
+    def load(self, kind: type[_Config]) -> _Config:
+        """The settings of a role.
+
+        Raises:
+            ConfigError: A setting is wrong.
+        """
+        return load_config(kind, self.config_path, self.table, self.overrides)
+
+    def serve(
+        self, role: str, name: str, make: Make, *, log_name: str = "", is_piped: bool | None = None
+    ) -> int:
+        """Runs a role over ZeroMQ.
+
+        Args:
+            role: ``namesrv``, ``broker``, …
+            name: Name of the instance.
+            make: Makes the role.
+            log_name: Name in the log, if it is another one.
+            is_piped: Whoever reads its log must not hold it up; so it is if it is supervised, by
+                default.
+
+        Returns:
+            Exit code.
+        """
+        keep_private()
+        supervised = self.supervised
+        configure_logging(
+            log_name or name,
+            self.log_level.upper(),
+            self.log_file,
+            supervised=supervised if is_piped is None else is_piped,
+        )
+        transport = ZmqTransport()
+        try:
+            try:
+                server = make(transport)
+            except Exception as error:
+                return tell_failure(name, error)
+            return run_role(role, name, transport.loop, server, supervised=supervised)
+        finally:
+            transport.loop.close()
+            transport.close()
+
+
+def process_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options of every role's process; the command gets them as one."""
+
+    @wraps(function)
+    def with_options(**told: Any) -> int:
+        own = {name: told.pop(name) for name in ProcessOptions.__struct_fields__}
+        return function(process=ProcessOptions(**own), **told)
+
+    command: Callable[..., int] = with_options
     for option in (
         click.option("--supervised", is_flag=True, hidden=True),
         click.option(
@@ -39,20 +101,13 @@ def process_options(function: _F) -> _F:
         ),
         click.option("--table", help="Table of the file that holds the settings, dotted."),
     ):
-        function = option(function)
-    return config_options(function)
+        command = option(command)
+    return config_options(command)
 
 
 @click.command()
 @process_options
-def namesrv(
-    config_path: Path | None,
-    table: str | None,
-    overrides: tuple[str, ...],
-    log_level: str,
-    log_file: Path | None,
-    supervised: bool,
-) -> int:
+def namesrv(process: ProcessOptions) -> int:
     """Run a name server alone, for systemd or a container.
 
     \b
@@ -60,30 +115,20 @@ def namesrv(
       mqmesh namesrv -c conf/namesrv.toml
       mqmesh namesrv --set listen_port=9877
     """
-    config = load_config(NamesrvConfig, config_path, table, overrides)
+    config = process.load(NamesrvConfig)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.namesrv.server import NameServer
 
         return NameServer(config, transport)
 
-    keep_private()
-    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
-    return serve_role("namesrv", config.name, make, supervised=supervised)
+    return process.serve("namesrv", config.name, make)
 
 
 @click.group(invoke_without_command=True)
 @process_options
 @click.pass_context
-def broker(
-    context: click.Context,
-    config_path: Path | None,
-    table: str | None,
-    overrides: tuple[str, ...],
-    log_level: str,
-    log_file: Path | None,
-    supervised: bool,
-) -> int:
+def broker(context: click.Context, process: ProcessOptions) -> int:
     """Run a broker alone, for systemd or a container; or show one that runs.
 
     \b
@@ -95,16 +140,14 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return ExitCode.OK
-    config = load_config(BrokerConfig, config_path, table, overrides)
+    config = process.load(BrokerConfig)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.broker.server import BrokerServer
 
         return BrokerServer(config, transport)
 
-    keep_private()
-    configure_logging(config.broker_name, log_level.upper(), log_file, supervised=supervised)
-    return serve_role("broker", config.broker_name, make, supervised=supervised)
+    return process.serve("broker", config.broker_name, make)
 
 
 @broker.command()
@@ -127,14 +170,7 @@ def show(name: str, namesrv: str, as_json: bool) -> int:
 
 @click.command()
 @process_options
-def filtersrv(
-    config_path: Path | None,
-    table: str | None,
-    overrides: tuple[str, ...],
-    log_level: str,
-    log_file: Path | None,
-    supervised: bool,
-) -> int:
+def filtersrv(process: ProcessOptions) -> int:
     """Run a filter server beside a broker; it must be allowed, see docs/filters.md.
 
     \b
@@ -143,7 +179,7 @@ def filtersrv(
       mqmesh filtersrv --set enable=true --set broker_addr=127.0.0.1:10921 \\
                        --set broker_name=broker-b
     """
-    config = load_config(FiltersrvConfig, config_path, table, overrides)
+    config = process.load(FiltersrvConfig)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.filtersrv.server import FilterServer
@@ -151,21 +187,12 @@ def filtersrv(
 
         return FilterServer(config, transport, partial(WorkerProcess, transport.loop))
 
-    keep_private()
-    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
-    return serve_role("filtersrv", config.name, make, supervised=supervised)
+    return process.serve("filtersrv", config.name, make)
 
 
 @click.command()
 @process_options
-def coordinator(
-    config_path: Path | None,
-    table: str | None,
-    overrides: tuple[str, ...],
-    log_level: str,
-    log_file: Path | None,
-    supervised: bool,
-) -> int:
+def coordinator(process: ProcessOptions) -> int:
     """Run a coordinator, which knows who leads each broker group.
 
     \b
@@ -173,37 +200,11 @@ def coordinator(
       mqmesh coordinator -c conf/coordinator.toml
       mqmesh coordinator --set listen_port=9871 --set data_dir=/data/coordinator
     """
-    config = load_config(CoordinatorConfig, config_path, table, overrides)
+    config = process.load(CoordinatorConfig)
 
     def make(transport: ZmqTransport) -> Role:
         from mqmesh.roles.coordinator.server import CoordinatorServer
 
         return CoordinatorServer(config, transport)
 
-    keep_private()
-    configure_logging(config.name, log_level.upper(), log_file, supervised=supervised)
-    return serve_role("coordinator", config.name, make, supervised=supervised)
-
-
-def serve_role(role: str, name: str, make: Make, *, supervised: bool) -> int:
-    """Runs a role over ZeroMQ.
-
-    Args:
-        role: ``namesrv``, ``broker``, …
-        name: Name of the instance.
-        make: Makes the role.
-        supervised: Somebody holds the other end of standard input.
-
-    Returns:
-        Exit code.
-    """
-    transport = ZmqTransport()
-    try:
-        try:
-            server = make(transport)
-        except Exception as error:
-            return tell_failure(name, error)
-        return run_role(role, name, transport.loop, server, supervised=supervised)
-    finally:
-        transport.loop.close()
-        transport.close()
+    return process.serve("coordinator", config.name, make)
