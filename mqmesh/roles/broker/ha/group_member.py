@@ -714,7 +714,9 @@ class GroupMember:
         if self._switch is not None:
             raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
         end, now_ms = self._replica.position().end, self._clock.monotonic_ms()
-        successor = choose_successor(leadership, end, asked.replica_id)
+        able = {one.presence.replica_id for one in self._view.members if one.presence.can_lead}
+        unable = set(leadership.members) - able
+        successor = choose_successor(leadership, end, asked.replica_id, unable=unable)
         self._switch = SwitchOver(
             leadership, successor, end, now_ms + PATIENCE_MS, "an administrator wants it so"
         )

@@ -6,6 +6,7 @@ begins the next epoch as the record says it. What goes wrong before that ends in
 as it was.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -23,13 +24,16 @@ PATIENCE_MS: Final = 1_000
 """The successor has so long to get the rest."""
 
 
-def choose_successor(leadership: Leadership, log_end: int, wanted: int = 0) -> int:
+def choose_successor(
+    leadership: Leadership, log_end: int, wanted: int = 0, *, unable: Collection[int] = ()
+) -> int:
     """Who may lead next.
 
     Args:
         leadership: Of now.
         log_end: Where the leader's log ends.
         wanted: Replica id; 0 for whoever has most.
+        unable: Replicas whose disks take no writes, or that nobody has heard of.
 
     Raises:
         InvalidArgument: It cannot, or nobody can; says why.
@@ -44,6 +48,8 @@ def choose_successor(leadership: Leadership, log_end: int, wanted: int = 0) -> i
         link = leadership.log.links.get(member.replica_id)
         if link is None or link.member != member:
             problems[member.replica_id] = "is not connected"
+        elif member.replica_id in unable:
+            problems[member.replica_id] = "takes no writes, or does not reach the coordinator"
         elif log_end - link.has > MOST_LAG_BYTES:
             problems[member.replica_id] = (
                 f"lacks {log_end - link.has} bytes of the log, {MOST_LAG_BYTES} may be lacking"

@@ -73,6 +73,13 @@ def test_who_cannot_take_over_is_refused_with_the_reason(wanted, why):
         choose_successor(leading(end, _2=1_000), end, wanted)
 
 
+def test_one_whose_disk_takes_no_writes_is_no_successor():
+    leadership = leading(_2=1_000, _3=900)
+    assert choose_successor(leadership, 1_000, unable={2}) == 3
+    with pytest.raises(InvalidArgument, match="replica 2 takes no writes"):
+        choose_successor(leadership, 1_000, 2, unable={2})
+
+
 def test_with_nobody_there_nobody_takes_over():
     with pytest.raises(InvalidArgument, match=r"replica 2 is not connected; replica 3 is not"):
         choose_successor(leading(), 1_000)
