@@ -634,6 +634,11 @@ class GroupMember:
         self.elections += 1
         self._leader = ("", -1)
         _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
+        mode, wanted = record.state.mode.value, self._config.ha.ack_replicas.value
+        if mode != wanted:
+            _log.warning(
+                "ha.ack_replicas = %r is not in force: the group was made with %r", wanted, mode
+            )
 
     def _give_way(self) -> None:
         """Lets another one stand: without a session this replica is not there."""
