@@ -68,7 +68,7 @@ def test_a_leader_that_confirms_alone_is_found():
         return self.confirmed
 
     bug = mock.patch.object(ConfirmedLog, "on_own", confirmed)
-    assert first_violation(bug, hint=25) is not None
+    assert first_violation(bug, hint=21) is not None
 
 
 class Site:
