@@ -212,7 +212,10 @@ class BrokerNotAvailable(BrokerError):
 
 
 class NotMaster(BrokerNotAvailable):
-    """Raised when a replica of a broker group was asked for what only its master does."""
+    """Raised when a replica of a broker group was asked for what only its master does.
+
+    A send that ends with it may be stored: a master that is deposed answers so to what waits.
+    """
 
 
 class StaleEpoch(BrokerError):

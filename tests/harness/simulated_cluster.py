@@ -69,6 +69,8 @@ class FaultKind(enum.Enum):
     """It is stored, and the answer cannot be read."""
     STATUS = enum.auto()
     """It is stored, with a send status other than SEND_OK."""
+    DEPOSE = enum.auto()
+    """It is stored, and answered by a master that is deposed meanwhile."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -98,6 +100,7 @@ class SimulatedBroker(SimulatedServer):
         sends: Queues and sequences of the batches of every send that arrived.
         heartbeats: What clients said of themselves.
         topics: Queues and permission by name.
+        epoch: Of the master; the broker is one with its successors.
     """
 
     def __init__(self, cluster: "SimulatedCluster", name: str, endpoint: str) -> None:
@@ -107,6 +110,7 @@ class SimulatedBroker(SimulatedServer):
         self.sends: list[list[tuple[MessageQueue, int, bytes]]] = []
         self.heartbeats: list[HeartbeatRequest] = []
         self.topics: dict[str, QueueData] = {}
+        self.epoch = 0
         self._cluster = cluster
         self._store = MemoryStore(StoreConfig(), clock=cluster.network.clock)
 
@@ -195,6 +199,9 @@ class SimulatedBroker(SimulatedServer):
             self.crash()
         elif fault.kind is FaultKind.GARBAGE:
             answer(Reply(b"\xff\xff"), 0)
+        elif fault.kind is FaultKind.DEPOSE:
+            reason = ErrorHeader("deposed by the test")
+            answer(Reply(encode_header(reason), code=ResponseCode.NOT_MASTER), 0)
         elif fault.kind is FaultKind.LATE:
             answer(reply, fault.value)
         elif fault.kind is not FaultKind.DROP_ANSWER:
@@ -264,7 +271,7 @@ class SimulatedNamesrv(SimulatedServer):
                 data = QueueData(broker.name, 4, 4, Perm.READ_WRITE.value)
             if broker.name in self.known and data is not None:
                 queues.append(data)
-                brokers.append(BrokerData("c", broker.name, {0: broker.address}))
+                brokers.append(BrokerData("c", broker.name, {0: broker.address}, broker.epoch))
         return TopicRoute(topic, queues, brokers, self.hint_endpoint) if queues else None
 
     def forget(self) -> None:

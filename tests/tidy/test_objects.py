@@ -43,7 +43,6 @@ SCRAPS = {
     "mqmesh.roles.broker.features.pulls.filter_server",
     "mqmesh.roles.broker.features.queries.query",
     "mqmesh.roles.schedule.broker_clock",
-    "mqmesh.sdk.producer.retry",
 }
 """Those that were there; it only ever becomes shorter."""
 

@@ -80,6 +80,11 @@ class RouteCache:
         data = self._brokers.get(broker_name)
         return None if data is None else data.addresses.get(broker_id)
 
+    def epoch(self, broker_name: str) -> int:
+        """That of a broker group's master; 0 where no other replica can take its place."""
+        data = self._brokers.get(broker_name)
+        return 0 if data is None else data.epoch
+
     def brokers_of(self, topic: str) -> list[str]:
         """Names of the broker groups that carry a topic."""
         route = self._routes.get(topic)

@@ -130,13 +130,14 @@ class LaneTable:
         return late
 
     def take_free(
-        self, broker_name: str, others: Callable[[MessageQueue], frozenset[str]]
+        self, broker_name: str, others: Callable[[MessageQueue], frozenset[str]], now_ms: int
     ) -> list[tuple[Lane, PendingBatch]]:
         """Takes what waits for a broker, each queue's in order, and might go to another one.
 
         Args:
             broker_name: It is away.
             others: Other brokers that a queue's batches may go to; called with the lock held.
+            now_ms: Monotonic time.
         """
         taken: list[tuple[Lane, PendingBatch]] = []
         with self.lock:
@@ -148,7 +149,8 @@ class LaneTable:
                 for batches in (lane.returned, lane.closed):
                     for _ in range(len(batches)):
                         batch = batches.popleft()
-                        if batch.bound or names <= batch.holders:
+                        stays = batch.bound or now_ms < batch.stays_until_ms
+                        if stays or names <= batch.holders:
                             batches.append(batch)
                         else:
                             taken.append((lane, batch))

@@ -145,6 +145,7 @@ class Producer:
             self._routes,
             self._pace,
             max_in_flight=one.max_requests_in_flight,
+            patience_ms=one.failover_patience_ms,
             retry_not_stored=one.retry_another_broker_when_not_store_ok,
         )
         link = DirectLink(self._engine, self._codec, one.busy_poll_us)

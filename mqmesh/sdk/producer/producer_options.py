@@ -13,6 +13,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         send_msg_timeout_ms: For one message over all tries.
+        failover_patience_ms: How long a batch that a broker may have stored is repeated at that
+            broker group only, where masters are replaced: its new master recognises it, and another
+            group would store it again. 0 for not at all.
         retry_times_when_send_failed: Further tries of a synchronous send after the first.
         retry_times_when_send_async_failed: The same for asynchronous ones.
         retry_another_broker_when_not_store_ok: Send again, to another broker, what was not
@@ -36,6 +39,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     send_msg_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 3_000
+    failover_patience_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 2_000
     retry_times_when_send_failed: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     retry_times_when_send_async_failed: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     retry_another_broker_when_not_store_ok: bool = False
@@ -72,6 +76,7 @@ class ProducerKeywords(TypedDict, total=False):
     """Fields of ``ProducerOptions``, as keyword arguments."""
 
     send_msg_timeout_ms: int
+    failover_patience_ms: int
     retry_times_when_send_failed: int
     retry_times_when_send_async_failed: int
     retry_another_broker_when_not_store_ok: bool

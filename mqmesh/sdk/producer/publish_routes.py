@@ -43,6 +43,7 @@ class FaultTable:
 
     def __init__(self) -> None:
         self._until_ms: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
 
     def on_sent(self, broker_name: str, latency_ms: int, now_ms: int) -> None:
         """Takes note of an answered send."""
@@ -55,6 +56,12 @@ class FaultTable:
     def on_failed(self, broker_name: str, now_ms: int) -> None:
         """Takes note of a send that failed."""
         self._until_ms[broker_name] = now_ms + ISOLATION_MS
+
+    def on_epoch(self, broker_name: str, epoch: int) -> None:
+        """A broker group has a master of this epoch: of a new one nothing bad is known."""
+        if epoch > self._epochs.get(broker_name, 0):
+            self._epochs[broker_name] = epoch
+            self._until_ms.pop(broker_name, None)
 
     def is_available(self, broker_name: str, now_ms: int) -> bool:
         """False while the broker is to be avoided."""
@@ -170,6 +177,10 @@ class PublishRoutes:
 
     def on_routes(self, topics: set[str]) -> None:
         """Takes changed routes of the engine."""
+        if self._faults is not None:
+            routes = self._engine.routes
+            for name in {name for topic in topics for name in routes.brokers_of(topic)}:
+                self._faults.on_epoch(name, routes.epoch(name))
         with self._lock:
             for topic in topics & self.topics.keys():
                 queues = self._engine.routes.publish_queues(topic)

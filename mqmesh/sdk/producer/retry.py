@@ -10,6 +10,7 @@ from mqmesh.errors import (
     MessageIllegal,
     MQMeshError,
     NoRoute,
+    NotMaster,
     ProtocolError,
     RequestTimeout,
     SequenceConflict,
@@ -30,6 +31,8 @@ class SendFailure(enum.Enum):
     """Another try, counted."""
     WAIT = enum.auto()
     """The broker is starting, stopping or away: try again, not counted, until the deadline."""
+    FOLLOW = enum.auto()
+    """Its group has another master: repeat it there, not counted, until the deadline."""
 
 
 def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
@@ -44,6 +47,9 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
     """
     if isinstance(error, SystemBusy | MessageIllegal | SequenceConflict):
         return SendFailure.GIVE_UP
+    if isinstance(error, NotMaster):
+        # No further try but the same one: the new master knows the batch if the old one had it.
+        return SendFailure.FOLLOW
     if isinstance(error, BrokerNotAvailable | NoRoute):
         return SendFailure.WAIT if retries else SendFailure.GIVE_UP
     if isinstance(error, RequestTimeout | EndpointUnreachable | BrokerError):
@@ -52,5 +58,8 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 
 
 def leaves_doubt(error: MQMeshError) -> bool:
-    """True when after such an error it is unknown whether a broker has stored the messages."""
-    return isinstance(error, TransportError | ProtocolError)
+    """True when after such an error it is unknown whether a broker has stored the messages.
+
+    A deposed master answers ``NotMaster`` also to what it has stored, and its followers, too.
+    """
+    return isinstance(error, TransportError | ProtocolError | NotMaster)

@@ -105,6 +105,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         doubt: The error that left it unknown whether a broker has stored the batch.
         accepted: Where and how a broker has it, though not as safely as it should be.
         holders: Brokers that may have stored it.
+        stays_until_ms: Monotonic time before which it is repeated at its broker group only.
         outcome, error: What became of it; one of them when it is done.
         event: Set when it is done, if somebody waits.
         callbacks: To be called then, each with its future.
@@ -131,6 +132,7 @@ class PendingBatch(msgspec.Struct, eq=False):
     doubt: MQMeshError | None = None
     accepted: tuple[MessageQueue, BatchOutcome] | None = None
     holders: frozenset[str] = frozenset()
+    stays_until_ms: int = 0
     outcome: BatchOutcome | None = None
     error: MQMeshError | None = None
     event: Flag | None = None

@@ -14,6 +14,7 @@ from mqmesh.errors import (
     MessageIllegal,
     MQMeshError,
     NoRoute,
+    NotMaster,
     RequestTimeout,
     TransportError,
 )
@@ -58,6 +59,7 @@ class Sends:
         codec: Encodes them.
         routes: For retries at another broker; is told how brokers do.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
+        patience_ms: How long a batch in doubt stays with a broker group that replaces its master.
 
     Attributes:
         lost: Messages of each topic that were given up because the client was closed.
@@ -71,6 +73,7 @@ class Sends:
         routes: Routes,
         *,
         retry_not_stored: bool,
+        patience_ms: int,
     ) -> None:
         self._engine = engine
         self._buffer = buffer
@@ -78,6 +81,7 @@ class Sends:
         self._codec = codec
         self._routes = routes
         self._retry_not_stored = retry_not_stored
+        self._patience_ms = patience_ms
         self.lost: Counter[str] = Counter()
 
     def brokers(self) -> Collection[str]:
@@ -100,7 +104,8 @@ class Sends:
             self._finish(batch, None, batch.cause or error)
         if self._engine.may_come(broker_name):
             return
-        for lane, batch in self._lanes.take_free(broker_name, self._routes.other_brokers):
+        free = self._lanes.take_free(broker_name, self._routes.other_brokers, now_ms)
+        for lane, batch in free:
             other = self._routes.another_lane(batch.queue, batch.holders)
             self._lanes.move(other or lane, batch)
 
@@ -167,7 +172,8 @@ class Sends:
                 raise answer
             outcomes = read_outcomes(answer, len(items))
         except MQMeshError as error:
-            self._routes.on_sent(broker_name, latency_ms, False)
+            if not isinstance(error, NotMaster):
+                self._routes.on_sent(broker_name, latency_ms, False)
             for lane, batch in items:
                 self._judge(lane, batch, error, effects)
             return effects
@@ -205,6 +211,7 @@ class Sends:
         ):
             return False
         batch.accepted = (batch.queue, outcome)
+        batch.stays_until_ms = 0
         batch.holders |= {batch.queue.broker_name}
         return self._move(lane, batch)
 
@@ -214,11 +221,10 @@ class Sends:
         self, lane: Lane, batch: PendingBatch, error: MQMeshError, effects: Effects
     ) -> None:
         batch.cause = error
-        if leaves_doubt(error):
-            batch.doubt = error
-            batch.holders |= {batch.queue.broker_name}
-        verdict = judge(error, attempts=batch.attempts, retries=batch.retries)
         now_ms = self._engine.loop.clock.monotonic_ms()
+        if leaves_doubt(error):
+            self._doubt(batch, error, now_ms)
+        verdict = judge(error, attempts=batch.attempts, retries=batch.retries)
         if batch.deadline_ms <= now_ms or self._engine.closed:
             verdict = SendFailure.GIVE_UP
         if isinstance(error, BrokerError | NoRoute):
@@ -231,13 +237,22 @@ class Sends:
             else:
                 self._finish(batch, None, error, lane)
             return
-        if verdict is SendFailure.WAIT:
+        if verdict in (SendFailure.WAIT, SendFailure.FOLLOW):
             batch.attempts -= 1
         elif not batch.bound and self._move(lane, batch):
             return
         # The lane stays in flight while its first batch waits, so that nothing overtakes it.
         delay_ms = 0 if isinstance(error, TransportError) else BACKOFF_MS
         effects.later.append((delay_ms, partial(self._again, lane, batch)))
+
+    def _doubt(self, batch: PendingBatch, error: MQMeshError, now_ms: int) -> None:
+        name = batch.queue.broker_name
+        if batch.doubt is None or not isinstance(error, NotMaster):
+            batch.doubt = error
+        if name not in batch.holders and self._engine.routes.epoch(name):
+            # Where masters are replaced the next one recognises it; another group would not.
+            batch.stays_until_ms = now_ms + self._patience_ms
+        batch.holders |= {name}
 
     def _again(self, lane: Lane, batch: PendingBatch) -> None:
         if batch.bound or not self._move(lane, batch):
@@ -250,6 +265,8 @@ class Sends:
     def _move(self, lane: Lane, batch: PendingBatch) -> bool:
         # A broker recognises a repetition only in the queue it knows it from, and only while
         # not much else came there: one that was left in doubt is not gone back to.
+        if not batch.retries or self._engine.loop.clock.monotonic_ms() < batch.stays_until_ms:
+            return False
         other = self._routes.another_lane(batch.queue, batch.holders)
         if other is None:
             return False
@@ -270,7 +287,9 @@ class Sends:
             (batch.queue, outcome), error = batch.accepted, None
         elif batch.doubt is not None and isinstance(error, BrokerError | NoRoute):
             # That it was refused the last time does not mean that it is not there.
-            batch.doubt.__cause__, error = error, batch.doubt
+            if error is not batch.doubt:
+                batch.doubt.__cause__ = error
+            error = batch.doubt
         if isinstance(error, ClientClosed) and not batch.done:
             self.lost[batch.queue.topic] += batch.explicit_count or len(batch.messages)
         self._buffer.settle(batch, lane)
@@ -288,6 +307,7 @@ class Sender:
         pace: Told when it works, and when it is to.
         max_in_flight: Requests in flight a broker.
         retry_not_stored: Also retry, at another broker, what a broker did not store safely.
+        patience_ms: See ``Sends``.
 
     Attributes:
         has_room, schedule: See ``RequestOutbox``.
@@ -302,12 +322,20 @@ class Sender:
         pace: SendPace,
         *,
         max_in_flight: int,
+        patience_ms: int,
         retry_not_stored: bool = False,
     ) -> None:
         self._lanes = buffer.lanes
         self._routes = routes
         self._retry_not_stored = retry_not_stored
-        self._sends = Sends(engine, buffer, codec, routes, retry_not_stored=retry_not_stored)
+        self._sends = Sends(
+            engine,
+            buffer,
+            codec,
+            routes,
+            retry_not_stored=retry_not_stored,
+            patience_ms=patience_ms,
+        )
         self._outbox = RequestOutbox(engine, self._sends, max_in_flight, pace)
         self.has_room = self._outbox.has_room
         self.schedule = self._outbox.schedule
@@ -327,7 +355,8 @@ class Sender:
             ClientClosed: The client is closed.
         """
         outcome = answer if isinstance(answer, BatchOutcome) else None
-        self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
+        if not isinstance(answer, NotMaster):
+            self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
         is_again = outcome is None or (outcome.status and self._retry_not_stored)
         if outcome is not None and outcome.code == _OK and not is_again:
             batch.outcome = outcome

@@ -89,6 +89,7 @@ class HalfSender:
             self.routes,
             pace,
             max_in_flight=options.max_requests_in_flight,
+            patience_ms=options.failover_patience_ms,
         )
 
     def append(

@@ -9,6 +9,7 @@ from mqmesh.errors import (
     BrokerError,
     BrokerNotAvailable,
     EndpointUnreachable,
+    NotMaster,
     RemoteProtocolError,
     SystemBusy,
 )
@@ -17,6 +18,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.messaging import SendStatus
 
 TIMEOUT_MS = 3_000
+PATIENCE_MS = 2_000
 
 
 def message(body: bytes | str = b"x", **fields) -> Message:
@@ -309,3 +311,118 @@ def test_what_another_broker_does_not_take_is_where_it_was(world):
     result = future.result()
     assert result.status is SendStatus.FLUSH_SLAVE_TIMEOUT
     assert result.message_queue.broker_name == "a"
+
+
+# ---- Masters that are replaced -------------------------------------------------------------
+
+
+def replaced_groups(world) -> None:
+    """Two broker groups whose masters are replaced."""
+    world.build(brokers=("a", "b"))
+    for broker in world.cluster.brokers.values():
+        broker.epoch = 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CRASH_AFTER, FaultKind.DEPOSE])
+@pytest.mark.parametrize("sync", [False, True])
+def test_what_a_master_that_is_replaced_may_have_goes_to_its_successor(world, kind, sync):
+    replaced_groups(world)
+    producer, clock = world.producer(), world.network.new_loop()
+    for broker in world.cluster.brokers.values():
+        broker.faults.append(Fault(kind))
+        clock.call_later(PATIENCE_MS // 2, broker.start)
+    if sync:
+        result = world.call(lambda: producer.send(message("1")))
+    else:
+        future = producer.send_async(message("1"))
+        world.run(PATIENCE_MS)
+        result = future.result()
+    assert world.stored() == [b"1"]
+    assert result.message_id == world.cluster.messages("t")[0].message_id
+
+
+def test_what_may_be_stored_waits_for_a_new_master_only_so_long(world):
+    replaced_groups(world)
+    producer = world.producer(failover_patience_ms=PATIENCE_MS)
+    for broker in world.cluster.brokers.values():
+        broker.faults.append(Fault(FaultKind.CRASH_AFTER))
+    future = producer.send_async(message("1"))
+    world.run(PATIENCE_MS - 200)
+    down = [broker for broker in world.cluster.brokers.values() if not broker.up]
+    assert len(down) == 1
+    (other,) = [broker for broker in world.cluster.brokers.values() if broker.up]
+    other.faults.clear()
+    assert other.sends == []
+    world.run(600)
+    assert future.result().message_queue.broker_name == other.name
+
+
+def test_what_was_not_sent_yet_does_not_wait_for_a_new_master(world):
+    replaced_groups(world)
+    producer = world.producer()
+    world.cluster.notices_deaths = False
+    world.cluster.brokers["a"].crash()
+    futures = [producer.send_async(message(str(n))) for n in range(3)]
+    world.run(500)
+    assert {future.result().message_queue.broker_name for future in futures} == {"b"}
+
+
+def test_to_follow_the_master_is_no_try(world):
+    producer = world.producer(retry_times_when_send_async_failed=0)
+    refusal = Fault(FaultKind.REFUSE_REQUEST, ResponseCode.NOT_MASTER)
+    world.broker.faults.extend([refusal] * 10)
+    future = producer.send_async(message("1"))
+    world.run(2_000)
+    assert future.result().queue_offset == 0
+
+
+def test_a_master_that_is_replaced_is_not_avoided(world):
+    replaced_groups(world)
+    producer = world.producer(send_latency_fault_enable=True)
+    broker, faults = world.cluster.brokers["a"], producer._routes._faults
+
+    def is_available() -> bool:
+        return faults.is_available("a", world.network.clock.monotonic_ms())
+
+    broker.faults.append(Fault(FaultKind.REFUSE_REQUEST, ResponseCode.NOT_MASTER))
+    future = producer.send_async(message("1"), queue=queue(0, "a"))
+    world.run(50)
+    assert is_available() and not future.done()
+    world.run(100)
+    assert future.result().queue_offset == 0
+    broker.faults.append(Fault(FaultKind.CRASH_BEFORE))
+    oneway = world.call(lambda: producer.send_oneway(message("2"), queue=queue(0, "a")))
+    world.run(100)
+    assert oneway is None and not is_available()
+    broker.epoch = 2
+    broker.start()
+    world.run(100)
+    assert is_available(), "nothing bad is known of the new one"
+
+
+def test_what_is_refused_again_and_again_does_not_wait_longer_for_it(world):
+    replaced_groups(world)
+    producer = world.producer(failover_patience_ms=PATIENCE_MS, batch_messages=1)
+    refusal = Fault(FaultKind.REFUSE_REQUEST, ResponseCode.NOT_MASTER)
+    world.cluster.brokers["a"].faults.extend([refusal] * 999)
+    futures = [producer.send_async(message(str(n))) for n in range(8)]
+    world.run(PATIENCE_MS - 200)
+    assert not all(future.done() for future in futures), "some went to the first group"
+    world.run(600)
+    assert {future.result().message_queue.broker_name for future in futures} == {"b"}
+
+
+@pytest.mark.parametrize("refusals", [1, 99])
+def test_that_nobody_became_the_master_is_the_reason(world, refusals):
+    replaced_groups(world)
+    producer = world.producer()
+    refusal = Fault(FaultKind.REFUSE_REQUEST, ResponseCode.NOT_MASTER)
+    world.broker.faults.extend([refusal] * refusals)
+    future = producer.send_async(message("1"), queue=queue())
+    world.run(50)
+    if refusals == 1:
+        world.broker.crash()
+    world.run(TIMEOUT_MS + 200)
+    error = future.exception()
+    assert isinstance(error, NotMaster)
+    assert error.__cause__ is not error

@@ -13,6 +13,7 @@ from mqmesh.errors import (
     MessageIllegal,
     NoPermission,
     NoRoute,
+    NotMaster,
     QueueFull,
     RemoteProtocolError,
     RequestTimeout,
@@ -56,10 +57,14 @@ def test_who_is_away_is_waited_for_unless_nothing_may_be_repeated(error) -> None
     assert judge(error("x"), attempts=1, retries=0) is GIVE_UP
 
 
+def test_another_master_is_followed_also_by_what_must_not_be_tried_again() -> None:
+    assert judge(NotMaster("x"), attempts=99, retries=0) is SendFailure.FOLLOW
+
+
 def test_only_a_clear_refusal_leaves_no_doubt() -> None:
     for name in dir(errors):
         kind = getattr(errors, name)
         if isinstance(kind, type) and issubclass(kind, BrokerError | NoRoute | InvalidArgument):
-            assert not leaves_doubt(kind("x")), name
+            assert leaves_doubt(kind("x")) is (kind is NotMaster), name
     for kind in (RequestTimeout, EndpointUnreachable, RemoteProtocolError, CorruptBatch):
         assert leaves_doubt(kind("x"))

@@ -349,10 +349,15 @@ def test_what_may_leave_a_queue_leaves_it_in_order():
     for number in (0, 2, 3):
         batches[number].bound = False
     batches[3].holders = frozenset("b")
+    batches[2].stays_until_ms = 10
     others = {lane.queue: frozenset("b")}
     buffer.put("of another queue", 1)
-    taken = buffer.lanes.take_free("a", lambda queue: others.get(queue, NOBODY))
-    assert taken == [(lane, batches[0]), (lane, batches[2])]
+
+    def free(now_ms: int):
+        return buffer.lanes.take_free("a", lambda queue: others.get(queue, NOBODY), now_ms)
+
+    assert free(9) == [(lane, batches[0])]
+    assert free(10) == [(lane, batches[2])]
     assert bodies(buffer.take_all())[:2] == [["1"], ["3"]]
 
 
