@@ -208,6 +208,10 @@ def test_a_follower_refuses_what_is_the_masters_and_promotion_beside_one(group: 
     status = group.status(1)
     assert (status.role, status.broker_id) == ("FOLLOWING", 1)
     assert status.leader == group.endpoints[0]
+    figures = group.admin.role_info(group.endpoints[1])
+    assert (figures["ha_role"], figures["ha_connected"]) == ("FOLLOWING", True)
+    assert figures["ha_copied_bytes_total"] > 0 == figures["ha_leader_lag_bytes"]
+    assert group.admin.role_info(group.endpoints[0])["ha_role"] == "MASTER"
     with AdminClient(group.namesrv.endpoint) as admin, pytest.raises(NotMaster, match="follows"):
         admin._request(
             f"tcp://{group.endpoints[1]}",

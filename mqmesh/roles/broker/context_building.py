@@ -28,6 +28,7 @@ from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.feature import make_transactions
 from mqmesh.roles.broker.ha.leadership import Leadership
+from mqmesh.roles.broker.ha.replica_link import LinkCounts
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
@@ -55,6 +56,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
         elections: What a replica serves in every role, for the others of its group.
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
+        link_counts: What links to leaders count.
     """
 
     config: BrokerConfig
@@ -69,6 +71,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     elections: Mapping[RequestCode, Handler] = {}
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
+    link_counts: LinkCounts = msgspec.field(default_factory=LinkCounts)
 
 
 def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:

@@ -19,19 +19,29 @@ from mqmesh.host import host_id, socket_path
 from mqmesh.hosts import bindable
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.replication import HaStatus
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.context_building import BrokerResources
 from mqmesh.roles.broker.feature import BrokerTurn
+from mqmesh.roles.broker.features.replicas.replicas import ha_status
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, as_mqmesh_error
 from mqmesh.roles.broker.ha.confirm import AckPolicy
 from mqmesh.roles.broker.ha.follower_role import FollowerRole
-from mqmesh.roles.broker.ha.group_member import GroupMember, LogPosition, Replica, World
+from mqmesh.roles.broker.ha.group_member import (
+    MEMBER_FIGURES,
+    GroupMember,
+    LogPosition,
+    Replica,
+    World,
+)
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
+from mqmesh.roles.broker.ha.replica_figures import REPLICA_FIGURES
+from mqmesh.roles.broker.ha.replica_link import LINK_FIGURES, LinkCounts
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
@@ -113,6 +123,7 @@ class BrokerServer:
         self._instance_id = transport.random.getrandbits(63)
         self._root = Path(config.store_path_root_dir)
         self._pumped_ms = 0
+        self._link_counts = LinkCounts()
         self._wake_planned = False
         self._store_failed = False
         self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
@@ -292,6 +303,7 @@ class BrokerServer:
             ReplicaPeers(lambda where: transport.connect(endpoint_of(where))),
             World(self._loop, self._clock, transport.random.getrandbits),
         )
+        self._shell.tell(MEMBER_FIGURES, self._member.status)
 
     def _begin_replica_state(self) -> ReplicaState:
         """What this replica knows of itself, with what this start of the process changes of it."""
@@ -415,6 +427,7 @@ class BrokerServer:
             self._member.handlers if self._member is not None else {},
             self._replica_state,
             self._on_deposed,
+            self._link_counts,
         )
 
     def _replica_state(self) -> str:
@@ -552,6 +565,15 @@ class BrokerServer:
         if has_index(self._config):
             tell(INDEX_PROCESS_FIGURES, self._index_status)
             tell(INDEX_FIGURES, lambda: self._index_status().progress)
+        if self._config.ha.mode is not HaMode.OFF:
+            tell(REPLICA_FIGURES, self._ha_status)
+            tell(LINK_FIGURES, lambda: self._link_counts)
+
+    def _ha_status(self) -> HaStatus:
+        role = self._role
+        if isinstance(role, FollowerRole):
+            return role.ha_status()
+        return ha_status(self._opened_context())
 
     def _index_status(self) -> IndexStatus:
         index = self._opened_role().index

@@ -93,6 +93,7 @@ class FollowerRole(BrokerRole):
                     self._truncate,
                     self._become_copy,
                     self._promises,
+                    given.link_counts,
                 ),
                 connect=lambda on_command, on_connection: given.transport.connect(
                     endpoint_of(leader), on_command=on_command, on_connection=on_connection
@@ -183,21 +184,23 @@ class FollowerRole(BrokerRole):
     # ---- Commands --------------------------------------------------------------------
 
     def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Reply:
+        return reply_with(self.ha_status())
+
+    def ha_status(self) -> HaStatus:
+        """How this replica is."""
         identity, config, link = self._log().identity(), self._given.config, self.link
-        return reply_with(
-            HaStatus(
-                config.broker_name,
-                config.broker_id,
-                self._given.state(),
-                self._store.epoch(),
-                identity.log_start,
-                identity.log_end,
-                self._durable(),
-                "" if link is None else link.leader,
-                link is not None and link.streaming,
-                0 if link is None else link.leader_end,
-                confirmed=0 if link is None else link.confirmed,
-            )
+        return HaStatus(
+            config.broker_name,
+            config.broker_id,
+            self._given.state(),
+            self._store.epoch(),
+            identity.log_start,
+            identity.log_end,
+            self._durable(),
+            "" if link is None else link.leader,
+            link is not None and link.streaming,
+            0 if link is None else link.leader_end,
+            confirmed=0 if link is None else link.confirmed,
         )
 
     def _on_promote(self, request: Request, asked: PromoteReplicaRequest) -> Reply:

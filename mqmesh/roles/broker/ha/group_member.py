@@ -28,6 +28,15 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.errors import InvalidArgument, MQMeshError, NotMaster, StorageError
+from mqmesh.figures import (
+    LATENCY_BOUNDS_MS,
+    Distribution,
+    Histogram,
+    Measured,
+    counter,
+    gauge,
+    histogram,
+)
 from mqmesh.host import own_process
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import (
@@ -128,6 +137,24 @@ class Replica(msgspec.Struct, frozen=True):
     fail: Callable[[Request, Exception], None]
 
 
+class MemberStatus(msgspec.Struct, frozen=True):
+    """A replica's membership at one moment.
+
+    Attributes:
+        elections: How many it has won.
+        lease_ms: How long its session lives if it is not renewed; 0 without one.
+        has_session: The coordinator knows it.
+        promised_epoch: It follows nobody of an earlier one.
+        renewals: How long the coordinator took to answer renewals.
+    """
+
+    elections: int
+    lease_ms: int
+    has_session: bool
+    promised_epoch: int
+    renewals: Distribution
+
+
 class MemberLoop(Protocol):
     """What is needed of the loop."""
 
@@ -163,7 +190,6 @@ class GroupMember:
 
     Attributes:
         leadership: While it leads.
-        elections: How many it has won.
     """
 
     def __init__(
@@ -198,7 +224,8 @@ class GroupMember:
         self._leader = ("", -1)
         self._closed = False
         self.leadership: Leadership | None = None
-        self.elections = 0
+        self._elections = 0
+        self._renewals = Histogram(LATENCY_BOUNDS_MS)
 
     # ---- For the process -------------------------------------------------------------
 
@@ -219,6 +246,17 @@ class GroupMember:
         if self.leadership is not None:
             return "MASTER"
         return "FOLLOWING" if self._election.step is CandidateStep.IDLE else "CANDIDATE"
+
+    def status(self) -> MemberStatus:
+        """How it is now."""
+        left_ms = self._lease.deadline_ms - self._clock.boot_ms()
+        return MemberStatus(
+            self._elections,
+            max(left_ms, 0),
+            self._session is not None,
+            self._promises.promised_epoch,
+            self._renewals.read(),
+        )
 
     def start(self) -> None:
         """Looks for its group from now on."""
@@ -318,6 +356,9 @@ class GroupMember:
         elif isinstance(outcome, MQMeshError) or self._session is None:
             self._lease.on_not_renewed()
         else:
+            asked_ms = self._lease.asked_ms
+            if asked_ms is not None:
+                self._renewals.observe(self._clock.boot_ms() - asked_ms)
             self._lease.on_renewed(outcome)
 
     def _lease_holds(self) -> bool:
@@ -631,7 +672,7 @@ class GroupMember:
             _log.critical("this replica was elected and cannot lead epoch %d: %s", epoch, error)
             self._give_way()
             return
-        self.elections += 1
+        self._elections += 1
         self._leader = ("", -1)
         _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
         mode, wanted = record.state.mode.value, self._config.ha.ack_replicas.value
@@ -767,3 +808,24 @@ class GroupMember:
 
 def _ignore(outcome: Command | MQMeshError) -> None:
     """Who is told to stand does, or another one will."""
+
+
+MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
+    counter("ha_elections_total", "elections that this replica won", lambda one: one.elections),
+    gauge(
+        "ha_lease_remaining_ms",
+        "how long its session lives if it is not renewed",
+        lambda one: one.lease_ms,
+        unit="ms",
+    ),
+    gauge("ha_coordinator_up", "it has a session at the coordinator", lambda one: one.has_session),
+    gauge(
+        "ha_promised_epoch", "it follows nobody of an earlier one", lambda one: one.promised_epoch
+    ),
+    histogram(
+        "ha_renewal_ms",
+        "how long the coordinator took to renew its session",
+        lambda one: one.renewals,
+        unit="ms",
+    ),
+)

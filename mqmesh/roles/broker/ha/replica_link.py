@@ -20,6 +20,7 @@ from mqmesh.errors import (
     OffsetOutOfRange,
     RemoteProtocolError,
 )
+from mqmesh.figures import Measured, counter
 from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -69,6 +70,26 @@ class LeaderConnection(Protocol):
         """Closes it."""
 
 
+class LinkCounts(msgspec.Struct):
+    """What the links of a process count.
+
+    Attributes:
+        chunks: Chunks that were added.
+        bytes: Of them.
+        refused_chunks: Those in which something was wrong.
+        cuts: How often the log was cut.
+        cut_bytes: What was cut off.
+        copies: How often the store became a copy.
+    """
+
+    chunks: int = 0
+    bytes: int = 0
+    refused_chunks: int = 0
+    cuts: int = 0
+    cut_bytes: int = 0
+    copies: int = 0
+
+
 class LogCopy(msgspec.Struct, frozen=True):
     """The follower's log, and what hangs on it.
 
@@ -79,6 +100,7 @@ class LogCopy(msgspec.Struct, frozen=True):
         truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
         become_copy: Moves the store aside, and begins a copy.
         promises: Whom it may follow.
+        counts: Of all links that this copy had.
     """
 
     log: Callable[[], ReplicableLog]
@@ -87,24 +109,7 @@ class LogCopy(msgspec.Struct, frozen=True):
     truncate: Callable[[CommitLogOffset], None]
     become_copy: Callable[[LogBeginning], None]
     promises: Promises
-
-
-class LinkCounts(msgspec.Struct):
-    """What a link counts.
-
-    Attributes:
-        chunks: Chunks that were added.
-        bytes: Of them.
-        refused_chunks: Those in which something was wrong.
-        cuts: How often the log was cut.
-        copies: How often the store became a copy.
-    """
-
-    chunks: int = 0
-    bytes: int = 0
-    refused_chunks: int = 0
-    cuts: int = 0
-    copies: int = 0
+    counts: LinkCounts
 
 
 class ReplicaLink:
@@ -126,7 +131,6 @@ class ReplicaLink:
         leader_epoch: Of the leader when it answered last.
         confirmed: What no failover takes back ends at this commit-log offset, by the leader.
         heard_ms: When the leader was heard last, monotonic clock.
-        counts: What came of it.
         failure: Why the link does not stream; None while it does, or has only begun.
     """
 
@@ -153,7 +157,7 @@ class ReplicaLink:
         self.leader_end = 0
         self.leader_epoch = 0
         self.confirmed = 0
-        self.counts = LinkCounts()
+        self._counts = copy.counts
         self.failure: str | None = None
         self._closed = False
         self._call_later = call_later
@@ -254,12 +258,13 @@ class ReplicaLink:
             return
         if answer.mode == ReplicationMode.TRUNCATE:
             _log.warning("the log is cut from %d to %d", log.log_end(), answer.offset)
-            self.counts.cuts += 1
+            self._counts.cuts += 1
+            self._counts.cut_bytes += log.log_end() - answer.offset
             self._copy.truncate(CommitLogOffset(answer.offset))
         elif answer.mode == ReplicationMode.COPY:
             beginning = decode_beginning(outcome.body)
             self._check_own(log.identity(), beginning)
-            self.counts.copies += 1
+            self._counts.copies += 1
             self._promises.begin_copy(beginning.store_id)
             self._copy.become_copy(beginning)
         else:
@@ -296,10 +301,10 @@ class ReplicaLink:
         try:
             self._copy.log().append_raw(chunk)
         except (CorruptRecord, OffsetOutOfRange):
-            self.counts.refused_chunks += 1
+            self._counts.refused_chunks += 1
             raise
-        self.counts.chunks += 1
-        self.counts.bytes += len(command.body)
+        self._counts.chunks += 1
+        self._counts.bytes += len(command.body)
         self._copy.grown()
 
     def _carefully(self, step: Callable[[], None]) -> None:
@@ -335,3 +340,26 @@ class ReplicaLink:
             # The next one says the same, and more.
             _log.debug("an acknowledgement is late: %s", error)
             self._acknowledged = (-1, -1)
+
+
+LINK_FIGURES: Final[tuple[Measured[LinkCounts], ...]] = (
+    counter(
+        "ha_copied_chunks_total",
+        "pieces of a leader's log that were added",
+        lambda link: link.chunks,
+    ),
+    counter(
+        "ha_copied_bytes_total",
+        "bytes of a leader's log that were added",
+        lambda link: link.bytes,
+        unit="bytes",
+    ),
+    counter(
+        "ha_refused_chunks_total",
+        "pieces in which something was wrong",
+        lambda link: link.refused_chunks,
+    ),
+    counter("ha_cuts_total", "times that the end of the log was cut off", lambda link: link.cuts),
+    counter("ha_cut_bytes_total", "what was cut off", lambda link: link.cut_bytes, unit="bytes"),
+    counter("ha_copies_total", "times that the store became a copy", lambda link: link.copies),
+)

@@ -23,6 +23,7 @@ from mqmesh.roles.broker.ha.replica_link import (
     FIRST_RETRY_MS,
     RETRY_MS,
     SILENT_MS,
+    LinkCounts,
     LogCopy,
     ReplicaLink,
 )
@@ -66,6 +67,7 @@ class Leader:
         self.acks: list[AckReplication] = []
         self.done: list[object] = []
         self.closed = False
+        self.counts = LinkCounts()
         self.promises = KeptPromises(
             first_state(7, 2, identity="i", boot_id="b", drawn=0), lambda state: None
         )
@@ -82,6 +84,7 @@ class Leader:
                 self._truncate,
                 self._become_copy,
                 self.promises,
+                self.counts,
             ),
             connect=self._connect,
             clock=self.clock,
@@ -154,7 +157,7 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
     assert streaming.log.data.endswith(b"onetwo")
     assert streaming.acks == [AckReplication(106, 50, 3)]
     assert streaming.done == ["grown", "grown"]
-    assert (streaming.link.counts.chunks, streaming.link.counts.bytes) == (2, 6)
+    assert (streaming.counts.chunks, streaming.counts.bytes) == (2, 6)
     streaming.synced = 200  # of the store that was here before
     streaming.link.turn_ended()
     assert streaming.acks[-1] == AckReplication(106, 106, 3)
@@ -177,7 +180,7 @@ def test_an_end_that_the_leader_has_not_is_cut_then_it_opens_again(leader):
     assert leader.asked[-1][0].log.log_end == 60
     leader.answer(STREAM, 60)
     assert leader.link.streaming
-    assert leader.link.counts.cuts == 1
+    assert (leader.counts.cuts, leader.counts.cut_bytes) == (1, 40)
 
 
 def test_without_anything_in_common_it_becomes_a_copy(leader):
@@ -265,7 +268,7 @@ def test_a_chunk_that_cannot_be_added_is_asked_for_anew(streaming, failure):
     streaming.answer(STREAM, 100)
     streaming.chunk(b"one")
     assert streaming.log.data.endswith(b"one")
-    assert streaming.link.counts.refused_chunks == isinstance(failure, CorruptRecord)
+    assert streaming.counts.refused_chunks == isinstance(failure, CorruptRecord)
 
 
 def test_a_store_that_has_stopped_takes_nothing_more(streaming):

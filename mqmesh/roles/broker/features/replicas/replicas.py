@@ -204,21 +204,24 @@ def tick(context: BrokerContext, now_ms: int) -> None:
 
 def get_ha_status(context: BrokerContext, request: Request, asked: HaStatusRequest) -> Reply:
     """How the replicas of this master are."""
+    return reply_with(ha_status(context))
+
+
+def ha_status(context: BrokerContext) -> HaStatus:
+    """How a master and its replicas are."""
     identity, leadership = replicable(context.store).identity(), context.leadership
     is_starting = leadership is not None and not leadership.is_confirmed
-    return reply_with(
-        HaStatus(
-            context.config.broker_name,
-            context.config.broker_id,
-            "STARTING_MASTER" if is_starting else "MASTER",
-            context.store.epoch(),
-            identity.log_start,
-            identity.log_end,
-            int(context.store.durable_offset()),
-            replicas=context.followers.status(context.clock.monotonic_ms()),
-            in_sync=[] if leadership is None else leadership.members,
-            confirmed=0 if leadership is None else leadership.confirmed(),
-        )
+    return HaStatus(
+        context.config.broker_name,
+        context.config.broker_id,
+        "STARTING_MASTER" if is_starting else "MASTER",
+        context.store.epoch(),
+        identity.log_start,
+        identity.log_end,
+        int(context.store.durable_offset()),
+        replicas=context.followers.status(context.clock.monotonic_ms()),
+        in_sync=[] if leadership is None else leadership.members,
+        confirmed=0 if leadership is None else leadership.confirmed(),
     )
 
 
