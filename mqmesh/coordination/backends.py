@@ -1,7 +1,8 @@
 """Which coordination engines there are, by the scheme of their URL.
 
-Besides those built in, any package may offer one: an entry point of the group
-``mqmesh.coordinator``, named as its scheme, whose object is called like ``open_coordinator``.
+Besides the embedded one they are found by entry points of the group ``mqmesh.coordinator``, named
+as their scheme, whose object is called like ``open_coordinator``: ``etcd`` here, others in any
+package.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ def open_coordinator(
     """Opens a way to a coordination engine; it connects by itself, now or later.
 
     Args:
-        url: ``embedded://host:port``, or what an entry point understands.
+        url: ``embedded://host:port``, ``etcd://host:port,host:port,…``, or what another entry
+            point understands.
         transport: Whose loop calls back.
         cluster: Whose groups and settings.
         timeout_ms: Of each call, 100 to 60,000 ms.

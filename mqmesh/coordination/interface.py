@@ -197,7 +197,11 @@ class SessionLost(MQMeshError):
 
 
 class OutcomeUnknown(MQMeshError):
-    """Raised when nobody knows whether a change was made; read before anything else."""
+    """Raised when nobody knows whether a change was made; read before anything else.
+
+    A read that finds the old version does not say that it was not made: it may be on its way, and
+    be made behind that read. Only another change of that version settles it.
+    """
 
 
 class Conflict(MQMeshError):

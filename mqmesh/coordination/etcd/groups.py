@@ -1,0 +1,170 @@
+"""What etcd has of broker groups, as the coordinator's interface says it."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from mqmesh.coordination.etcd.keys import EtcdKeys, session_id
+from mqmesh.coordination.etcd.messages import KeyEvent, KeyValue
+from mqmesh.coordination.interface import (
+    GroupState,
+    GroupView,
+    LiveReplica,
+    Presence,
+    SettingsRecord,
+    SettingValue,
+    StateRecord,
+    decode,
+)
+
+MAX_GROUPS: Final = 1_024
+"""Of which it is known how old their presences are; those asked for first are forgotten."""
+
+
+class SeenPresence(msgspec.Struct, frozen=True):
+    """A presence, as this process saw it.
+
+    Attributes:
+        revision: Of its key.
+        since_ms: When this revision was seen first; monotonic clock.
+        age_ms: So much later a read found the same.
+    """
+
+    revision: int
+    since_ms: int
+    age_ms: int = 0
+
+
+class Ages:
+    """How old presences are, by the clock of who reads them; etcd tells whole seconds only.
+
+    A renewal puts its key anew. Who reads the same revision twice, each time with all changes that
+    were answered before, knows that nothing was renewed in between. A watch does not prove that:
+    its member may be behind.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[int, SeenPresence]] = {}
+
+    def on_read(
+        self, group: str, revisions: dict[int, int], asked_ms: int, now_ms: int
+    ) -> dict[int, int]:
+        """Takes note of a read.
+
+        Args:
+            group: Broker group.
+            revisions: By replica id, of all who are there.
+            asked_ms: When it was asked for; monotonic clock.
+            now_ms: When the answer was here.
+
+        Returns:
+            So many ms ago each of them was renewed, at least.
+        """
+        known = self._groups.pop(group, {})
+        if len(self._groups) >= MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
+        seen = self._groups[group] = {}
+        for replica_id, revision in revisions.items():
+            one = known.get(replica_id)
+            if one is None or one.revision != revision:
+                seen[replica_id] = SeenPresence(revision, now_ms)
+            else:
+                age_ms = max(one.age_ms, asked_ms - one.since_ms)
+                seen[replica_id] = SeenPresence(revision, one.since_ms, age_ms)
+        return {replica_id: one.age_ms for replica_id, one in seen.items()}
+
+    def on_watch(self, group: str, revisions: dict[int, int], now_ms: int) -> dict[int, int]:
+        """Takes note of what a watch told; see ``on_read``."""
+        seen = self._groups.setdefault(group, {})
+        for replica_id, revision in revisions.items():
+            one = seen.get(replica_id)
+            if one is None or one.revision != revision:
+                seen[replica_id] = SeenPresence(revision, now_ms)
+        return {replica_id: seen[replica_id].age_ms for replica_id in revisions}
+
+
+class WatchedKeys:
+    """The keys of one watched group: what was read, and what a watch told since.
+
+    Args:
+        keys: Of the cluster.
+        group: Broker group.
+    """
+
+    def __init__(self, keys: EtcdKeys, group: str) -> None:
+        self._keys = keys
+        self._group = group
+        self._found: dict[bytes, KeyValue] = {}
+
+    def replace(self, kvs: Iterable[KeyValue]) -> None:
+        """Everything was read anew."""
+        self._found = {one.key: one for one in kvs}
+
+    def apply(self, events: Iterable[KeyEvent]) -> None:
+        """Some keys changed."""
+        for event in events:
+            if event.type == "DELETE":
+                self._found.pop(event.kv.key, None)
+            else:
+                self._found[event.kv.key] = event.kv
+
+    def revisions(self) -> dict[int, int]:
+        """Of the sessions, by replica id."""
+        return revisions_of(self._keys, self._group, self._found.values())
+
+    def view(self, ages: dict[int, int]) -> GroupView:
+        """All of it.
+
+        Raises:
+            RemoteProtocolError: Somebody else has written there.
+        """
+        record = state_of(self._found.get(self._keys.state(self._group)))
+        members = members_of(self._keys, self._group, self._found.values(), ages)
+        return GroupView(self._group, record, members)
+
+
+def state_of(found: KeyValue | None) -> StateRecord:
+    """A group's record.
+
+    Raises:
+        RemoteProtocolError: It is none.
+    """
+    if found is None:
+        return StateRecord(0, None)
+    return StateRecord(found.mod_revision, decode(GroupState, found.value))
+
+
+def settings_of(found: KeyValue | None) -> SettingsRecord:
+    """A cluster's settings.
+
+    Raises:
+        RemoteProtocolError: They are none.
+    """
+    if found is None:
+        return SettingsRecord(0)
+    return SettingsRecord(found.mod_revision, decode(dict[str, SettingValue], found.value))
+
+
+def revisions_of(keys: EtcdKeys, group: str, kvs: Iterable[KeyValue]) -> dict[int, int]:
+    """Of the sessions among some keys, by replica id."""
+    found = ((keys.replica_of(group, one.key), one.mod_revision) for one in kvs)
+    return {replica_id: revision for replica_id, revision in found if replica_id is not None}
+
+
+def members_of(
+    keys: EtcdKeys, group: str, kvs: Iterable[KeyValue], ages: dict[int, int]
+) -> tuple[LiveReplica, ...]:
+    """The sessions among some keys, by replica id.
+
+    Raises:
+        RemoteProtocolError: A presence is none.
+    """
+    found = []
+    for one in kvs:
+        replica_id = keys.replica_of(group, one.key)
+        if replica_id is not None:
+            said = decode(Presence, one.value)
+            session = session_id(replica_id, one.lease)
+            found.append(LiveReplica(session, said, ages.get(replica_id, 0)))
+    return tuple(sorted(found, key=lambda live: live.presence.replica_id))

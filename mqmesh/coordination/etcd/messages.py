@@ -1,0 +1,222 @@
+"""Requests to etcd's JSON gateway and its answers: what is needed here of ``/v3``.
+
+Bytes are base64 there, and numbers are strings in answers. What is zero or empty is left out.
+"""
+
+from typing import Any, Final, Protocol
+
+import msgspec
+
+GRANT: Final = "/v3/lease/grant"
+KEEP_ALIVE: Final = "/v3/lease/keepalive"
+REVOKE: Final = "/v3/lease/revoke"
+RANGE: Final = "/v3/kv/range"
+TXN: Final = "/v3/kv/txn"
+WATCH: Final = "/v3/watch"
+
+UNKNOWN: Final = 2
+NOT_FOUND: Final = 5
+REFUSALS: Final = frozenset({3, NOT_FOUND, 7, 8, 9, 12, 16})
+"""Codes that say for sure that nothing was done, and that another member would say the same:
+arguments, permission, space, preconditions, unknown calls and credentials among them."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """Says who answers.
+
+    Attributes:
+        cluster_id: Of etcd's cluster.
+        revision: Of the whole store.
+        raft_term: Of the member.
+    """
+
+    cluster_id: int = 0
+    revision: int = 0
+    raft_term: int = 0
+
+
+class HasHeader(Protocol):
+    """Any answer to one request."""
+
+    @property
+    def header(self) -> Header:
+        """Says who answers."""
+
+
+class EtcdAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer of which nothing else counts."""
+
+    header: Header = Header()
+
+
+class KeyValue(msgspec.Struct, frozen=True):
+    """A key.
+
+    Attributes:
+        key: Whole.
+        value: Of it.
+        mod_revision: When it was put last.
+        lease: By whose end it ends; 0 for none.
+    """
+
+    key: bytes
+    value: bytes = b""
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class RangeAnswer(EtcdAnswer, frozen=True):
+    """What a range has.
+
+    Attributes:
+        kvs: By key.
+    """
+
+    kvs: list[KeyValue] = []
+
+
+class TxnPart(msgspec.Struct, frozen=True):
+    """What one operation of a transaction gave."""
+
+    response_range: RangeAnswer | None = None
+
+
+class TxnAnswer(EtcdAnswer, frozen=True):
+    """What became of a transaction.
+
+    Attributes:
+        succeeded: All comparisons held.
+        responses: Of the operations that were carried out.
+    """
+
+    succeeded: bool = False
+    responses: list[TxnPart] = []
+
+    def found(self, number: int) -> KeyValue | None:
+        """The key that an operation read; None when there is none."""
+        part = self.responses[number].response_range if number < len(self.responses) else None
+        return part.kvs[0] if part is not None and part.kvs else None
+
+
+class GrantAnswer(EtcdAnswer, frozen=True):
+    """A lease.
+
+    Attributes:
+        ID: Of it.
+        TTL: Seconds; etcd takes no less than one and a half of its election timeouts.
+    """
+
+    ID: int
+    TTL: int
+
+
+class KeepAliveResult(EtcdAnswer, frozen=True):
+    """A lease that was renewed.
+
+    Attributes:
+        TTL: Seconds; 0 when there is no such lease.
+    """
+
+    TTL: int = 0
+
+
+class KeepAliveAnswer(msgspec.Struct, frozen=True):
+    """The one answer to a stream of one renewal."""
+
+    result: KeepAliveResult = KeepAliveResult()
+
+    @property
+    def header(self) -> Header:
+        """It stands within."""
+        return self.result.header
+
+
+class KeyEvent(msgspec.Struct, frozen=True):
+    """A key that changed.
+
+    Attributes:
+        kv: Newly; of one that is gone only its key counts.
+        type: ``PUT`` or ``DELETE``.
+    """
+
+    kv: KeyValue
+    type: str = "PUT"
+
+
+class WatchResult(EtcdAnswer, frozen=True):
+    """What a watch tells.
+
+    Attributes:
+        canceled: It tells no more.
+        cancel_reason: Why.
+        compact_revision: What is older than this is gone, if that is why.
+        events: In their order.
+    """
+
+    canceled: bool = False
+    cancel_reason: str = ""
+    compact_revision: int = 0
+    events: list[KeyEvent] = []
+
+
+class StreamError(msgspec.Struct, frozen=True):
+    """Why a stream ended."""
+
+    message: str = ""
+
+
+class WatchAnswer(msgspec.Struct, frozen=True):
+    """One line of a stream of watches."""
+
+    result: WatchResult | None = None
+    error: StreamError | None = None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """A request that failed.
+
+    Attributes:
+        code: Of gRPC.
+        message: For people.
+    """
+
+    code: int = UNKNOWN
+    message: str = ""
+
+
+def range_of(key: bytes, end: bytes | None = None) -> dict[str, Any]:
+    """Reads a key, or all up to another one; linearizable."""
+    return {"key": key} if end is None else {"key": key, "range_end": end}
+
+
+def has_revision(key: bytes, revision: int) -> dict[str, Any]:
+    """Holds if a key was put last at this revision; 0: if there is none."""
+    return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+def has_lease(key: bytes, lease: int) -> dict[str, Any]:
+    """Holds if a key is there and ends with this lease."""
+    return {"key": key, "target": "LEASE", "result": "EQUAL", "lease": lease}
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> dict[str, Any]:
+    """Puts a key, as an operation of a transaction."""
+    return {"request_put": {"key": key, "value": value, "lease": lease}}
+
+
+def get(key: bytes) -> dict[str, Any]:
+    """Reads a key, as an operation of a transaction."""
+    return {"request_range": range_of(key)}
+
+
+def txn(
+    compare: list[dict[str, Any]], success: list[dict[str, Any]], failure: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Does the one when all comparisons hold, else the other."""
+    return {"compare": compare, "success": success, "failure": failure}
+
+
+def watch_of(prefix: bytes, end: bytes, revision: int) -> dict[str, Any]:
+    """Watches what lies between two keys, from a revision on."""
+    created = {"key": prefix, "range_end": end, "start_revision": revision, "fragment": True}
+    return {"create_request": created}

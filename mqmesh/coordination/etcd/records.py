@@ -1,0 +1,196 @@
+"""Sessions and records in etcd: which requests they take, and what the answers mean.
+
+Each call is told until when it has time, by the monotonic clock, and runs in the helper thread.
+"""
+
+import logging
+from typing import Any, Protocol, TypeVar
+
+from mqmesh.clock import Clock
+from mqmesh.coordination.etcd.gateway import EtcdRefusal
+from mqmesh.coordination.etcd.groups import settings_of, state_of
+from mqmesh.coordination.etcd.keys import range_end, replica_and_lease, session_id
+from mqmesh.coordination.etcd.messages import (
+    GRANT,
+    KEEP_ALIVE,
+    NOT_FOUND,
+    RANGE,
+    REVOKE,
+    TXN,
+    EtcdAnswer,
+    GrantAnswer,
+    HasHeader,
+    KeepAliveAnswer,
+    KeyValue,
+    RangeAnswer,
+    TxnAnswer,
+    get,
+    has_lease,
+    has_revision,
+    put,
+    range_of,
+    txn,
+)
+from mqmesh.coordination.interface import (
+    Conflict,
+    CoordinatorUnavailable,
+    SessionId,
+    SessionLost,
+)
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer", bound=HasHeader)
+
+
+class Ask(Protocol):
+    """See ``mqmesh.coordination.etcd.gateway.Gateway.ask``."""
+
+    def __call__(
+        self,
+        path: str,
+        request: dict[str, Any],
+        kind: type[_Answer],
+        deadline_ms: int,
+        *,
+        changes: bool = False,
+    ) -> _Answer:
+        """Asks until a member answers."""
+
+
+class EtcdRecords:
+    """What a cluster has in etcd.
+
+    Args:
+        ask: Asks etcd, and waits.
+        clock: Of this machine.
+    """
+
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+
+    def begin(
+        self, ttl_ms: int, key: bytes, replica_id: int, said: bytes, deadline_ms: int
+    ) -> SessionId:
+        """Makes a lease, and puts a presence with it in place of another session's.
+
+        Raises:
+            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+        """
+        ttl_s = -(-ttl_ms // 1_000)
+        granted = self._asked(GRANT, {"TTL": ttl_s}, GrantAnswer, deadline_ms)
+        if ttl_s != granted.TTL:
+            _log.warning(
+                "etcd lets sessions end after %d s, not %d: see its --election-timeout",
+                granted.TTL,
+                ttl_s,
+            )
+        self._asked(TXN, txn([], [put(key, said, granted.ID)], []), TxnAnswer, deadline_ms)
+        return session_id(replica_id, granted.ID)
+
+    def keep(self, session: SessionId, key: bytes, said: bytes, deadline_ms: int) -> int:
+        """Renews a lease, and puts the presence anew if it is still this session's.
+
+        Returns:
+            Until when it lives, boot clock.
+
+        Raises:
+            SessionLost: It has ended.
+            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+        """
+        _, lease = replica_and_lease(session)
+        sent_ms = self._clock.boot_ms()
+        kept = self._asked(KEEP_ALIVE, {"ID": lease}, KeepAliveAnswer, deadline_ms)
+        if kept.result.TTL:
+            asked = txn([has_lease(key, lease)], [put(key, said, lease)], [])
+            try:
+                if self._ask(TXN, asked, TxnAnswer, deadline_ms).succeeded:
+                    return sent_ms + kept.result.TTL * 1_000
+            except EtcdRefusal as refusal:
+                if refusal.code != NOT_FOUND:
+                    raise CoordinatorUnavailable(str(refusal)) from refusal
+        raise _lost(session)
+
+    def end(self, session: SessionId, deadline_ms: int) -> None:
+        """Ends a lease, and the presence with it.
+
+        Raises:
+            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+        """
+        _, lease = replica_and_lease(session)
+        try:
+            self._ask(REVOKE, {"ID": lease}, EtcdAnswer, deadline_ms)
+        except EtcdRefusal as refusal:
+            if refusal.code != NOT_FOUND:
+                raise CoordinatorUnavailable(str(refusal)) from refusal
+
+    def read(self, key: bytes, deadline_ms: int) -> KeyValue | None:
+        """Reads a key, with all changes that were answered before.
+
+        Raises:
+            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+        """
+        found = self._asked(RANGE, range_of(key), RangeAnswer, deadline_ms).kvs
+        return found[0] if found else None
+
+    def read_all(self, prefix: bytes, deadline_ms: int) -> list[KeyValue]:
+        """Reads all keys that begin so; see ``read``."""
+        asked = range_of(prefix, range_end(prefix))
+        return self._asked(RANGE, asked, RangeAnswer, deadline_ms).kvs
+
+    def change(
+        self,
+        key: bytes,
+        session_key: bytes,
+        version: int,
+        value: bytes,
+        session: SessionId,
+        deadline_ms: int,
+    ) -> int:
+        """Replaces a group's record, if it has this version and the session lives.
+
+        Returns:
+            The new version.
+
+        Raises:
+            SessionLost, Conflict: It was not made.
+            CoordinatorUnavailable, OutcomeUnknown: See ``Gateway.ask``.
+        """
+        _, lease = replica_and_lease(session)
+        compare = [has_revision(key, version), has_lease(session_key, lease)]
+        asked = txn(compare, [put(key, value)], [get(key), get(session_key)])
+        told = self._asked(TXN, asked, TxnAnswer, deadline_ms, changes=True)
+        if told.succeeded:
+            return told.header.revision
+        holder = told.found(1)
+        if holder is None or holder.lease != lease:
+            raise _lost(session)
+        record = state_of(told.found(0))
+        raise Conflict(f"the group has version {record.version} by now, not {version}", record)
+
+    def put_settings(self, key: bytes, version: int, value: bytes, deadline_ms: int) -> int:
+        """Replaces the settings, if they have this version; see ``change``."""
+        asked = txn([has_revision(key, version)], [put(key, value)], [get(key)])
+        told = self._asked(TXN, asked, TxnAnswer, deadline_ms, changes=True)
+        if told.succeeded:
+            return told.header.revision
+        record = settings_of(told.found(0))
+        raise Conflict(f"the settings have version {record.version} by now, not {version}", record)
+
+    def _asked(
+        self,
+        path: str,
+        request: dict[str, Any],
+        kind: type[_Answer],
+        deadline_ms: int,
+        *,
+        changes: bool = False,
+    ) -> _Answer:
+        try:
+            return self._ask(path, request, kind, deadline_ms, changes=changes)
+        except EtcdRefusal as refusal:
+            raise CoordinatorUnavailable(str(refusal)) from refusal
+
+
+def _lost(session: SessionId) -> SessionLost:
+    return SessionLost(f"session {session} has ended")

@@ -1,0 +1,137 @@
+"""The helper thread that watches groups in etcd: reads them, then hears what changes."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from mqmesh.coordination.etcd.gateway import EtcdRefusal, Gateway
+from mqmesh.coordination.etcd.keys import EtcdKeys, range_end
+from mqmesh.coordination.etcd.messages import (
+    RANGE,
+    KeyEvent,
+    KeyValue,
+    RangeAnswer,
+    WatchResult,
+    range_of,
+    watch_of,
+)
+from mqmesh.coordination.interface import CoordinatorUnavailable
+from mqmesh.errors import RemoteProtocolError, TransportError
+from mqmesh.transport.interface import Transport
+
+SILENCE_MS: Final = 3_000
+"""A stream that tells nothing for so long is begun anew at the next member: its own may be cut off.
+Where sessions are renewed that does not come to pass."""
+AGAIN_MS: Final = 300
+"""After a stream that ended."""
+
+_log = logging.getLogger(__name__)
+
+
+class GroupStream:
+    """One stream of all watched groups.
+
+    Args:
+        transport: Whose loop is told, and who has threads.
+        gateway: For this thread alone.
+        keys: Of the cluster.
+        timeout_ms: Of the read of a group.
+        on_read: Told a group that was read, its keys, and when it was asked for (monotonic clock).
+        on_events: Told a group, and what changed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        gateway: Gateway,
+        keys: EtcdKeys,
+        timeout_ms: int,
+        on_read: Callable[[str, list[KeyValue], int], None],
+        on_events: Callable[[str, list[KeyEvent]], None],
+    ) -> None:
+        self._transport = transport
+        self._loop, self._clock = transport.loop, transport.clock
+        self._gateway = gateway
+        self._keys = keys
+        self._timeout_ms = timeout_ms
+        self._on_read = on_read
+        self._on_events = on_events
+        self._thread = transport.executor("etcd-watch")
+        self._wanted: frozenset[str] = frozenset()
+        self._news = transport.flag()
+        self._is_running = False
+        self._closed = False
+
+    def follow(self, groups: frozenset[str]) -> None:
+        """Watches these groups from now on, and reads all of them anew."""
+        self._wanted = groups
+        self._wake()
+        if groups and not self._is_running and not self._closed:
+            self._is_running = True
+            self._thread.submit(self._run)
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        self._closed = True
+        self._wake()
+        self._thread.shutdown(wait=False)
+
+    # ---- In the thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._news.clear()
+            groups = self._wanted
+            if not groups:
+                self._gateway.close()
+                self._news.wait()
+                continue
+            try:
+                self._watch(groups)
+            except (TransportError, RemoteProtocolError, CoordinatorUnavailable) as error:
+                if not self._news.is_set():
+                    _log.info("groups are read again at another member of etcd: %s", error)
+            except EtcdRefusal as error:
+                _log.error("groups are not watched: %s", error)
+            except Exception:
+                _log.exception("groups are not watched for now")
+            if not self._news.is_set():
+                self._gateway.leave()
+                self._news.wait(AGAIN_MS / 1_000)
+        self._gateway.close()
+
+    def _watch(self, groups: frozenset[str]) -> None:
+        requests = []
+        by_prefix = {self._keys.group(group): group for group in groups}
+        for prefix, group in by_prefix.items():
+            end = range_end(prefix)
+            asked_ms = self._clock.monotonic_ms()
+            found = self._gateway.ask(
+                RANGE, range_of(prefix, end), RangeAnswer, asked_ms + self._timeout_ms
+            )
+            self._tell(partial(self._on_read, group, found.kvs, asked_ms))
+            requests.append(watch_of(prefix, end, found.header.revision + 1))
+        for result in self._gateway.watch(requests, SILENCE_MS):
+            if self._news.is_set():
+                return
+            self._tell_events(by_prefix, result)
+
+    def _tell_events(self, by_prefix: dict[bytes, str], result: WatchResult) -> None:
+        changed: dict[str, list[KeyEvent]] = {}
+        for event in result.events:
+            prefix = b"/".join(event.kv.key.split(b"/")[:4]) + b"/"
+            if prefix in by_prefix:
+                changed.setdefault(by_prefix[prefix], []).append(event)
+        for group, events in changed.items():
+            self._tell(partial(self._on_events, group, events))
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        if not self._closed:
+            self._loop.call_soon_threadsafe(callback)
+
+    # ---- In the loop -----------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._gateway.interrupt()

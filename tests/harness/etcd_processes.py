@@ -1,0 +1,203 @@
+"""Real etcd processes: one alone, or a cluster of three."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from fcntl import LOCK_EX, flock
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqmesh.coordination.etcd.http_line import HttpLine
+from mqmesh.errors import RemoteProtocolError, TransportError
+
+PACKAGE = "etcd-server"
+READY_S = 20.0
+DOWNLOAD_S = 60
+QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
+
+
+@cache
+def etcd_program() -> str:
+    """Where etcd is: on PATH, or in a folder of its own, from the distribution's package.
+
+    Where it cannot be had its tests are left out and say why, but never in ``.ci/run``.
+    """
+    found = shutil.which("etcd")
+    if found:
+        return found
+    folder = Path(tempfile.gettempdir()) / f"mqmesh-etcd-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    program = folder / "root" / "usr" / "bin" / "etcd"
+    with (folder / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        why = "" if program.exists() else _download(folder)
+    if not why:
+        return str(program)
+    said = f"no etcd: none on PATH, and `apt-get download {PACKAGE}` gave none: {why}"
+    if "MQMESH_CI_DEADLINE" in os.environ:
+        pytest.fail(said)
+    pytest.skip(said)
+
+
+def _download(folder: Path) -> str:
+    """Gets the package without installing it; returns why it could not, or nothing."""
+    for old in folder.glob("*.deb"):
+        old.unlink()
+    unpacked = folder / "unpacked"
+    try:
+        for update in (False, True):
+            if update:  # a bare machine knows of no packages
+                _run(folder, "apt-get", "update")
+            why = _run(folder, "apt-get", "download", PACKAGE)
+            if not why:
+                packages = [str(one) for one in folder.glob("*.deb")]
+                why = _run(folder, "dpkg", "-x", *packages, str(unpacked))
+                break
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if not why:
+        unpacked.rename(folder / "root")
+    return why
+
+
+def _run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False
+    )
+    return done.stderr.strip()[-500:] if done.returncode else ""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+
+
+class StatusHeader(msgspec.Struct):
+    """Says who answers."""
+
+    member_id: str = ""
+
+
+class MemberStatus(msgspec.Struct):
+    """What a member says of itself.
+
+    Attributes:
+        leader: Its id; empty for none.
+    """
+
+    header: StatusHeader
+    leader: str = ""
+
+
+class EtcdCluster:
+    """Members that run on this machine.
+
+    Args:
+        folder: Of their data and logs.
+        count: How many.
+        options: Of etcd.
+
+    Attributes:
+        addresses: For clients, by member.
+    """
+
+    def __init__(self, folder: Path, count: int = 1, options: tuple[str, ...] = ()) -> None:
+        self._folder = folder
+        self._options = options
+        ports = free_ports(2 * count)
+        self.addresses = [f"127.0.0.1:{port}" for port in ports[:count]]
+        self._peers = [f"http://127.0.0.1:{port}" for port in ports[count:]]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for number in range(count):
+                self._processes.append(self._start(number))
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """As a setting of brokers."""
+        return f"etcd://{','.join(self.addresses)}"
+
+    def leader(self) -> int:
+        """Who leads, by member.
+
+        Raises:
+            AssertionError: Nobody does.
+        """
+        for number, status in enumerate(map(self._status, self.addresses)):
+            if status is not None and status.leader == status.header.member_id:
+                return number
+        raise AssertionError("etcd has no leader")
+
+    def signal(self, number: int, signum: signal.Signals) -> None:
+        """Sends one of them a signal."""
+        self._processes[number].send_signal(signum)
+
+    def kill(self, number: int) -> None:
+        """As kill -9."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def restart(self, number: int) -> None:
+        """Another life with the same data; does not wait for it."""
+        self._processes[number] = self._start(number)
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        client, peer = f"http://{self.addresses[number]}", self._peers[number]
+        cluster = ",".join(f"m{place}={url}" for place, url in enumerate(self._peers))
+        with (self._folder / f"etcd-{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    etcd_program(),
+                    f"--name=m{number}",
+                    f"--data-dir={self._folder / f'etcd-{number}'}",
+                    f"--listen-client-urls={client}",
+                    f"--advertise-client-urls={client}",
+                    f"--listen-peer-urls={peer}",
+                    f"--initial-advertise-peer-urls={peer}",
+                    f"--initial-cluster={cluster}",
+                    *self._options,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while not all(status and status.leader for status in map(self._status, self.addresses)):
+            assert time.monotonic() < deadline, f"etcd does not start; see {self._folder}"
+            assert all(process.poll() is None for process in self._processes), "etcd ended"
+            time.sleep(0.05)
+
+    def _status(self, address: str) -> MemberStatus | None:
+        line = HttpLine(address)
+        try:
+            told = line.post("/v3/maintenance/status", b"{}", 1_000)
+        except (TransportError, RemoteProtocolError):
+            return None  # it does not listen yet, or is gone
+        finally:
+            line.close()
+        return msgspec.json.decode(told.body, type=MemberStatus) if told.status == 200 else None
