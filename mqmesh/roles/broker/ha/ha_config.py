@@ -41,8 +41,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ha_retain_for_slaves_ms: How long the log that a follower has not got yet is kept from
             retention after it was heard last, 0 to 86,400,000 ms.
         slave_read_enable: Of a follower: it answers reads.
-        coordinator: In ``auto``: who keeps the group's record, ``embedded://host:port`` or the URL
-            of another engine.
+        coordinator: In ``auto``: who keeps the group's record, ``embedded://host:port``,
+            ``etcd://host:port,host:port,…`` or the URL of another engine.
         total_replicas: In ``auto``: how many replicas the group has when it is made, 1 to 64; it is
             made once all of them are there.
         min_in_sync_replicas: With ``all``: so many replicas must be in sync for a send to be taken,
