@@ -3,7 +3,6 @@
 Exit codes: 0 ok, 1 the operation failed, 2 wrong usage or configuration, 130 Ctrl-C.
 """
 
-import importlib
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from mqmesh.errors import ConfigError, MQMeshError
 from mqmesh.roles.process import ExitCode
 from mqmesh.version import VERSION
 
+from .lazy_group import LazyGroup
 from .names import check_texts
 from .notes import Options, tell_error
 
@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "query": ("messages.query", "query"),
     "group": ("admin.group", "group"),
     "ha": ("admin.ha", "ha"),
+    "kv": ("admin.kv", "kv"),
     "dlq": ("messages.dlq", "dlq"),
     "store": ("stores.store", "store"),
     "snapshot": ("stores.snapshot", "snapshot"),
@@ -67,27 +68,10 @@ Five minutes:
 """
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are loaded when they are needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None if there is none."""
-        place = COMMANDS.get(cmd_name) or HIDDEN_COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module = importlib.import_module(f".{place[0]}", __package__)
-        command = getattr(module, place[1])
-        assert isinstance(command, click.Command)
-        check_texts(command)
-        return command
-
-
 @click.group(
     cls=LazyGroup,
+    places=COMMANDS,
+    hidden=HIDDEN_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EXAMPLES,
 )

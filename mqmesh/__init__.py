@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.delays import DelayClient as DelayClient
     from mqmesh.sdk.admin.group_admin import GroupAdmin as GroupAdmin
     from mqmesh.sdk.admin.ha_admin import HaAdmin as HaAdmin
+    from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as NamesrvAdmin
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
@@ -74,6 +75,7 @@ _MODULE_OF = {
     "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
     "HaAdmin": "mqmesh.sdk.admin.ha_admin",
+    "NamesrvAdmin": "mqmesh.sdk.admin.namesrv_admin",
     "Hooks": "mqmesh.sdk.hooks",
     "LocalTransactionState": "mqmesh.sdk.transactions.transactions",
     "MQMeshError": "mqmesh.errors",
@@ -124,6 +126,7 @@ __all__ = [
     "GroupAdmin",
     "GroupConfig",
     "HaAdmin",
+    "NamesrvAdmin",
     "Hooks",
     "LocalTransactionState",
     "MQMeshError",

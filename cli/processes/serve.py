@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -18,7 +18,8 @@ from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-from ..options import config_options, json_option, namesrv_option
+from ..lazy_group import LazyGroup
+from ..options import config_options
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 Make = Callable[[ZmqTransport], Role]
@@ -125,15 +126,24 @@ def namesrv(process: ProcessOptions) -> int:
     return process.serve("namesrv", config.name, make)
 
 
-@click.group(invoke_without_command=True)
+# A broker's own process does not carry what draws tables.
+_BROKER_COMMANDS: Final = {
+    "show": ("admin.broker", "show"),
+    "drain": ("admin.broker", "drain"),
+    "undrain": ("admin.broker", "undrain"),
+}
+
+
+@click.group(cls=LazyGroup, places=_BROKER_COMMANDS, invoke_without_command=True)
 @process_options
 @click.pass_context
 def broker(context: click.Context, process: ProcessOptions) -> int:
-    """Run a broker alone, for systemd or a container; or show one that runs.
+    """Run a broker alone, for systemd or a container; or see to one that runs.
 
     \b
     Examples:
       mqmesh broker show broker-a
+      mqmesh broker drain broker-a
       mqmesh broker -c conf/broker.toml
       mqmesh broker --set listen_port=10921 --set broker_name=broker-b \\
                     --set store_path_root_dir=/data/broker-b
@@ -148,24 +158,6 @@ def broker(context: click.Context, process: ProcessOptions) -> int:
         return BrokerServer(config, transport)
 
     return process.serve("broker", config.broker_name, make)
-
-
-@broker.command()
-@click.argument("name")
-@namesrv_option
-@json_option
-def show(name: str, namesrv: str, as_json: bool) -> int:
-    """Show the broker NAME: where it is, how it is, and its figures.
-
-    \b
-    Examples:
-      mqmesh broker show broker-a
-      mqmesh broker show broker-a --namesrv 10.0.0.1:9876 --json
-    """
-    # A broker's own process does not carry what draws tables.
-    from ..admin.clusters import show_broker
-
-    return show_broker(name, namesrv, as_json)
 
 
 @click.command()

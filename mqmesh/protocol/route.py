@@ -225,17 +225,23 @@ class KvRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """PUT, GET, DELETE and LIST of a name server's key/value configuration.
 
     Attributes:
-        namespace: 1 to 255 characters.
+        namespace: 1 to 255 characters; LIST with an empty one is answered with all namespaces.
         key: Empty for LIST.
         value: For PUT, up to 64 KiB.
     """
 
-    namespace: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    namespace: Annotated[str, msgspec.Meta(max_length=255)]
     key: Annotated[str, msgspec.Meta(max_length=255)] = ""
     value: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
 
 
 class KvResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Pairs found."""
+    """What was found.
+
+    Attributes:
+        pairs: By key.
+        namespaces: Those that have keys, where they were asked for.
+    """
 
     pairs: dict[str, str]
+    namespaces: list[str] = []

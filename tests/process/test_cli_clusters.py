@@ -97,6 +97,37 @@ def test_a_broker_is_shown(run, cluster, capsys):
     assert "broker-a, broker-b" in err[0]["error"]
 
 
+def test_small_texts_are_kept_by_namespace(run, cluster):
+    code, (done,), _ = run("kv", "put", "shop", "currency", "EUR")
+    assert (code, done) == (0, {"namesrvs": [cluster.namesrv_addr], "silent_namesrvs": []})
+    assert run("kv", "get", "shop", "currency")[1] == [
+        {"namespace": "shop", "key": "currency", "value": "EUR"}
+    ]
+    assert run("kv", "list")[1] == run("kv", "list", "shop")[1] == [{"shop": {"currency": "EUR"}}]
+    assert run("kv", "delete", "shop", "currency")[0] == 0
+    assert run("kv", "list")[1] == [{}]
+    code, _, err = run("kv", "get", "shop", "currency")
+    assert (code, "does not exist" in err[0]["error"]) == (1, True)
+
+
+def test_producers_leave_a_broker_that_is_drained(run, cluster, topic):
+    code, (done,), _ = run("broker", "drain", "broker-b")
+    assert (code, done["broker_name"], done["silent_namesrvs"]) == (0, "broker-b", [])
+    perms = {
+        one["broker_name"]: one["perm"] for one in run("topic", "route", topic)[1][0]["queues"]
+    }
+    assert perms == {"broker-a": "rw", "broker-b": "r"}
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        sent = [producer.send(Message(topic, b"x")) for _ in range(8)]
+    assert {one.queue.broker_name for one in sent} == {"broker-a"}
+    assert run("broker", "undrain", "broker-b")[0] == 0
+    perms = {
+        one["broker_name"]: one["perm"] for one in run("topic", "route", topic)[1][0]["queues"]
+    }
+    assert perms == {"broker-a": "rw", "broker-b": "rw"}
+    assert run("broker", "drain", "broker-x")[0] == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -88,12 +88,18 @@ class KvTable:
             raise _not_found("there is no key", request.namespace)
         return dict(content)
 
+    def namespaces(self) -> list[str]:
+        """Those that have keys."""
+        return list(self._pairs)
+
     def dump(self) -> dict[str, dict[str, str]]:
         """Everything, by namespace."""
         return self._pairs
 
 
 def _check_key(request: KvRequest) -> None:
+    if not request.namespace:
+        raise InvalidArgument("the namespace is empty; 1 to 255 characters are allowed")
     if not request.key:
         raise InvalidArgument("the key is empty; 1 to 255 characters are allowed")
 

@@ -208,6 +208,8 @@ class NameServer:
         return EMPTY_REPLY
 
     def _list_kv(self, request: Request, header: KvRequest) -> Reply:
+        if not header.namespace:
+            return reply_with(KvResponse({}, self._kv.namespaces()))
         return reply_with(KvResponse(self._kv.list_namespace(header)))
 
     # ---- Events ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetter
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin as BlockingGroupAdmin
 from mqmesh.sdk.admin.ha_admin import HaAdmin as BlockingHaAdmin
+from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin as BlockingNamesrvAdmin
 from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
@@ -178,6 +179,20 @@ class HaAdmin(AdminClient):
     switch_over = awaited(BlockingHaAdmin.switch_over)
     elect_unclean = awaited(BlockingHaAdmin.elect_unclean)
     init_group = awaited(BlockingHaAdmin.init_group)
+
+
+class NamesrvAdmin(AdminClient):
+    """Name servers from coroutines; as ``mqmesh.sdk.admin.namesrv_admin.NamesrvAdmin``."""
+
+    _kind = BlockingNamesrvAdmin
+
+    put_kv = awaited(BlockingNamesrvAdmin.put_kv)
+    get_kv = awaited(BlockingNamesrvAdmin.get_kv)
+    delete_kv = awaited(BlockingNamesrvAdmin.delete_kv)
+    list_kv = awaited(BlockingNamesrvAdmin.list_kv)
+    kv_namespaces = awaited(BlockingNamesrvAdmin.kv_namespaces)
+    drain = awaited(BlockingNamesrvAdmin.drain)
+    undrain = awaited(BlockingNamesrvAdmin.undrain)
 
 
 class TransactionAdmin(AdminClient):

@@ -59,3 +59,12 @@ def test_all_pairs_together_are_bounded_and_room_comes_back():
     again = KvTable(1_000, table.dump())
     with pytest.raises(SystemBusy):
         again.put(KvRequest("ns", "d", "x" * 200))
+
+
+def test_namespaces_are_listed_and_none_has_no_name():
+    table = KvTable(10_000)
+    for namespace in ("b", "a"):
+        table.put(KvRequest(namespace, "k", "v"))
+    assert sorted(table.namespaces()) == ["a", "b"]
+    with pytest.raises(InvalidArgument, match="namespace is empty"):
+        table.put(KvRequest("", "k", "v"))

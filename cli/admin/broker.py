@@ -1,0 +1,149 @@
+"""`mqmesh broker show`, `drain`, …: brokers that run."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import msgspec
+
+from mqmesh.figures import Distribution, FigureReading, FigureValue
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvAdmin
+
+from ..notes import tell_error, tell_warning
+from ..options import json_option, namesrv_option
+from ..render import duration, print_json, print_table
+from .clusters import ping_role, role_state
+
+
+@click.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def show(name: str, namesrv: str, as_json: bool) -> int:
+    """Show the broker NAME: where it is, how it is, and its figures.
+
+    \b
+    Examples:
+      mqmesh broker show broker-a
+      mqmesh broker show broker-a --namesrv 10.0.0.1:9876 --json
+    """
+    with AdminClient(namesrv) as admin:
+        groups = {one.broker_name: one for one in admin.cluster().brokers}
+        if name not in groups:
+            known = ", ".join(sorted(groups)) or "there are none"
+            tell_error(f"the name servers know no broker {name!r} ({known})")
+            return ExitCode.FAILED
+        figures = admin.runtime_info(name)[name]
+    group = groups[name]
+    infos = {
+        broker_id: ping_role(namesrv, address.tcp)
+        for broker_id, address in sorted(group.addresses.items())
+    }
+    members: list[dict[str, Any]] = [
+        {
+            "role": "broker",
+            "cluster": group.cluster_name,
+            "name": name,
+            "broker_id": broker_id,
+            "endpoint": group.addresses[broker_id].tcp,
+        }
+        | role_state(info)
+        for broker_id, info in infos.items()
+    ]
+    if as_json:
+        print_json({"broker_name": name, "members": members, "figures": figures_as_json(figures)})
+        return ExitCode.OK
+    for one in members:
+        click.echo(
+            f"broker {name} of {group.cluster_name}, id {one['broker_id']}, at {one['endpoint']}: "
+            f"{one['state']} for {duration(one['uptime_ms'])}, version {one['version'] or '-'}"
+        )
+    print_table(("FIGURE", "OF", "VALUE", "UNIT"), figure_rows(figures))
+    return ExitCode.OK
+
+
+@click.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def drain(name: str, namesrv: str, as_json: bool) -> None:
+    """Let producers leave the broker NAME: no route offers its queues for writing any more.
+
+    Consumers go on reading it. It lasts until `mqmesh broker undrain`, over restarts, too.
+
+    \b
+    Examples:
+      mqmesh broker drain broker-a
+    """
+    with NamesrvAdmin(namesrv) as admin:
+        done = admin.drain(name)
+    _tell_draining(name, done, "gets nothing new", as_json)
+
+
+@click.command()
+@click.argument("name")
+@namesrv_option
+@json_option
+def undrain(name: str, namesrv: str, as_json: bool) -> None:
+    """Let producers come back to the broker NAME.
+
+    \b
+    Examples:
+      mqmesh broker undrain broker-a
+    """
+    with NamesrvAdmin(namesrv) as admin:
+        done = admin.undrain(name)
+    _tell_draining(name, done, "is written to again", as_json)
+
+
+def _tell_draining(name: str, done: Draining, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"broker_name": name, **msgspec.structs.asdict(done)})
+        return
+    click.echo(f"broker {name} {what}: routes of {done.topic_count} topics changed")
+    if done.silent_namesrvs:
+        tell_warning(
+            f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
+        )
+
+
+def figures_as_json(readings: Iterable[FigureReading]) -> dict[str, Any]:
+    """Figures by name: what each is, and its ``value``, or ``values`` with their labels."""
+    shown: dict[str, Any] = {}
+    for figure, samples in ((one.figure, one.samples) for one in readings):
+        told: dict[str, Any] = {"kind": figure.kind, "unit": figure.unit, "help": figure.help}
+        if figure.metric:
+            told["metric"] = figure.metric
+        values = [_plain(one.value) for one in samples]
+        if figure.labels:
+            labels = [dict(zip(figure.labels, one.labels, strict=True)) for one in samples]
+            pairs = zip(labels, values, strict=True)
+            told["values"] = [{"labels": label, "value": value} for label, value in pairs]
+        else:
+            (told["value"],) = values
+        shown[figure.name] = told
+    return shown
+
+
+def figure_rows(readings: Iterable[FigureReading]) -> list[tuple[str, str, str, str]]:
+    """Figures for a table: name, labels, value and unit; sorted by name."""
+    return [
+        (reading.figure.name, " ".join(one.labels), _shown(one.value), reading.figure.unit)
+        for reading in sorted(readings, key=lambda one: one.figure.name)
+        for one in reading.samples
+    ]
+
+
+def _plain(value: FigureValue) -> Any:
+    if not isinstance(value, Distribution):
+        return value
+    return {"bounds": value.bounds, "counts": value.counts, "total": value.total}
+
+
+def _shown(value: FigureValue) -> str:
+    if isinstance(value, Distribution):
+        middle, high = value.quantile(0.5), value.quantile(0.99)
+        return f"{value.count}, half within {middle:g}, 99 % within {high:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,92 @@
+"""`mqmesh kv …`: the key/value configuration of the name servers."""
+
+import click
+
+from mqmesh.sdk.admin.namesrv_admin import NamesrvAdmin, NamesrvChange
+
+from ..notes import tell_warning
+from ..options import json_option, namesrv_option
+from ..render import print_json, print_table
+
+
+@click.group()
+def kv() -> None:
+    """Small texts that name servers keep for clients and brokers, by namespace and key.
+
+    \b
+    Examples:
+      mqmesh kv put shop currency EUR
+      mqmesh kv get shop currency
+      mqmesh kv list
+      mqmesh kv list shop
+      mqmesh kv delete shop currency
+    """
+
+
+@kv.command()
+@click.argument("namespace")
+@click.argument("key")
+@click.argument("value")
+@namesrv_option
+@json_option
+def put(namespace: str, key: str, value: str, namesrv: str, as_json: bool) -> None:
+    """Set KEY of NAMESPACE to VALUE, at every name server."""
+    with NamesrvAdmin(namesrv) as admin:
+        done = admin.put_kv(namespace, key, value)
+    _tell(done, f"{namespace}/{key} is set", as_json)
+
+
+@kv.command()
+@click.argument("namespace")
+@click.argument("key")
+@namesrv_option
+@json_option
+def get(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
+    """Print the value of KEY of NAMESPACE."""
+    with NamesrvAdmin(namesrv) as admin:
+        value = admin.get_kv(namespace, key)
+    if as_json:
+        print_json({"namespace": namespace, "key": key, "value": value})
+    else:
+        click.echo(value)
+
+
+@kv.command()
+@click.argument("namespace")
+@click.argument("key")
+@namesrv_option
+@json_option
+def delete(namespace: str, key: str, namesrv: str, as_json: bool) -> None:
+    """Remove KEY of NAMESPACE from every name server."""
+    with NamesrvAdmin(namesrv) as admin:
+        done = admin.delete_kv(namespace, key)
+    _tell(done, f"{namespace}/{key} is removed", as_json)
+
+
+@kv.command("list")
+@click.argument("namespace", default="")
+@namesrv_option
+@json_option
+def list_kv(namespace: str, namesrv: str, as_json: bool) -> None:
+    """List all keys, or those of NAMESPACE."""
+    with NamesrvAdmin(namesrv) as admin:
+        names = [namespace] if namespace else admin.kv_namespaces()
+        found = {name: admin.list_kv(name) for name in names}
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("NAMESPACE", "KEY", "VALUE"),
+        [(name, key, found[name][key]) for name in found for key in sorted(found[name])],
+    )
+
+
+def _tell(done: NamesrvChange, what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"{what} at {', '.join(done.namesrvs)}")
+    if done.silent_namesrvs:
+        tell_warning(
+            f"no answer from name server {', '.join(done.silent_namesrvs)}; repeat it later"
+        )

@@ -1,0 +1,45 @@
+"""Groups of commands whose modules are loaded when they are called."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from .names import check_texts
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are loaded when they are needed.
+
+    Args:
+        places: Command -> module under this folder, and the name of the command in it. In help they
+            stand in this order.
+        hidden: The same of commands that people need not know of.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        places: Mapping[str, tuple[str, str]],
+        hidden: Mapping[str, tuple[str, str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = places
+        self._hidden = hidden or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands."""
+        return list(self._places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; None if there is none."""
+        place = self._places.get(cmd_name) or self._hidden.get(cmd_name)
+        if place is None:
+            return None
+        module = importlib.import_module(f".{place[0]}", __package__)
+        command = getattr(module, place[1])
+        assert isinstance(command, click.Command)
+        check_texts(command, self.name or "")
+        return command

@@ -1,0 +1,166 @@
+"""Key/value configuration and drained brokers: what name servers are told by administrators."""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError, TransportError
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.route import (
+    KvRequest,
+    KvResponse,
+    Name,
+    WipeWritePermRequest,
+    WipeWritePermResponse,
+)
+from mqmesh.sdk.admin.admin import NAMESRV_TIMEOUT_MS, AdminClient
+from mqmesh.transport.endpoints import endpoint_of
+
+_ALL_NAMESPACES: Final = ""
+
+
+class NamesrvChange(msgspec.Struct, frozen=True):
+    """What a change reached; name servers know nothing of each other.
+
+    Attributes:
+        namesrvs: Name servers that have it.
+        silent_namesrvs: Those that did not answer: repeat the call once they are back.
+    """
+
+    namesrvs: list[str]
+    silent_namesrvs: list[str]
+
+
+class Draining(NamesrvChange, frozen=True):
+    """What the beginning, or the end, of draining a broker reached.
+
+    Attributes:
+        topic_count: Topics whose routes it changes.
+    """
+
+    topic_count: int
+
+
+class NamesrvAdmin(AdminClient):
+    """Administration of name servers; arguments as for ``AdminClient``.
+
+    A change goes to every name server of the client. It fails when one refuses it, or none answers;
+    repeating it does no harm.
+    """
+
+    # ---- Key/value configuration -----------------------------------------------------
+
+    def put_kv(self, namespace: str, key: str, value: str) -> NamesrvChange:
+        """Leaves a small text for clients and brokers.
+
+        Args:
+            namespace: 1 to 255 characters.
+            key: 1 to 255 characters.
+            value: Up to 65,536 characters.
+
+        Raises:
+            BrokerError: There is no room (``max_kv_bytes``), or an argument is out of bounds.
+            TransportError: No name server answers.
+        """
+        return self._change(RequestCode.PUT_KV_CONFIG, KvRequest(namespace, key, value))
+
+    def get_kv(self, namespace: str, key: str) -> str:
+        """The text of a key, by the first name server that answers.
+
+        Raises:
+            BrokerError: There is none.
+            TransportError: No name server answers.
+        """
+        request = KvRequest(namespace, key)
+        return self._ask_namesrv(RequestCode.GET_KV_CONFIG, request, KvResponse).pairs[key]
+
+    def delete_kv(self, namespace: str, key: str) -> NamesrvChange:
+        """Removes a key; one that is not there is no error.
+
+        Raises:
+            BrokerError: An argument is out of bounds.
+            TransportError: No name server answers.
+        """
+        return self._change(RequestCode.DELETE_KV_CONFIG, KvRequest(namespace, key))
+
+    def list_kv(self, namespace: str) -> dict[str, str]:
+        """All keys of a namespace with their texts, by the first name server that answers.
+
+        Raises:
+            BrokerError: It has none.
+            TransportError: No name server answers.
+        """
+        request = KvRequest(namespace)
+        return self._ask_namesrv(RequestCode.LIST_KV_CONFIG, request, KvResponse).pairs
+
+    def kv_namespaces(self) -> list[str]:
+        """Namespaces that have keys, sorted.
+
+        Raises:
+            TransportError: No name server answers.
+        """
+        request = KvRequest(_ALL_NAMESPACES)
+        found = self._ask_namesrv(RequestCode.LIST_KV_CONFIG, request, KvResponse)
+        return sorted(found.namespaces)
+
+    # ---- Draining --------------------------------------------------------------------
+
+    def drain(self, broker_name: Name) -> Draining:
+        """Takes a broker's right to be written to out of all routes: producers go elsewhere.
+
+        Consumers go on reading it; when they are done it can be stopped. It lasts, also over
+        restarts of the broker and of name servers, until ``undrain``.
+
+        Raises:
+            BrokerError: No name server knows the broker.
+            TransportError: No name server answers.
+        """
+        return self._set_draining(broker_name, restore=False)
+
+    def undrain(self, broker_name: Name) -> Draining:
+        """Gives a drained broker back to producers.
+
+        Raises:
+            BrokerError: No name server knows the broker.
+            TransportError: No name server answers.
+        """
+        return self._set_draining(broker_name, restore=True)
+
+    # ---- Helpers ---------------------------------------------------------------------
+
+    def _set_draining(self, broker_name: str, *, restore: bool) -> Draining:
+        counts: list[int] = []
+
+        def note(header: memoryview) -> None:
+            counts.append(decode_header(WipeWritePermResponse, header).topic_count)
+
+        request = WipeWritePermRequest(broker_name, restore)
+        done = self._change(RequestCode.WIPE_WRITE_PERM_OF_BROKER, request, note)
+        return Draining(done.namesrvs, done.silent_namesrvs, max(counts))
+
+    def _change(
+        self,
+        code: RequestCode,
+        request: msgspec.Struct,
+        note: Callable[[memoryview], None] = lambda header: None,
+    ) -> NamesrvChange:
+        header = encode_header(request)
+        done: list[str] = []
+        silent: list[str] = []
+        for address in self._namesrvs:
+            try:
+                answer = self._request(endpoint_of(address), code, header, NAMESRV_TIMEOUT_MS)
+            except TransportError:
+                silent.append(address)
+                continue
+            except MQMeshError as error:
+                before = f" (done already at {', '.join(done)})" if done else ""
+                error.args = (f"name server {address}: {error}{before}", *error.args[1:])
+                raise
+            done.append(address)
+            note(answer.header)
+        if not done:
+            raise TransportError(f"no name server answers ({'; '.join(silent)})")
+        return NamesrvChange(done, silent)
