@@ -113,18 +113,20 @@ def test_small_texts_are_kept_by_namespace(run, cluster):
 def test_producers_leave_a_broker_that_is_drained(run, cluster, topic):
     code, (done,), _ = run("broker", "drain", "broker-b")
     assert (code, done["broker_name"], done["silent_namesrvs"]) == (0, "broker-b", [])
-    perms = {
-        one["broker_name"]: one["perm"] for one in run("topic", "route", topic)[1][0]["queues"]
-    }
-    assert perms == {"broker-a": "rw", "broker-b": "r"}
-    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
-        sent = [producer.send(Message(topic, b"x")) for _ in range(8)]
-    assert {one.queue.broker_name for one in sent} == {"broker-a"}
-    assert run("broker", "undrain", "broker-b")[0] == 0
-    perms = {
-        one["broker_name"]: one["perm"] for one in run("topic", "route", topic)[1][0]["queues"]
-    }
-    assert perms == {"broker-a": "rw", "broker-b": "rw"}
+
+    def perms():
+        _, (route,), _ = run("topic", "route", topic)
+        return {one["broker_name"]: one["perm"] for one in route["queues"]}
+
+    try:
+        assert perms() == {"broker-a": "rw", "broker-b": "r"}
+        with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+            sent = [producer.send(Message(topic, b"x")) for _ in range(8)]
+        assert {one.message_queue.broker_name for one in sent} == {"broker-a"}
+    finally:
+        code, _, _ = run("broker", "undrain", "broker-b")
+    assert code == 0
+    assert perms() == {"broker-a": "rw", "broker-b": "rw"}
     assert run("broker", "drain", "broker-x")[0] == 1
 
 
