@@ -45,6 +45,12 @@ def namesrv_option(function: _F) -> _F:
     return command  # type: ignore[return-value]  # click's decorators lose the type
 
 
+broker_option: Final = click.option(
+    "--broker", metavar="NAME", default="", help="Only on this broker group. [default: on all]"
+)
+"""The command gets ``broker``, "" for all."""
+
+
 def config_options(function: _F) -> _F:
     """Adds ``-c`` and ``--set``; the command gets ``config_path`` and ``overrides``."""
     function = click.option(

@@ -17,7 +17,7 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin, GroupProgress, QueueLag
 from mqmesh.sdk.consumer.consumer_options import check_consumer_group
 
 from ..notes import tell_warning
-from ..options import json_option, namesrv_option
+from ..options import broker_option, json_option, namesrv_option
 from ..render import duration, print_json, print_table
 from .group_offsets import clone_offset, reset_offset, skip
 
@@ -46,16 +46,27 @@ group.add_command(skip)
 
 
 @group.command("list")
+@click.option(
+    "--lag-over", type=click.IntRange(min=0), help="Only groups with more messages to do than this."
+)
+@broker_option
 @namesrv_option
 @json_option
-def list_groups(namesrv: str, as_json: bool) -> None:
+def list_groups(lag_over: int | None, broker: str, namesrv: str, as_json: bool) -> None:
     """List all groups, with and without members.
 
     LAG counts messages that are not done, RETRYING those that failed and are due again, DEAD
     those in the dead letters. The numbers are sums over the brokers.
+
+    \b
+    Examples:
+      mqmesh group list
+      mqmesh group list --lag-over 10000 --broker broker-a
     """
-    with GroupAdmin(namesrv) as admin:
+    with GroupAdmin(namesrv, broker_name=broker) as admin:
         rows = _merged(admin.groups())
+    if lag_over is not None:
+        rows = [row for row in rows if row["lag"] > lag_over]
     if as_json:
         print_json(rows)
         return

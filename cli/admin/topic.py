@@ -10,9 +10,12 @@ from mqmesh.errors import ConfigError
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, Perm, TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient, masters_of
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 
 from ..notes import tell_warning
-from ..options import json_option, namesrv_option
+from ..options import broker_option, json_option, namesrv_option
 from ..render import print_json, print_table, timestamp
 
 PERMS: Final = {
@@ -42,22 +45,55 @@ def topic() -> None:
 
 @topic.command("list")
 @click.option("--all", "show_all", is_flag=True, help="System topics, too.")
+@click.option("--consumers", is_flag=True, help="Also the groups that read each topic.")
+@click.option("--cluster", default="", metavar="NAME", help="Only topics of this cluster.")
+@broker_option
 @namesrv_option
 @json_option
-def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
-    """List all topics."""
-    with AdminClient(namesrv) as admin:
+def list_topics(
+    show_all: bool, consumers: bool, cluster: str, broker: str, namesrv: str, as_json: bool
+) -> None:
+    """List all topics.
+
+    \b
+    Examples:
+      mqmesh topic list
+      mqmesh topic list --consumers --cluster DefaultCluster
+    """
+    with GroupAdmin(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_configs()
+        groups = admin.groups() if consumers else {}
+        members = admin.cluster().brokers if cluster else []
+    readers: dict[str, set[str]] = {}
+    for one in (summary for summaries in groups.values() for summary in summaries):
+        for name in one.topics:
+            readers.setdefault(name, set()).add(one.config.group)
+    if cluster:
+        clusters = {one.broker_name: one.cluster_name for one in members}
+        if cluster not in clusters.values():
+            known = ", ".join(sorted(set(clusters.values())))
+            raise ConfigError(f"there is no cluster {cluster!r}; there are {known}")
+        by_broker = {
+            name: configs for name, configs in by_broker.items() if clusters.get(name) == cluster
+        }
     found: dict[str, list[dict[str, Any]]] = {}
     for broker_name, configs in by_broker.items():
         for config in configs:
             if show_all or not is_system_topic(config.topic):
                 found.setdefault(config.topic, []).append(_as_dict(broker_name, config))
     if as_json:
-        print_json([{"topic": name, "brokers": found[name]} for name in sorted(found)])
+        told = {"groups": readers} if consumers else {}
+        print_json(
+            [
+                {"topic": name, "brokers": found[name]}
+                | {key: sorted(value.get(name, ())) for key, value in told.items()}
+                for name in sorted(found)
+            ]
+        )
         return
+    columns = ("TOPIC", "BROKER", "READ QUEUES", "WRITE QUEUES", "PERM", "ORDER")
     print_table(
-        ("TOPIC", "BROKER", "READ QUEUES", "WRITE QUEUES", "PERM", "ORDER"),
+        (*columns, "GROUPS") if consumers else columns,
         [
             (
                 name,
@@ -66,6 +102,7 @@ def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
                 one["write_queue_nums"],
                 one["perm"],
                 "yes" if one["order"] else "no",
+                *([", ".join(sorted(readers.get(name, ()))) or "-"] if consumers else []),
             )
             for name in sorted(found)
             for one in found[name]
@@ -85,6 +122,7 @@ def list_topics(show_all: bool, namesrv: str, as_json: bool) -> None:
 )
 @click.option("--order", is_flag=True, help="Routes keep the queues while their broker is down.")
 @click.option("--if-missing", is_flag=True, help="A topic that exists is left as it is.")
+@broker_option
 @namesrv_option
 @json_option
 def create(
@@ -95,10 +133,11 @@ def create(
     perm: str,
     order: bool,
     if_missing: bool,
+    broker: str,
     namesrv: str,
     as_json: bool,
 ) -> None:
-    """Create a topic on every broker.
+    """Create a topic on every broker, or on one.
 
     \b
     Examples:
@@ -114,7 +153,7 @@ def create(
         perm=int(PERMS[perm]),
         order=order,
     )
-    with AdminClient(namesrv) as admin:
+    with AdminClient(namesrv, broker_name=broker) as admin:
         done = admin.create_topic(config, exist_ok=if_missing)
     _show_configs(name, done, as_json)
 
@@ -126,6 +165,7 @@ def create(
 @click.option("--write-queues", type=_queues, help="Queues that producers are given.")
 @click.option("--perm", type=click.Choice(list(PERMS)), help="Who may what.")
 @click.option("--order/--no-order", default=None, help="Routes keep the queues of a lost broker.")
+@broker_option
 @namesrv_option
 @json_option
 def update(
@@ -135,10 +175,11 @@ def update(
     write_queues: int | None,
     perm: str | None,
     order: bool | None,
+    broker: str,
     namesrv: str,
     as_json: bool,
 ) -> None:
-    """Change a topic on every broker; what is not said stays.
+    """Change a topic on every broker, or on one; what is not said stays.
 
     To shrink a topic without losing messages, lower the write queues first, and the read
     queues when the consumers have emptied the rest.
@@ -158,7 +199,7 @@ def update(
     changes = {key: value for key, value in changes.items() if value is not None}
     if not changes:
         raise ConfigError("nothing to change; say --queues, --perm or --order")
-    with AdminClient(namesrv) as admin:
+    with AdminClient(namesrv, broker_name=broker) as admin:
         present = next(iter(admin.topic_configs(name).values()))[0]
         done = admin.put_topic(msgspec.structs.replace(present, **changes))
     _show_configs(name, done, as_json)
@@ -167,15 +208,16 @@ def update(
 @topic.command()
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@broker_option
 @namesrv_option
 @json_option
-def delete(name: str, yes: bool, namesrv: str, as_json: bool) -> None:
-    """Delete a topic with all its messages from every broker."""
+def delete(name: str, yes: bool, broker: str, namesrv: str, as_json: bool) -> None:
+    """Delete a topic with all its messages from every broker, or from one."""
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise ConfigError("this deletes all messages of the topic; add --yes")
         click.confirm(f"Delete topic {name} and all its messages?", abort=True)
-    with AdminClient(namesrv) as admin:
+    with AdminClient(namesrv, broker_name=broker) as admin:
         done = admin.delete_topic(name)
     if as_json:
         print_json(
@@ -196,11 +238,13 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
     with AdminClient(namesrv) as admin:
         found = admin.route(name)
     addresses = masters_of(found.brokers)
+    clusters = {one.broker_name: one.cluster_name for one in found.brokers}
     rows = []
     for queue in found.queues:
         address = addresses.get(queue.broker_name)
         rows.append(
             {
+                "cluster_name": clusters.get(queue.broker_name, ""),
                 "broker_name": queue.broker_name,
                 "address": address.tcp if address else "",
                 "ipc": address.ipc if address else "",
@@ -213,9 +257,10 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
         print_json({"topic": name, "order": found.order, "queues": rows})
         return
     print_table(
-        ("BROKER", "ADDRESS", "READ QUEUES", "WRITE QUEUES", "PERM", "LOCAL SOCKET"),
+        ("CLUSTER", "BROKER", "ADDRESS", "READ QUEUES", "WRITE QUEUES", "PERM", "LOCAL SOCKET"),
         [
             (
+                row["cluster_name"] or "-",
                 row["broker_name"],
                 row["address"] or "down",
                 row["read_queue_nums"],
@@ -230,11 +275,71 @@ def route(name: str, namesrv: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
+@click.option("--members", required=True, metavar="ID,…", help="Client ids of the group's members.")
+@click.option("--group", default="group", help="Its name; strategies of your own may look at it.")
+@click.option(
+    "--strategy",
+    type=click.Choice(list(ALLOCATE_STRATEGIES)),
+    default="average",
+    show_default=True,
+    help="How queues are divided.",
+)
 @namesrv_option
 @json_option
-def stats(name: str, namesrv: str, as_json: bool) -> None:
-    """Show where each queue begins and ends, and when it got its last message."""
+def allocate(
+    name: str, members: str, group: str, strategy: str, namesrv: str, as_json: bool
+) -> None:
+    """Show who of a group would read which queues; nothing is changed, no member is asked.
+
+    \b
+    Examples:
+      mqmesh topic allocate orders --members a,b,c
+      mqmesh topic allocate orders --members a,b,c --strategy consistent_hash
+    """
+    ids = sorted({one.strip() for one in members.split(",")})
+    if not all(ids):
+        raise ConfigError(f"--members {members!r}: ids are separated by single commas")
+    routes = RouteCache()
     with AdminClient(namesrv) as admin:
+        routes.update(admin.route(name))
+    queues = routes.subscribe_queues(name)
+    division = allocate_strategy(strategy)
+    shares = {one: division.allocate(group, one, queues, ids) for one in ids}
+    if as_json:
+        print_json(
+            [
+                {
+                    "client_id": one,
+                    "queues": [
+                        {"broker_name": queue.broker_name, "queue_id": queue.queue_id}
+                        for queue in shares[one]
+                    ],
+                }
+                for one in ids
+            ]
+        )
+        return
+    print_table(
+        ("MEMBER", "QUEUES", "WHICH"),
+        [
+            (
+                one,
+                len(shares[one]),
+                " ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in shares[one]) or "-",
+            )
+            for one in ids
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@broker_option
+@namesrv_option
+@json_option
+def stats(name: str, broker: str, namesrv: str, as_json: bool) -> None:
+    """Show where each queue begins and ends, and when it got its last message."""
+    with AdminClient(namesrv, broker_name=broker) as admin:
         by_broker = admin.topic_stats(name)
     rows: list[dict[str, Any]] = [
         {

@@ -97,6 +97,41 @@ def test_a_broker_is_shown(run, cluster, capsys):
     assert "broker-a, broker-b" in err[0]["error"]
 
 
+def test_a_topic_on_one_broker_only(run, topic):
+    name = topic + "-one"
+    _, (done,), _ = run("topic", "create", name, "--broker", "broker-b", "--queues", "3")
+    assert [one["broker_name"] for one in done["brokers"]] == ["broker-b"]
+    _, (route,), _ = run("topic", "route", name)
+    (queue,) = route["queues"]
+    assert (queue["cluster_name"], queue["broker_name"]) == ("DefaultCluster", "broker-b")
+    _, (found,), _ = run("topic", "list", "--broker", "broker-a")
+    assert name not in {one["topic"] for one in found}
+    _, (found,), _ = run("topic", "list", "--cluster", "DefaultCluster", "--consumers")
+    assert {"topic": name, "brokers": done["brokers"], "groups": []} in found
+    code, _, err = run("topic", "list", "--cluster", "other")
+    assert (code, err) == (2, [{"error": "there is no cluster 'other'; there are DefaultCluster"}])
+
+    _, (shares,), _ = run("topic", "allocate", name, "--members", "b,a")
+    assert [(one["client_id"], len(one["queues"])) for one in shares] == [("a", 2), ("b", 1)]
+    assert run("topic", "delete", name, "--broker", "broker-a", "--yes")[0] == 1
+    code, _, err = run("topic", "create", name, "--broker", "broker-x")
+    assert (code, "there are broker-a, broker-b" in err[0]["error"]) == (1, True)
+    _, (done,), _ = run("topic", "delete", name, "--broker", "broker-b", "--yes")
+    assert done["deleted_from"] == ["broker-b"]
+
+
+def test_groups_that_are_far_behind_are_listed(run, cluster, topic):
+    with Producer("p", namesrv_addr=cluster.namesrv_addr) as producer:
+        for _ in range(3):
+            producer.send(Message(topic, b"x"))
+    assert run("consume", topic, "--group", "behind", "--from", "first", "-n", "1")[0] == 0
+    _, (found,), _ = run("group", "list", "--lag-over", "1")
+    assert [(one["group"], one["lag"]) for one in found] == [("behind", 2)]
+    assert run("group", "list", "--lag-over", "2")[1] == [[]]
+    _, (found,), _ = run("topic", "list", "--consumers")
+    assert {one["topic"]: one["groups"] for one in found}[topic] == ["behind"]
+
+
 def test_small_texts_are_kept_by_namespace(run, cluster):
     code, (done,), _ = run("kv", "put", "shop", "currency", "EUR")
     assert (code, done) == (0, {"namesrvs": [cluster.namesrv_addr], "silent_namesrvs": []})

@@ -1,6 +1,7 @@
 """Asks name servers and brokers about the cluster, and changes its topics."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -81,6 +82,7 @@ class AdminClient:
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
+        broker_name: Only this broker group is asked and changed; all by default.
         transport: The world; ZeroMQ by default.
 
     Raises:
@@ -92,10 +94,12 @@ class AdminClient:
         namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV,
         *,
         timeout_ms: int = 3_000,
+        broker_name: str = "",
         transport: Transport | None = None,
     ) -> None:
         self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
+        self._broker_name = broker_name
         self._transport = client_transport(transport)
         self._channels: dict[str, Channel] = {}
         self._closed = False
@@ -212,10 +216,10 @@ class AdminClient:
             TransportError: A name server or broker does not answer.
         """
         masters = self._masters()
-        if broker_name and broker_name not in masters:
-            raise NoRoute(f"no master is known of broker group {broker_name!r}")
+        if broker_name:
+            masters = {broker_name: self._master_of(broker_name, masters)}
         return self._ask_masters(
-            {name: one for name, one in masters.items() if broker_name in ("", name)},
+            masters,
             RequestCode.GET_BROKER_RUNTIME_INFO,
             RuntimeInfoRequest(),
             _readings,
@@ -269,8 +273,9 @@ class AdminClient:
                     f"queues must be an int of 1 to {MAX_QUEUES_PER_TOPIC}, not {queues!r:.100}"
                 )
             topic = TopicConfig(topic, queues, queues, int(perm), order)
-        if exist_ok and topic.topic in self.topics():
-            return {name: found[0] for name, found in self.topic_configs(topic.topic).items()}
+        if exist_ok:
+            with suppress(TopicNotFound):
+                return {name: found[0] for name, found in self.topic_configs(topic.topic).items()}
         return self._put_topic(UpdateTopicRequest(topic, must_be_new=True))
 
     def put_topic(self, config: TopicConfig) -> dict[str, TopicConfig]:
@@ -293,6 +298,8 @@ class AdminClient:
     def delete_topic(self, topic: str) -> TopicDeletion:
         """Deletes a topic and its messages from every master, then from the name servers.
 
+        Where the client is for one broker group, from that one only.
+
         Raises:
             InvalidArgument: The name is illegal.
             TopicNotFound: Nobody knows it.
@@ -301,6 +308,8 @@ class AdminClient:
         request = encode_header(DeleteTopicRequest(check_topic(topic)))
         carriers = {queue.broker_name for queue in self.route(topic).queues}
         masters = {name: where for name, where in self._masters().items() if name in carriers}
+        if self._broker_name and not masters:
+            raise TopicNotFound(f"broker {self._broker_name} has no topic {topic!r}")
 
         def delete(endpoint: str) -> None:
             try:
@@ -310,7 +319,7 @@ class AdminClient:
 
         deleted = self._each(masters, delete)
         silent = []
-        for address in self._namesrvs:
+        for address in () if self._broker_name else self._namesrvs:
             try:
                 self._request(
                     endpoint_of(address),
@@ -338,11 +347,8 @@ class AdminClient:
             SystemBusy: It is making one already.
             BrokerError, TransportError: It could not, or did not answer.
         """
-        masters = self._masters()
-        if broker_name not in masters:
-            raise NoRoute(f"there is no broker {broker_name!r}; there are {', '.join(masters)}")
         answer = self._request(
-            masters[broker_name],
+            self._master_of(broker_name, self._masters()),
             RequestCode.CREATE_SNAPSHOT,
             encode_header(CreateSnapshotRequest()),
             timeout_ms,
@@ -391,14 +397,22 @@ class AdminClient:
         )
 
     def _masters(self) -> dict[str, str]:
-        """Endpoint of each group's master."""
+        """Endpoint of each group's master; of the client's group only, if it has one."""
         found = {
             name: endpoint_of(address.tcp)
             for name, address in masters_of(self.cluster().brokers).items()
         }
         if not found:
             raise NoRoute(f"name server {self._namesrvs[0]} knows no running broker")
-        return dict(sorted(found.items()))
+        if not self._broker_name:
+            return dict(sorted(found.items()))
+        return {self._broker_name: self._master_of(self._broker_name, found)}
+
+    def _master_of(self, broker_name: str, masters: dict[str, str]) -> str:
+        if broker_name not in masters:
+            known = ", ".join(sorted(masters))
+            raise NoRoute(f"no master is known of broker group {broker_name!r}; there are {known}")
+        return masters[broker_name]
 
     def _ask_namesrv(self, code: int, request: msgspec.Struct, kind: type[_T]) -> _T:
         header = encode_header(request)

@@ -61,15 +61,19 @@ class AdminClient:
     never waits for an answer. Who cancels a call does not take its request back.
 
     Args:
-        namesrv_addr, timeout_ms: As for ``mqmesh.sdk.admin.admin.AdminClient``.
+        namesrv_addr, timeout_ms, broker_name: As for ``mqmesh.sdk.admin.admin.AdminClient``.
     """
 
     _kind: ClassVar[type[BlockingAdminClient]] = BlockingAdminClient
 
     def __init__(
-        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 3_000
+        self,
+        namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV,
+        *,
+        timeout_ms: int = 3_000,
+        broker_name: str = "",
     ) -> None:
-        self._inner = self._kind(namesrv_addr, timeout_ms=timeout_ms)
+        self._inner = self._kind(namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name)
         # One thread: the blocking clients serve one caller at a time.
         self._thread = ThreadPoolExecutor(1, "mqmesh-admin")
 

@@ -164,12 +164,13 @@ class ByConfig(AllocateStrategy):
         return [queue for queue in queues if queue in self._queues]
 
 
-_BY_NAME: Final[dict[str, Callable[[], AllocateStrategy]]] = {
+ALLOCATE_STRATEGIES: Final[dict[str, Callable[[], AllocateStrategy]]] = {
     "average": Average,
     "average_by_circle": AverageByCircle,
     "consistent_hash": ConsistentHash,
     "machine_room": MachineRoom,
 }
+"""By the names that clients may give."""
 
 
 def allocate_strategy(strategy: AllocateStrategy | str) -> AllocateStrategy:
@@ -184,10 +185,10 @@ def allocate_strategy(strategy: AllocateStrategy | str) -> AllocateStrategy:
     """
     if not isinstance(strategy, str):
         return strategy
-    make = _BY_NAME.get(strategy)
+    make = ALLOCATE_STRATEGIES.get(strategy)
     if make is None:
         raise InvalidArgument(
-            f"allocation strategy {strategy!r} is none of {', '.join(_BY_NAME)}; "
+            f"allocation strategy {strategy!r} is none of {', '.join(ALLOCATE_STRATEGIES)}; "
             "for fixed queues give ByConfig(queues)"
         )
     return make()

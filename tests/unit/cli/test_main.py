@@ -27,10 +27,10 @@ def failing(monkeypatch):
 
     def failing(error):
         class Admin:
-            def __init__(self, namesrv):
+            def __init__(self, namesrv, broker_name):
                 raise error
 
-        monkeypatch.setattr(topic, "AdminClient", Admin)
+        monkeypatch.setattr(topic, "GroupAdmin", Admin)
 
     return failing
 
@@ -216,7 +216,7 @@ def test_json_and_name_servers_may_be_said_before_or_behind_the_command(capsys, 
     seen = []
 
     class Admin:
-        def __init__(self, namesrv):
+        def __init__(self, namesrv, broker_name):
             seen.append(namesrv)
 
         def __enter__(self):
@@ -228,7 +228,7 @@ def test_json_and_name_servers_may_be_said_before_or_behind_the_command(capsys, 
         def topic_configs(self):
             return {}
 
-    monkeypatch.setattr(topic, "AdminClient", Admin)
+    monkeypatch.setattr(topic, "GroupAdmin", Admin)
     options = ("--json", "--namesrv", "h:1")
     command = ("topic", "list")
     arguments = (*options, *command) if place == "before" else (*command, *options)
