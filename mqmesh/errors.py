@@ -215,7 +215,27 @@ class NotMaster(BrokerNotAvailable):
     """Raised when a replica of a broker group was asked for what only its master does.
 
     A send that ends with it may be stored: a master that is deposed answers so to what waits.
+
+    Args:
+        remark: The server's sentence.
+        code: The response code.
+        retry_after_ms: How long to wait before trying again, 0 when unsaid.
+        epoch: The newest of the group that the replica knows, 0 for none.
+        master: Where its master listens, ``host:port``; "" if the replica does not know.
     """
+
+    def __init__(
+        self,
+        remark: str,
+        *,
+        code: int | None = None,
+        retry_after_ms: int = 0,
+        epoch: int = 0,
+        master: str = "",
+    ) -> None:
+        super().__init__(remark, code=code, retry_after_ms=retry_after_ms)
+        self.epoch = epoch
+        self.master = master
 
 
 class StaleEpoch(BrokerError):

@@ -239,10 +239,26 @@ def error_of(code: int, remark: str, retry_after_ms: int = 0) -> errors.BrokerEr
     return kind(remark, code=code, retry_after_ms=retry_after_ms)
 
 
+def error_header(error: Exception, remark: str) -> ErrorHeader:
+    """The header that tells a peer of an error.
+
+    Args:
+        error: What went wrong.
+        remark: Its sentence, as short as the wire wants it.
+    """
+    retry_after_ms = getattr(error, "retry_after_ms", 0)
+    if isinstance(error, errors.NotMaster):
+        return ErrorHeader(remark, retry_after_ms, error.epoch, error.master)
+    return ErrorHeader(remark, retry_after_ms)
+
+
 def response_error(command: Command) -> errors.MQMeshError:
     """The error that an unsuccessful response tells of."""
     try:
         header = decode_header(ErrorHeader, command.header)
     except errors.RemoteProtocolError as error:
         return error
-    return error_of(command.code, header.remark, header.retry_after_ms)
+    found = error_of(command.code, header.remark, header.retry_after_ms)
+    if isinstance(found, errors.NotMaster):
+        found.epoch, found.master = header.epoch, header.master
+    return found

@@ -138,10 +138,14 @@ class ErrorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         remark: What went wrong, the value, the limit and the setting to change.
         retry_after_ms: When to try again, 0 for unsaid.
+        epoch: Of ``NOT_MASTER``: the newest of the broker group that the replica knows, or 0.
+        master: Of ``NOT_MASTER``: where the master listens, ``host:port``; "" for unknown.
     """
 
     remark: str = ""
     retry_after_ms: int = 0
+    epoch: int = 0
+    master: str = ""
 
 
 def encode_frame(

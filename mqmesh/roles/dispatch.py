@@ -127,12 +127,12 @@ class Dispatch:
         for code, handler in handlers.items():
             self.handlers[int(code)] = self._serve(self._specs[code], handler)
 
-    def refuse(self, reason: str, kind: type[BrokerError] = BrokerNotAvailable) -> None:
+    def refuse(self, reason: str, kind: Callable[[str], BrokerError] = BrokerNotAvailable) -> None:
         """Refuses everything but PING from now on, whatever it says; not counted here.
 
         Args:
             reason: What clients are told.
-            kind: The error that they get.
+            kind: Makes the error that they get.
         """
 
         def refusing(request: Request) -> Reply | None:

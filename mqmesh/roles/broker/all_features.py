@@ -39,6 +39,7 @@ _READS: Final[frozenset[RequestCode]] = frozenset(
         RequestCode.QUERY_QUEUE_BOUNDS,
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_CONSUME_STATS,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     }
 )

@@ -110,6 +110,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         snapshots: The snapshot that is being made.
         followers: Replicas that get this master's log.
         leadership: Of a master that was elected: who is in sync, and what is confirmed.
+        is_follower: It only reads.
     """
 
     config: BrokerConfig
@@ -143,6 +144,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
     followers: FollowerTable = msgspec.field(default_factory=no_followers)
     leadership: Leadership | None = None
+    is_follower: bool = False
 
 
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:

@@ -93,6 +93,7 @@ def build_context(
     leadership: Leadership | None = None,
     *,
     epoch: int = 0,
+    is_follower: bool = False,
 ) -> BrokerContext:
     """All parts of a role.
 
@@ -103,6 +104,7 @@ def build_context(
         index: Way to the index process.
         leadership: Of a master that was elected.
         epoch: Of a master: generations, lock tokens and sessions of it begin with it.
+        is_follower: It only reads.
     """
     config, server = given.config, given.shell.server
     assert server is not None
@@ -124,6 +126,7 @@ def build_context(
         commit_point=commit_point_of(config, store, followers, leadership),
         followers=followers,
         leadership=leadership,
+        is_follower=is_follower,
         topics=tables.topics,
         offsets=tables.offsets,
         group_table=tables.groups,

@@ -239,7 +239,7 @@ class BrokerServer:
             return 1 + self._transport.random.getrandbits(30)
         return begin_own_epoch(self._store)
 
-    def _begin_following(self, address: BrokerAddress, leader: str) -> None:
+    def _begin_following(self, address: BrokerAddress, leader: str, epoch: int = 0) -> None:
         assert self._store is not None
         role = FollowerRole(
             self._resources(address),
@@ -249,7 +249,7 @@ class BrokerServer:
             promises=self._promises,
         )
         self._role = role
-        role.follow(leader)
+        role.follow(leader, epoch)
 
     def _was_promoted(self) -> bool:
         document = load_document(self._root / CONFIG_DIRECTORY / ROLE_FILE)
@@ -373,13 +373,13 @@ class BrokerServer:
             raise
         return leadership
 
-    def _follow(self, address: BrokerAddress, leader: str) -> None:
+    def _follow(self, address: BrokerAddress, leader: str, epoch: int) -> None:
         """Another replica leads, or nobody."""
         if isinstance(self._role, FollowerRole):
-            self._role.follow(leader)
+            self._role.follow(leader, epoch)
             return
         self._end_role()
-        self._begin_following(address, leader)
+        self._begin_following(address, leader, epoch)
 
     def _end_role(self) -> None:
         if isinstance(self._role, MasterRole):

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from mqmesh.errors import MQMeshError, RemoteProtocolError, UnsupportedCommand
-from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.protocol.codes import ResponseCode, code_of, error_header
 from mqmesh.protocol.command import (
     MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
-    ErrorHeader,
     Reply,
     Request,
     decode_frame,
@@ -122,7 +121,7 @@ class SimulatedServer:
             self.note_refusal(code, remark)
         if command.flags & (ONEWAY | RESPONSE):
             return
-        header = encode_header(ErrorHeader(remark, getattr(error, "retry_after_ms", 0)))
+        header = encode_header(error_header(error, remark))
         self._send(request.peer, encode_frame(code, command.opaque, header=header, flags=RESPONSE))
 
     def notify(self, peer: bytes, code: int, header: bytes, *parts: bytes | memoryview) -> None:

@@ -15,12 +15,11 @@ from mqmesh.errors import (
     SystemBusy,
     UnsupportedCommand,
 )
-from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_header
 from mqmesh.protocol.command import (
     MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
-    ErrorHeader,
     Reply,
     Request,
     decode_frame,
@@ -451,7 +450,7 @@ class CommandServer:
             self.note_refusal(code, remark)
         if flags & (ONEWAY | RESPONSE):
             return
-        header = ErrorHeader(remark, getattr(error, "retry_after_ms", 0))
+        header = error_header(error, remark)
         frame = encode_frame(code, opaque, header=encode_header(header), flags=RESPONSE)
         self._outbox.send(peer, frame)
 

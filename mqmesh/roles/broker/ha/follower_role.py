@@ -15,11 +15,13 @@ from mqmesh.protocol.replication import (
     HaStatusRequest,
     PromoteReplicaRequest,
     PromoteReplicaResponse,
+    ReplicateLog,
 )
 from mqmesh.roles.broker.all_features import FOLLOWER_FEATURES
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
 from mqmesh.roles.broker.feature import BrokerTurn
-from mqmesh.roles.broker.features.pulls.pull import wake_pulls
+from mqmesh.roles.broker.features.pulls.pull import fail_pulls, wake_pulls
+from mqmesh.roles.broker.ha.follower_reads import FollowerReads
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.promises import Promises
 from mqmesh.roles.broker.ha.replica_link import LogCopy, ReplicaLink
@@ -67,19 +69,23 @@ class FollowerRole(BrokerRole):
         self._promises = promises
         self.link: ReplicaLink | None = None
         self._alone_ms = given.clock.monotonic_ms()
+        self._epoch = 0
         self._read()
 
-    def follow(self, leader: str) -> None:
+    def follow(self, leader: str, epoch: int = 0) -> None:
         """Follows a leader from now on, or nobody.
 
         Args:
             leader: Where it listens, ``host:port``; "" for nobody.
+            epoch: That it leads; 0 if only the leader knows.
         """
+        self._epoch = max(self._epoch, epoch)
         given, config = self._given, self._given.config
         if self.link is not None:
             self.link.close()
             self.link = None
         self._alone_ms = given.clock.monotonic_ms()
+        self._reads.begin_leader(self._alone_ms)
         if leader:
             self.link = ReplicaLink(
                 config.broker_name,
@@ -89,7 +95,7 @@ class FollowerRole(BrokerRole):
                 LogCopy(
                     self._log,
                     self._durable,
-                    self._grown,
+                    self._on_word,
                     self._truncate,
                     self._become_copy,
                     self._promises,
@@ -101,7 +107,7 @@ class FollowerRole(BrokerRole):
                 clock=given.clock,
                 call_later=given.transport.loop.call_later,
             )
-        self._refuse()
+        self._serve_reads()
 
     def silent_ms(self, now_ms: int) -> int:
         """Since the leader was heard, or since nobody is followed."""
@@ -117,6 +123,7 @@ class FollowerRole(BrokerRole):
         """See ``BrokerRole.tick``."""
         if self.link is not None:
             self.link.tick(now_ms)
+        self._look_at_reads()
         super().tick(now_ms)
 
     def close(self) -> None:
@@ -127,25 +134,42 @@ class FollowerRole(BrokerRole):
 
     def _read(self) -> None:
         """Builds what is derived from the log as it is now, and serves it."""
-        given = self._given
+        given, ha = self._given, self._given.config.ha
         self._store.show_to(_everything)
         tables = make_tables(given, self._store)
         tables.load_copy()
-        self.context = build_context(given, self._store, tables)
-        self._refuse()
+        self._shown = int(self._log().log_end())
+        self._reads = FollowerReads(
+            self._shown,
+            given.clock.monotonic_ms(),
+            enabled=ha.slave_read_enable,
+            elects=ha.mode is HaMode.AUTO,
+            lag_max_ms=ha.replica_lag_max_ms,
+        )
+        self._store.show_to(self._reads.shown_to)
+        self.context = build_context(given, self._store, tables, is_follower=True)
+        self._serve_reads()
         if given.shell.state == "running":
             self.announce()
 
-    def _refuse(self) -> None:
-        """Refuses what only the master does, and serves the rest."""
-        given, config, context = self._given, self._given.config, self.context
+    def _look_at_reads(self) -> None:
+        """Begins to answer reads, or ends it."""
+        if self.context is not None and self._may_read() is not self._is_read:
+            self._serve_reads()
+
+    def _may_read(self) -> bool:
+        streaming = self.link is not None and self.link.streaming
+        return self._reads.answers(self._given.clock.monotonic_ms(), streaming=streaming)
+
+    def _serve_reads(self) -> None:
+        """Refuses what only the master does, and serves reads if it may."""
+        given, context = self._given, self.context
         assert context is not None
-        leader = "nobody yet" if self.link is None else self.link.leader
-        who = f"broker {config.broker_id} of {config.broker_name}"
-        given.shell.dispatch.refuse(f"{who} follows {leader}", NotMaster)
-        # Where masters are elected what a follower has may be taken back: it is not shown.
-        reads = config.ha.slave_read_enable and config.ha.mode is not HaMode.AUTO
-        self._serve(context, FOLLOWER_FEATURES if reads else ())
+        self._is_read = self._may_read()
+        given.shell.dispatch.refuse(self._who(), self._not_master)
+        if not self._is_read:
+            fail_pulls(context, self._not_master(self._who()))
+        self._serve(context, FOLLOWER_FEATURES if self._is_read else ())
         given.shell.dispatch.open(
             {
                 RequestCode.GET_HA_STATUS: self._get_ha_status,
@@ -153,6 +177,18 @@ class FollowerRole(BrokerRole):
                 RequestCode.GET_BROKER_RUNTIME_INFO: given.shell.runtime_info,
             }
         )
+
+    def _who(self) -> str:
+        config, leader = self._given.config, "nobody yet"
+        if self.link is not None:
+            leader = self.link.leader
+        return f"broker {config.broker_id} of {config.broker_name} follows {leader}"
+
+    def _not_master(self, reason: str) -> NotMaster:
+        link = self.link
+        if link is None:
+            return NotMaster(reason, epoch=self._epoch)
+        return NotMaster(reason, epoch=max(self._epoch, link.leader_epoch), master=link.leader)
 
     # ---- The log ---------------------------------------------------------------------
 
@@ -162,13 +198,19 @@ class FollowerRole(BrokerRole):
     def _durable(self) -> int:
         return int(self._store.durable_offset())
 
-    def _grown(self) -> None:
-        context = self.context
+    def _on_word(self, word: ReplicateLog) -> None:
+        context, reads, end = self.context, self._reads, self._log().log_end()
         if context is None:
             return
-        context.state.follow()
-        for key in list(context.holds.queues):
-            wake_pulls(context, *key)
+        reads.heard(word.leader_end, word.confirmed, self._given.clock.monotonic_ms())
+        reads.has(end)
+        shown = min(reads.shown_to(), end)
+        if shown > self._shown:
+            self._shown = shown
+            context.state.follow()
+            for key in list(context.holds.queues):
+                wake_pulls(context, *key)
+        self._look_at_reads()
 
     def _truncate(self, end_offset: CommitLogOffset) -> None:
         self._rest("the end of this follower's log is cut")
@@ -200,7 +242,7 @@ class FollowerRole(BrokerRole):
             "" if link is None else link.leader,
             link is not None and link.streaming,
             0 if link is None else link.leader_end,
-            confirmed=0 if link is None else link.confirmed,
+            confirmed=self._reads.confirmed,
         )
 
     def _on_promote(self, request: Request, asked: PromoteReplicaRequest) -> Reply:

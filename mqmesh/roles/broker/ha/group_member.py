@@ -123,7 +123,8 @@ class Replica(msgspec.Struct, frozen=True):
         position: How far its log goes now.
         lead: Begins the role of the master, with the epoch of a record; raises ``StorageError`` if
             that cannot be begun, and follows nobody then.
-        follow: Follows a leader that listens there, or nobody (""); ends another role for that.
+        follow: Follows a leader that listens there, or nobody (""), in an epoch; ends another role
+            for that.
         silent_ms: Since it heard the leader that it follows; told the monotonic clock.
         reply: Answers a request.
         fail: Answers a request with an error.
@@ -131,7 +132,7 @@ class Replica(msgspec.Struct, frozen=True):
 
     position: Callable[[], LogPosition]
     lead: Callable[[StateRecord], Leadership]
-    follow: Callable[[str], None]
+    follow: Callable[[str, int], None]
     silent_ms: Callable[[int], int]
     reply: Callable[[Request, Reply], None]
     fail: Callable[[Request, Exception], None]
@@ -292,7 +293,7 @@ class GroupMember:
         self._end_switch(NotMaster(reason))
         self.leadership = self._switch = None
         self._leader = ("", -1)
-        self._replica.follow("")
+        self._replica.follow("", 0)
         self._rest(self._clock.monotonic_ms())
         self._loop.call_later(0, self._react)
 
@@ -400,7 +401,7 @@ class GroupMember:
             return  # an election is on its way
         self._leader = (leader.address, state.epoch)
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
-        self._replica.follow(leader.address)
+        self._replica.follow(leader.address, state.epoch)
 
     def _take_over(self, record: StateRecord, state: GroupState) -> None:
         """The record names this replica. Unless it has led this epoch before, it may."""
@@ -646,7 +647,7 @@ class GroupMember:
             # Nothing of an earlier leader comes after what is answered.
             self._leader = ("", -1)
             if self.leadership is None:
-                self._replica.follow("")
+                self._replica.follow("", 0)
             self._promises.promise(epoch)
             state = self._promises.state
         at = self._replica.position()

@@ -49,8 +49,8 @@ class HaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             1 to 64.
         lease_ttl_ms: In ``auto``: a replica that does not renew its session for so long is taken
             for gone, 2,000 to 600,000 ms.
-        replica_lag_max_ms: In ``auto``: a follower that was not caught up for so long leaves the
-            replicas in sync, 100 to 600,000 ms.
+        replica_lag_max_ms: A follower that was not caught up for so long answers no reads, and in
+            ``auto`` leaves the replicas in sync, 100 to 600,000 ms.
         preferred: In ``auto``: this replica leads where others could as well.
     """
 

@@ -96,7 +96,7 @@ class LogCopy(msgspec.Struct, frozen=True):
     Attributes:
         log: The log as it is now.
         durable_offset: How far it is on the disk.
-        grown: Told that records were added.
+        heard: Told of each word of the leader, once the records that came with it were added.
         truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
         become_copy: Moves the store aside, and begins a copy.
         promises: Whom it may follow.
@@ -105,7 +105,7 @@ class LogCopy(msgspec.Struct, frozen=True):
 
     log: Callable[[], ReplicableLog]
     durable_offset: Callable[[], int]
-    grown: Callable[[], None]
+    heard: Callable[[ReplicateLog], None]
     truncate: Callable[[CommitLogOffset], None]
     become_copy: Callable[[LogBeginning], None]
     promises: Promises
@@ -129,7 +129,6 @@ class ReplicaLink:
         streaming: The leader sends what is new.
         leader_end: Where the leader's log ended when it was heard last.
         leader_epoch: Of the leader when it answered last.
-        confirmed: What no failover takes back ends at this commit-log offset, by the leader.
         heard_ms: When the leader was heard last, monotonic clock.
         failure: Why the link does not stream; None while it does, or has only begun.
     """
@@ -156,7 +155,6 @@ class ReplicaLink:
         self.streaming = False
         self.leader_end = 0
         self.leader_epoch = 0
-        self.confirmed = 0
         self._counts = copy.counts
         self.failure: str | None = None
         self._closed = False
@@ -287,16 +285,18 @@ class ReplicaLink:
     def _on_chunk(self, command: Command) -> None:
         header = decode_header(ReplicateLog, command.header)
         self.leader_end = header.leader_end
-        self.confirmed = max(self.confirmed, header.confirmed)
         self.heard_ms = self._clock.monotonic_ms()
-        if not command.body:
-            return
+        if command.body:
+            self._append(header, command.body)
+        self._copy.heard(header)
+
+    def _append(self, header: ReplicateLog, data: bytes | memoryview) -> None:
         chunk = LogChunk(
             CommitLogOffset(header.start),
             CommitLogOffset(header.end),
             header.segment_end,
             header.epoch,
-            command.body,
+            data,
         )
         try:
             self._copy.log().append_raw(chunk)
@@ -304,8 +304,7 @@ class ReplicaLink:
             self._counts.refused_chunks += 1
             raise
         self._counts.chunks += 1
-        self._counts.bytes += len(command.body)
-        self._copy.grown()
+        self._counts.bytes += len(data)
 
     def _carefully(self, step: Callable[[], None]) -> None:
         """Does a step; if that fails it begins anew, later."""

@@ -109,7 +109,7 @@ def test_double_write_counts_a_follower_that_can_keep_up():
     assert (point.offset(), point.status_of(1)) == (MAX_OFFSET, SendStatus.SLAVE_NOT_AVAILABLE)
     table.open(b"a", 1, log_end=100, offset=95, now_ms=0)
     assert point.offset() == 0
-    table.sent(next(iter(table)), 99, 0)
+    table.sent(next(iter(table)), 99, 0, 0)
     table.acknowledged(b"a", 97, 0, 0)
     assert point.is_safe(97)
     assert not point.is_safe(98)

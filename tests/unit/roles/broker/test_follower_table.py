@@ -26,7 +26,7 @@ def opened(table: FollowerTable, peer: bytes = b"a", offset: int = 0, replica_id
 def test_one_may_be_sent_a_window_more_than_it_has_written(table):
     one = opened(table, offset=100)
     assert table.room(one) == WINDOW
-    table.sent(one, 900, 0)
+    table.sent(one, 900, 0, 0)
     assert table.room(one) == 200
     table.acknowledged(b"a", 600, 0, 0)
     assert table.room(one) == 700
@@ -43,7 +43,7 @@ def test_one_that_was_ahead_of_its_master_is_refused(table):
 )
 def test_who_says_what_cannot_be_counts_no_more(table, written, synced):
     one = opened(table, offset=100)
-    table.sent(one, 900, 0)
+    table.sent(one, 900, 0, 0)
     with pytest.raises(InvalidArgument, match=str(written)):
         table.acknowledged(b"a", written, synced, 0)
     assert not len(table)
@@ -54,8 +54,8 @@ def test_who_says_what_cannot_be_counts_no_more(table, written, synced):
 
 def test_it_is_safe_with_whoever_has_most_and_that_never_goes_back(table):
     first, second = opened(table), opened(table, b"b", replica_id=2)
-    table.sent(first, 900, 0)
-    table.sent(second, 900, 0)
+    table.sent(first, 900, 0, 0)
+    table.sent(second, 900, 0, 0)
     assert table.acknowledged(b"a", 300, 0, 0)
     assert not table.acknowledged(b"b", 200, 0, 0)
     assert table.position == 300
@@ -67,7 +67,7 @@ def test_it_is_safe_with_whoever_has_most_and_that_never_goes_back(table):
 def test_with_sync_flush_what_counts_is_on_the_disk(table):
     table = FollowerTable(window_bytes=WINDOW, fall_behind_bytes=500, counts_synced=True)
     one = opened(table)
-    table.sent(one, 900, 0)
+    table.sent(one, 900, 0, 0)
     assert not table.acknowledged(b"a", 900, 0, 0)
     assert table.acknowledged(b"a", 900, 700, 0)
     assert table.position == 700
@@ -78,7 +78,7 @@ def test_one_that_lacks_too_much_is_not_waited_for(table):
     one = opened(table, offset=100)
     assert table.is_available(600)
     assert not table.is_available(601)
-    table.sent(one, 400, 0)
+    table.sent(one, 400, 0, 0)
     table.acknowledged(b"a", 400, 0, 0)
     assert table.is_available(900)
     assert table.forget(b"a") is one
@@ -96,7 +96,7 @@ def test_a_follower_that_comes_by_another_connection_counts_once(table):
 def test_the_log_is_kept_for_one_that_was_heard_lately(table):
     assert not table.was_used
     one = opened(table, offset=100)
-    table.sent(one, 900, 0)
+    table.sent(one, 900, 0, 0)
     table.acknowledged(b"a", 200, 0, 1_000)
     table.forget(b"a")
     assert table.was_used
@@ -115,11 +115,11 @@ def test_one_that_hangs_is_not_waited_for(table):
 
 def test_idle_ones_are_told_now_and_then(table):
     one = opened(table)
-    assert table.idle(499, 500) == []
-    assert table.idle(500, 500) == [one]
-    assert table.idle(999, 500) == []
-    table.sent(one, 10, 900)
-    assert table.idle(1_000, 500) == []
+    assert table.idle(499, 500, 0) == []
+    assert table.idle(500, 500, 0) == [one]
+    assert table.idle(999, 500, 0) == []
+    table.sent(one, 10, 0, 900)
+    assert table.idle(1_000, 500, 0) == []
     assert [status.silent_ms for status in table.status(700)] == [700]
 
 
@@ -145,7 +145,7 @@ def test_whatever_comes_position_is_what_somebody_has_said_and_never_goes_back(s
         elif verb == "forget":
             table.forget(peer)
         elif one is not None and verb == "send":
-            table.sent(one, min(one.written + 20, max(one.sent, offset)), 0)
+            table.sent(one, min(one.written + 20, max(one.sent, offset)), 0, 0)
             assert 0 <= table.room(one) <= 20
         elif one is not None and verb == "ack":
             try:
@@ -155,3 +155,12 @@ def test_whatever_comes_position_is_what_somebody_has_said_and_never_goes_back(s
                 assert peer not in [one.peer for one in table]
         assert before <= table.position in said
         before = table.position
+
+
+def test_what_is_confirmed_is_told_without_delay_and_once(table):
+    one = opened(table)
+    assert table.idle(100, 500, 70) == [one]
+    assert table.idle(101, 500, 70) == []
+    table.sent(one, 90, 80, 102)
+    assert table.idle(103, 500, 80) == []
+    assert table.idle(104, 500, 81) == [one]

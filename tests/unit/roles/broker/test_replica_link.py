@@ -80,7 +80,7 @@ class Leader:
             LogCopy(
                 lambda: self.log,
                 lambda: self.synced,
-                lambda: self.done.append("grown"),
+                lambda word: self.done.append(word.confirmed),
                 self._truncate,
                 self._become_copy,
                 self.promises,
@@ -119,7 +119,7 @@ class Leader:
 
     def chunk(self, data: bytes = b"", start: int | None = None) -> None:
         start = len(self.log.data) if start is None else start
-        header = encode_header(ReplicateLog(start, start + len(data), 65_536, 1, 1_000))
+        header = encode_header(ReplicateLog(start, start + len(data), 65_536, 1, 1_000, 3, 20))
         code = int(RequestCode.REPLICATE_LOG)
         self.send(Command(code, 0, 2, memoryview(header), memoryview(data)))
 
@@ -156,7 +156,7 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
     streaming.link.turn_ended()
     assert streaming.log.data.endswith(b"onetwo")
     assert streaming.acks == [AckReplication(106, 50, 3)]
-    assert streaming.done == ["grown", "grown"]
+    assert streaming.done == [20, 20], "the role is told what is confirmed"
     assert (streaming.counts.chunks, streaming.counts.bytes) == (2, 6)
     streaming.synced = 200  # of the store that was here before
     streaming.link.turn_ended()
@@ -166,7 +166,8 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
 def test_a_sign_of_life_adds_nothing_and_tells_where_the_leader_is(streaming):
     streaming.chunk()
     assert streaming.link.leader_end == 1_000
-    assert not streaming.done
+    assert len(streaming.log.data) == 100
+    assert streaming.done == [20]
 
 
 def test_nothing_is_taken_before_the_leader_says_how_to_go_on(leader):

@@ -130,9 +130,13 @@ def fail_pulls_of(context: BrokerContext, topic: str) -> None:
 
 def fail_all_pulls(context: BrokerContext) -> None:
     """The broker stops: tells all who wait."""
-    leaving = BrokerNotAvailable(f"broker {context.config.broker_name} is stopping")
+    fail_pulls(context, BrokerNotAvailable(f"broker {context.config.broker_name} is stopping"))
+
+
+def fail_pulls(context: BrokerContext, error: MQMeshError) -> None:
+    """Tells all who wait that it is in vain, and why."""
     for held in context.holds.release_all() + context.turns.release_all():
-        context.wire.fail(held.request, leaving)
+        context.wire.fail(held.request, error)
 
 
 def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: int) -> GetResult:
@@ -159,6 +163,10 @@ def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: i
             verify=pull.verify,
         )
         context.turns.left -= JUDGED_AS_BYTES * max(result.next_queue_offset - queue_offset, 0)
+    if result.status is GetStatus.OFFSET_OVERFLOW and context.is_follower:
+        # The master has it, or the consumer would not ask: it will come.
+        bounds = result.min_queue_offset, result.max_queue_offset
+        result = GetResult(GetStatus.NO_NEW_MESSAGE, QueueOffset(queue_offset), *bounds)
     if result.next_queue_offset > queue_offset:
         context.pulls.note(
             pull.group,

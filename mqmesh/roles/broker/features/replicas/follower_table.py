@@ -32,6 +32,7 @@ class Follower(msgspec.Struct, eq=False):
         synced: And synced so far.
         heard_ms: Its last word, monotonic clock.
         told_ms: When it was sent something, last.
+        told_confirmed: To where it was told then that the log is confirmed.
     """
 
     peer: bytes
@@ -41,6 +42,7 @@ class Follower(msgspec.Struct, eq=False):
     synced: int
     heard_ms: int
     told_ms: int
+    told_confirmed: int = 0
 
 
 class FollowerTable:
@@ -165,15 +167,25 @@ class FollowerTable:
         """How many bytes a follower may be sent now, 0 or less for none."""
         return one.written + self._window_bytes - one.sent
 
-    def sent(self, one: Follower, end_offset: int, now_ms: int) -> None:
-        """A follower was sent the log up to a commit-log offset."""
-        one.sent, one.told_ms = end_offset, now_ms
+    def sent(self, one: Follower, end_offset: int, confirmed: int, now_ms: int) -> None:
+        """A follower was sent the log up to a commit-log offset, and told what is confirmed."""
+        one.sent, one.told_confirmed, one.told_ms = end_offset, confirmed, now_ms
 
-    def idle(self, now_ms: int, after_ms: int) -> list[Follower]:
-        """Those that were sent nothing for so long; they count as told now."""
-        found = [one for one in self if now_ms - one.told_ms >= after_ms]
+    def idle(self, now_ms: int, after_ms: int, confirmed: int) -> list[Follower]:
+        """Those that were sent nothing for so long, or not what is confirmed; they are told now.
+
+        Args:
+            now_ms: Monotonic clock.
+            after_ms: How long.
+            confirmed: The log is confirmed to this commit-log offset.
+        """
+        found = [
+            one
+            for one in self
+            if now_ms - one.told_ms >= after_ms or one.told_confirmed < confirmed
+        ]
         for one in found:
-            one.told_ms = now_ms
+            one.told_ms, one.told_confirmed = now_ms, confirmed
         return found
 
     def silent(self, now_ms: int) -> list[Follower]:

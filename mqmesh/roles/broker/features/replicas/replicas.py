@@ -33,7 +33,8 @@ from mqmesh.storage.log.epochs import common_end
 from mqmesh.units import CommitLogOffset
 
 SIGN_OF_LIFE_MS: Final = 500
-"""A follower that gets nothing else is told so often where the log ends."""
+"""A follower that gets nothing else is told so often where the log ends; what is confirmed, as soon
+as time is looked at, for it shows readers no more than that."""
 HOLDER: Final = "replica {}"
 """The name under which the log is kept from retention for a follower."""
 
@@ -154,12 +155,19 @@ def _feed(context: BrokerContext, one: Follower) -> bool:
             return False
         if not chunk.data:
             return False
+        epoch, confirmed = _terms(context)
         header = ReplicateLog(
-            chunk.start, chunk.end, chunk.segment_end, chunk.epoch, log.log_end(), *_terms(context)
+            chunk.start,
+            chunk.end,
+            chunk.segment_end,
+            chunk.epoch,
+            log.log_end(),
+            epoch,
+            confirmed,
         )
         code = RequestCode.REPLICATE_LOG
         context.wire.notify(one.peer, code, encode_header(header), chunk.data)
-        table.sent(one, chunk.end, context.clock.monotonic_ms())
+        table.sent(one, chunk.end, confirmed, context.clock.monotonic_ms())
         left -= len(chunk.data)
     return left <= 0
 
@@ -196,9 +204,9 @@ def tick(context: BrokerContext, now_ms: int) -> None:
         answer_confirmed(context)
     for replica_id, offset in context.followers.needed(now_ms):
         context.store.keep_from(HOLDER.format(replica_id), CommitLogOffset(offset))
-    end = log.log_end()
-    header = encode_header(ReplicateLog(end, end, end, 0, end, *_terms(context)))
-    for one in context.followers.idle(now_ms, SIGN_OF_LIFE_MS):
+    end, (epoch, confirmed) = log.log_end(), _terms(context)
+    header = encode_header(ReplicateLog(end, end, end, 0, end, epoch, confirmed))
+    for one in context.followers.idle(now_ms, SIGN_OF_LIFE_MS, confirmed):
         context.wire.notify(one.peer, RequestCode.REPLICATE_LOG, header)
 
 
