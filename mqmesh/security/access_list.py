@@ -1,0 +1,219 @@
+"""The access list: users, their keys, and what they may do. Pure."""
+
+import datetime
+import enum
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.config import dump_toml, parse_config
+from mqmesh.errors import ConfigError
+from mqmesh.message import check_group
+from mqmesh.security.keys import Key
+
+MAX_USERS: Final = 10_000
+MAX_KEYS: Final = 4
+"""Of one user: a new one is added before the old one is taken away."""
+MAX_RULES: Final = 1_000
+"""Of one user, those that allow and those that deny each."""
+MAX_NAMES: Final = 1_000
+"""Topics, and groups, of one rule."""
+MAX_VERSION: Final = (1 << 53) - 1
+EVERYTHING: Final = "*"
+
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Patterns = Annotated[list[Pattern], msgspec.Meta(max_length=MAX_NAMES)]
+
+
+class UserRole(enum.StrEnum):
+    """What a user may do beside what its rules say."""
+
+    NONE = "none"
+    VIEW = "view"
+    """Sees how everything is, and changes nothing. Reads no messages."""
+    ADMIN = "admin"
+    """May do everything but what processes of the cluster do among themselves."""
+    BROKER = "broker"
+    """A replica of one of its ``brokers``."""
+    SERVICE = "service"
+    """A process beside brokers: a schedule service, a filter server. Reads every topic."""
+
+
+class Action(enum.StrEnum):
+    """What a rule is about."""
+
+    PUB = "PUB"
+    """Send to topics."""
+    SUB = "SUB"
+    """Read topics; do so as groups."""
+    CREATE = "CREATE"
+    """Have topics made by sending to them, where brokers do that."""
+    FILTER = "FILTER"
+    """Upload filters in Python for groups."""
+
+
+_OF_TOPICS: Final = frozenset({Action.PUB, Action.SUB, Action.CREATE})
+_OF_GROUPS: Final = frozenset({Action.SUB, Action.FILTER})
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Allows or denies actions.
+
+    Attributes:
+        actions: Which.
+        topics: On these topics: names; beginnings of names, with a * at the end; or "*".
+        groups: As these consumer groups.
+    """
+
+    actions: Annotated[list[Action], msgspec.Meta(min_length=1, max_length=len(Action))]
+    topics: Patterns = []
+    groups: Patterns = []
+
+
+class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One user.
+
+    Attributes:
+        name: As a consumer group may be named.
+        keys: Public keys, 1 to 4. Whoever has the secret half of one is this user.
+        role: What it may do beside its rules.
+        enabled: Without it, nobody is this user.
+        expires: The first day, by UTC, on which nobody is it any more.
+        brokers: Broker groups that it may register as; of role ``broker``.
+        allow: What it may do.
+        deny: What it may not do, whatever is allowed.
+    """
+
+    name: str
+    keys: Annotated[list[Key], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
+    role: UserRole = UserRole.NONE
+    enabled: bool = True
+    expires: datetime.date | None = None
+    brokers: Patterns = []
+    allow: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
+    deny: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
+
+    def is_valid(self, today: datetime.date) -> bool:
+        """Somebody may be this user, on this day by UTC."""
+        return self.enabled and (self.expires is None or today < self.expires)
+
+
+class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may do what in a cluster.
+
+    Attributes:
+        version: Grows by one with each change.
+        user: All users, up to 10,000.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)] = 1
+    user: Annotated[list[User], msgspec.Meta(max_length=MAX_USERS)] = []
+
+    def find(self, name: str) -> User:
+        """The user of this name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for user in self.user:
+            if user.name == name:
+                return user
+        raise ConfigError(f"the access list has no user {name!r}; `mqmesh user list` shows all")
+
+    def digest(self) -> str:
+        """Equal for lists that say the same."""
+        return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
+
+    def with_user(self, user: User) -> "AccessList":
+        """The next version, in which a user is new or replaced."""
+        others = [one for one in self.user if one.name != user.name]
+        place = next((i for i, one in enumerate(self.user) if one.name == user.name), len(others))
+        return AccessList(self.version + 1, [*others[:place], user, *others[place:]])
+
+    def without_user(self, name: str) -> "AccessList":
+        """The next version, in which a user is gone.
+
+        Raises:
+            ConfigError: There is none of this name.
+        """
+        gone = self.find(name)
+        return AccessList(self.version + 1, [one for one in self.user if one is not gone])
+
+
+def read_access_list(text: str, source: str, today: datetime.date) -> AccessList:
+    """Reads an access list, and checks it.
+
+    Args:
+        text: TOML.
+        source: What to call it in an error.
+        today: By UTC.
+
+    Raises:
+        ConfigError: It is none: one line that says what to mend.
+    """
+    access_list = parse_config(AccessList, text, source)
+    problem = next(_problems(access_list, today), None)
+    if problem is not None:
+        raise ConfigError(f"{source}: {problem}")
+    return access_list
+
+
+def write_access_list(access_list: AccessList) -> str:
+    """The text that ``read_access_list`` reads."""
+    return dump_toml(access_list)
+
+
+def _problems(access_list: AccessList, today: datetime.date) -> Iterator[str]:
+    names: set[str] = set()
+    owners: dict[str, str] = {}
+    for user in access_list.user:
+        if user.name in names:
+            yield f"there are two users {user.name!r}"
+        names.add(user.name)
+        try:
+            check_group(user.name)
+        except ConfigError as error:
+            yield f"user {user.name!r:.300}: no legal name: {error}"
+        for key in user.keys:
+            if key in owners:
+                yield f"users {owners[key]!r} and {user.name!r} have one key, {key}"
+            owners[key] = user.name
+        if user.brokers and user.role is not UserRole.BROKER:
+            yield f"user {user.name!r}: brokers is of role broker, not {user.role.value}"
+        if user.role is UserRole.BROKER and not user.brokers:
+            yield f"user {user.name!r}: of role broker, but brokers names no broker group"
+        yield from (f"user {user.name!r}: {what}" for what in _wrong_patterns(user.brokers))
+        for kind, rules in (("allow", user.allow), ("deny", user.deny)):
+            for number, rule in enumerate(rules, start=1):
+                place = f"user {user.name!r}, rule {number} of {kind}"
+                yield from (f"{place}: {what}" for what in _wrong_rule(rule))
+    if not any(one.role is UserRole.ADMIN and one.is_valid(today) for one in access_list.user):
+        yield "no enabled user of role admin is left, so nobody could change the list any more"
+
+
+def _wrong_rule(rule: Rule) -> Iterator[str]:
+    if not rule.topics and not rule.groups:
+        yield "it names neither topics nor groups"
+    for names, known, what in (
+        (rule.topics, _OF_TOPICS, "topics"),
+        (rule.groups, _OF_GROUPS, "groups"),
+    ):
+        if names and not known & set(rule.actions):
+            possible = ", ".join(sorted(known))
+            yield f"{what} are for {possible}, so {what} = {names!r:.100} can match nothing"
+    yield from _wrong_patterns([*rule.topics, *rule.groups])
+
+
+def _wrong_patterns(patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        stem = pattern.removesuffix(EVERYTHING)
+        try:
+            if stem:
+                check_group(stem)
+        except ConfigError:
+            yield (
+                f"{pattern!r} is neither a name, nor the beginning of one with a * behind it, "
+                'nor "*"'
+            )

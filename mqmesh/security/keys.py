@@ -1,0 +1,115 @@
+"""Keys of CURVE, and the files that they are kept in."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from mqmesh.config import MAX_FILE_BYTES, dump_toml, parse_config
+from mqmesh.errors import ConfigError
+from mqmesh.private_files import open_private
+
+KEY_CHARACTERS: Final = 40
+"""A key has 32 bytes; five characters of Z85 stand for four of them (ZeroMQ RFC 32)."""
+MAX_KNOWN_SERVERS: Final = 10_000
+"""Endpoints whose key is remembered; then the one learnt first is forgotten."""
+
+_OTHERS: Final = 0o077
+_Z85: Final = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$"
+
+Key = Annotated[str, msgspec.Meta(pattern=_Z85)]
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who a client or a role is, and how it proves that; a file holds them, see ``load``.
+
+    Attributes:
+        user: Its name in the access list. Servers go by the key: this is for error messages.
+        public_key: What the access list names, 40 characters of Z85.
+        secret_key: Proves that the public key is one's own. Told to nobody.
+        namesrv_server_key: Public key of the name servers and of embedded coordinators, which
+            share one; a server that has not its secret half is not talked to.
+        namesrv_addr: The name servers, where the program does not say others; "" for unsaid.
+    """
+
+    user: str = ""
+    public_key: Key
+    secret_key: Key
+    namesrv_server_key: Key
+    namesrv_addr: str = ""
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r}, public_key={self.public_key!r}, …)"
+
+
+def load_credentials(path: Path) -> Credentials:
+    """Reads a file of credentials.
+
+    Raises:
+        ConfigError: It cannot be read, others may read it, or a key is none.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & _OTHERS:
+        raise ConfigError(f"{path}: mode {mode:04o} lets others read the secret key; chmod 600 it")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path}: belongs to another user ({found.st_uid}), who may change it")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+    try:
+        return parse_config(Credentials, text, str(path))
+    except ConfigError as error:
+        # The reason may show a value, and that may be the secret one.
+        reason = str(error)
+        if "secret_key =" in reason:
+            reason = f"{path}: secret_key is no key of {KEY_CHARACTERS} characters"
+        raise ConfigError(reason) from None
+
+
+def save_credentials(path: Path, credentials: Credentials) -> None:
+    """Writes a new file that only its owner may read.
+
+    Raises:
+        ConfigError: There is one already, or it cannot be written.
+    """
+    try:
+        with open(path, "x", encoding="utf-8", opener=open_private) as file:
+            file.write(dump_toml(credentials))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+
+
+class KeyRing:
+    """The own keys, and those that servers must prove to have.
+
+    Args:
+        own: Credentials of this process.
+        server_key: Of servers that nothing was learnt of.
+    """
+
+    def __init__(self, own: Credentials, server_key: str) -> None:
+        self.own = own
+        self._default = server_key
+        self._learnt: dict[str, str] = {}
+
+    def learn(self, endpoint: str, server_key: str) -> None:
+        """A trusted source told which key a server has; "" tells nothing."""
+        if server_key:
+            self._learnt[endpoint] = server_key
+            if len(self._learnt) > MAX_KNOWN_SERVERS:
+                del self._learnt[next(iter(self._learnt))]
+
+    def server_key(self, endpoint: str) -> str:
+        """The key that a server at this endpoint must prove to have."""
+        return self._learnt.get(endpoint, self._default)

@@ -1,0 +1,125 @@
+"""What the access list permits whom, and by which rule. Pure."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from mqmesh.security.access_list import EVERYTHING, AccessList, Action, Rule, User, UserRole
+
+MAX_REMEMBERED: Final = 100_000
+"""Verdicts that are kept; then all are forgotten."""
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """Whether something is permitted.
+
+    Attributes:
+        allowed: It is.
+        reason: What decided: ``rule 2 of deny``, ``role admin``, ``no rule allows it``.
+    """
+
+    allowed: bool
+    reason: str
+
+
+class Permissions:
+    """What an access list comes to on one day.
+
+    Args:
+        access_list: That was checked.
+        today: By UTC; who has expired is nobody.
+    """
+
+    def __init__(self, access_list: AccessList, today: datetime.date) -> None:
+        self.access_list = access_list
+        self.today = today
+        valid = [user for user in access_list.user if user.is_valid(today)]
+        self._by_name = {user.name: user for user in valid}
+        self._by_key = {key: user for user in valid for key in user.keys}
+        self._topics: dict[tuple[str, Action, str], Judgement] = {}
+        self._groups: dict[tuple[str, Action, str], Judgement] = {}
+
+    def user_of(self, key: str) -> User | None:
+        """Whose a public key is; None if it is nobody's, or the user may not connect."""
+        return self._by_key.get(key)
+
+    def user(self, name: str) -> User | None:
+        """The user of this name; None if there is none that may connect."""
+        return self._by_name.get(name)
+
+    def topic(self, name: str, action: Action, topic: str) -> Judgement:
+        """Whether a user may do something to a topic."""
+        asked = (name, action, topic)
+        verdict = self._topics.get(asked)
+        if verdict is None:
+            verdict = self._judge(name, action, topic=topic)
+            _remember(self._topics, asked, verdict)
+        return verdict
+
+    def group(self, name: str, action: Action, group: str) -> Judgement:
+        """Whether a user may do something as a consumer group."""
+        asked = (name, action, group)
+        verdict = self._groups.get(asked)
+        if verdict is None:
+            verdict = self._judge(name, action, group=group)
+            _remember(self._groups, asked, verdict)
+        return verdict
+
+    def any_of_topic(self, name: str, topic: str) -> bool:
+        """Whether a user may do anything to a topic, so may know that it is there."""
+        return any(
+            self.topic(name, action, topic).allowed
+            for action in (Action.PUB, Action.SUB, Action.CREATE)
+        )
+
+    def _judge(self, name: str, action: Action, *, topic: str = "", group: str = "") -> Judgement:
+        user = self._by_name.get(name)
+        if user is None:
+            return Judgement(False, "no such user, or one that is not enabled")
+        if topic and action is Action.SUB and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            # What a group failed at is its own.
+            topic, group = "", topic.partition("%")[2].partition("%")[2]
+        for kind, rules, allowed in (("deny", user.deny, False), ("allow", user.allow, True)):
+            if allowed:
+                role = _by_role(user.role, action)
+                if role is not None:
+                    return role
+                if topic and is_system_topic(topic):
+                    return Judgement(False, "a topic of the system")
+            for number, rule in enumerate(rules, start=1):
+                if _matches(rule, action, topic, group):
+                    return Judgement(allowed, f"rule {number} of {kind}")
+        return Judgement(False, "no rule allows it")
+
+
+def _by_role(role: UserRole, action: Action) -> Judgement | None:
+    everything = role is UserRole.ADMIN
+    reads = role is UserRole.SERVICE and action is Action.SUB
+    return Judgement(True, f"role {role.value}") if everything or reads else None
+
+
+def _matches(rule: Rule, action: Action, topic: str, group: str) -> bool:
+    if action not in rule.actions:
+        return False
+    return name_matches(rule.topics, topic) if topic else name_matches(rule.groups, group)
+
+
+def name_matches(patterns: Sequence[str], name: str) -> bool:
+    """True if a name is one of these, or begins as one that ends with a ``*``."""
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith(EVERYTHING) else name == pattern
+        for pattern in patterns
+    )
+
+
+def _remember(
+    verdicts: dict[tuple[str, Action, str], Judgement],
+    asked: tuple[str, Action, str],
+    one: Judgement,
+) -> None:
+    if len(verdicts) >= MAX_REMEMBERED:
+        verdicts.clear()  # whoever asks for ever new names fills no memory
+    verdicts[asked] = one
