@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.hooks import ConsumeContext as ConsumeContext
     from mqmesh.sdk.hooks import Hooks as Hooks
     from mqmesh.sdk.hooks import SendContext as SendContext
+    from mqmesh.sdk.probes import ProbeClient as ProbeClient
     from mqmesh.sdk.producer.producer import Producer as Producer
     from mqmesh.sdk.producer.producer_options import ProducerKeywords as ProducerKeywords
     from mqmesh.sdk.producer.producer_options import ProducerOptions as ProducerOptions
@@ -76,6 +77,7 @@ _MODULE_OF = {
     "GroupConfig": "mqmesh.protocol.groups",
     "HaAdmin": "mqmesh.sdk.admin.ha_admin",
     "NamesrvAdmin": "mqmesh.sdk.admin.namesrv_admin",
+    "ProbeClient": "mqmesh.sdk.probes",
     "Hooks": "mqmesh.sdk.hooks",
     "LocalTransactionState": "mqmesh.sdk.transactions.transactions",
     "MQMeshError": "mqmesh.errors",
@@ -127,6 +129,7 @@ __all__ = [
     "GroupConfig",
     "HaAdmin",
     "NamesrvAdmin",
+    "ProbeClient",
     "Hooks",
     "LocalTransactionState",
     "MQMeshError",

@@ -14,6 +14,7 @@ from mqmesh.sdk.client.options import namesrv_addresses
 
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, state_text
+from .probe import probe_cluster
 
 PING_TIMEOUT_MS: Final = 1_000
 PINGS_AT_ONCE: Final = 16
@@ -28,6 +29,9 @@ def cluster() -> None:
       mqmesh cluster list
       mqmesh cluster list --namesrv 10.0.0.1:9876,10.0.0.2:9876 --json
     """
+
+
+cluster.add_command(probe_cluster)
 
 
 @cluster.command("list")

@@ -17,6 +17,7 @@ from mqmesh.sdk.consumer.rebalance import ALLOCATE_STRATEGIES, allocate_strategy
 from ..notes import tell_warning
 from ..options import broker_option, json_option, namesrv_option
 from ..render import print_json, print_table, timestamp
+from .probe import probe_topic
 
 PERMS: Final = {
     "rw": Perm.READ_WRITE,
@@ -41,6 +42,9 @@ def topic() -> None:
       mqmesh topic update orders --write-queues 4
       mqmesh topic stats orders --json
     """
+
+
+topic.add_command(probe_topic)
 
 
 @topic.command("list")

@@ -131,6 +131,7 @@ _BROKER_COMMANDS: Final = {
     "show": ("admin.broker", "show"),
     "drain": ("admin.broker", "drain"),
     "undrain": ("admin.broker", "undrain"),
+    "probe": ("admin.probe", "probe_broker"),
 }
 
 

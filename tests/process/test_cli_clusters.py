@@ -132,6 +132,29 @@ def test_groups_that_are_far_behind_are_listed(run, cluster, topic):
     assert {one["topic"]: one["groups"] for one in found}[topic] == ["behind"]
 
 
+def test_test_messages_reach_every_queue_and_every_broker(run, topic, capsys):
+    code, found, _ = run("topic", "probe", topic, "--count", "5")
+    assert code == 0
+    queues = [(one["broker_name"], one["queue_id"]) for one in found]
+    assert queues == [
+        ("broker-a", 0),
+        ("broker-a", 1),
+        ("broker-b", 0),
+        ("broker-b", 1),
+        ("broker-a", 0),
+    ]
+    assert {one["status"] for one in found} == {"SEND_OK"}
+    code, found, _ = run("cluster", "probe", "--max", "2", "--interval", "0")
+    assert [one["broker_name"] for one in found] == ["broker-a", "broker-b"] * 2
+    assert all(one["took_ms"] > 0 for one in found)
+    code, found, _ = run("broker", "probe", "broker-b", "--count", "3")
+    assert (code, [one["broker_name"] for one in found]) == (0, ["broker-b"] * 3)
+    assert main.main(["broker", "probe", "broker-a"]) == 0
+    assert "10 messages, 0 failed" in capsys.readouterr().out
+    code, _, err = run("topic", "probe", "no-such-topic")
+    assert (code, len(err)) == (1, 1)
+
+
 def test_small_texts_are_kept_by_namespace(run, cluster):
     code, (done,), _ = run("kv", "put", "shop", "currency", "EUR")
     assert (code, done) == (0, {"namesrvs": [cluster.namesrv_addr], "silent_namesrvs": []})

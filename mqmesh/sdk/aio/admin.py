@@ -18,6 +18,7 @@ from mqmesh.sdk.admin.queries import QueryClient as BlockingQueryClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
+from mqmesh.sdk.probes import ProbeClient as BlockingProbeClient
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -197,6 +198,15 @@ class NamesrvAdmin(AdminClient):
     kv_namespaces = awaited(BlockingNamesrvAdmin.kv_namespaces)
     drain = awaited(BlockingNamesrvAdmin.drain)
     undrain = awaited(BlockingNamesrvAdmin.undrain)
+
+
+class ProbeClient(AdminClient):
+    """Test messages from coroutines; as ``mqmesh.sdk.probes.ProbeClient``."""
+
+    _kind = BlockingProbeClient
+
+    probe_topic = stepped(BlockingProbeClient.probe_topic)
+    probe_brokers = stepped(BlockingProbeClient.probe_brokers)
 
 
 class TransactionAdmin(AdminClient):
