@@ -8,6 +8,7 @@ from mqmesh.sdk.admin.ha_admin import HaAdmin, ReplicaReport
 
 from ..options import json_option, namesrv_option
 from ..render import print_json, print_table
+from .broker import figures_as_json
 
 
 @click.group()
@@ -167,6 +168,7 @@ def _as_map(report: ReplicaReport) -> dict[str, object]:
             {name: getattr(one, name) for name in one.__struct_fields__}
             for one in report.status.replicas
         ]
+        told["figures"] = figures_as_json(report.figures)
     return told
 
 

@@ -6,13 +6,20 @@ from pathlib import Path
 
 from harness.failovers import ElectedGroup, run_failovers
 
+from mqmesh.figures import Readings
+
 
 def test_a_master_that_is_killed_costs_a_pause_and_nothing_else(short_tmp_path: Path):
     group = ElectedGroup(short_tmp_path)
     try:
         result = run_failovers(group, 2)
+        reports = group.admin.ha_status()
     finally:
         group.close()
     assert result.errors == []
     assert (result.lost, result.twice) == ([], [])
     assert result.acked >= 140
+    master = Readings(next(one for one in reports if one.broker_id == 0).figures)
+    assert 0 < master.number("ha_failover_ms") < 30_000
+    assert master.number("ha_set_changes_total") >= 1, "who was killed left the set"
+    assert master.number("ha_failsafe") == 0

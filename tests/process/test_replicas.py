@@ -11,7 +11,7 @@ import pytest
 from harness.patience import until
 
 from mqmesh import Message, Producer, PullConsumer
-from mqmesh.errors import InvalidArgument, NotMaster
+from mqmesh.errors import InvalidArgument, NotMaster, TopicNotFound
 from mqmesh.log_identity import EPOCHS_APART
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
@@ -230,9 +230,15 @@ def test_an_old_master_that_starts_as_one_again_serves_nothing(group: Group) -> 
 
     def is_refused() -> bool:
         try:
-            group.admin.role_info(group.endpoints[0])
+            group.admin._request(
+                f"tcp://{group.endpoints[0]}",
+                RequestCode.DELETE_TOPIC_IN_BROKER,
+                encode_header(DeleteTopicRequest("t")),
+            )
         except NotMaster:
             return True
+        except TopicNotFound:
+            pass  # it has not heard of the new one yet
         return False
 
     until(is_refused)

@@ -14,6 +14,7 @@ import msgspec
 
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import SystemBusy
+from mqmesh.figures import LATENCY_BOUNDS_MS, Histogram
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
@@ -64,6 +65,9 @@ class CommitPoint(Generic[Waiter]):
         confirmed: Nothing behind this commit-log offset is shown, acknowledged or not: it may be
             taken back. By default what is acknowledged is shown.
         admit: Raises for what the group does not take now.
+
+    Attributes:
+        waits_ms: How long puts waited.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class CommitPoint(Generic[Waiter]):
         self._retry_after_ms = retry_after_ms
         self._waits: deque[_Wait[Waiter]] = deque()
         self._arrivals: dict[QueueKey, int] = {}
+        self.waits_ms = Histogram(LATENCY_BOUNDS_MS)
 
     @property
     def waiting_count(self) -> int:
@@ -149,16 +154,19 @@ class CommitPoint(Generic[Waiter]):
         """A queue got a batch that consumers see once it is safe."""
         self._arrivals[key] = end_offset
 
-    def confirmed(self) -> list[Waiter]:
+    def confirmed(self, now_ms: int) -> list[Waiter]:
         """Puts that are safe now, in the order in which they came.
 
         A duplicate of something that is safe already may stand behind others for a moment.
+
+        Args:
+            now_ms: Monotonic clock.
         """
         found: list[Waiter] = []
         waits = self._waits
         offset = self.offset()
         while waits and waits[0].end_offset <= offset:
-            found.append(waits.popleft().waiter)
+            found.append(self._end(waits.popleft(), now_ms))
         return found
 
     def arrivals(self) -> list[QueueKey]:
@@ -181,8 +189,12 @@ class CommitPoint(Generic[Waiter]):
             wait = waits.popleft()
             last = self._last()
             is_late = last is not None and last.position() < wait.end_offset
-            found.append((wait.waiter, last if is_late else None))
+            found.append((self._end(wait, now_ms), last if is_late else None))
         return found
+
+    def _end(self, wait: _Wait[Waiter], now_ms: int) -> Waiter:
+        self.waits_ms.observe(now_ms - wait.deadline_ms + self.timeout_ms)
+        return wait.waiter
 
     def _last(self) -> Holder | None:
         there = [holder for holder in self._holders if holder.is_there()]

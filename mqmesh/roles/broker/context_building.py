@@ -28,7 +28,7 @@ from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.feature import make_transactions
 from mqmesh.roles.broker.ha.leadership import Leadership
-from mqmesh.roles.broker.ha.replica_link import LinkCounts
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.stats import BrokerStats
@@ -56,7 +56,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
         elections: What a replica serves in every role, for the others of its group.
         state: What a replica is that does not lead.
         on_deposed: Told that another replica is the master, and why that is known.
-        link_counts: What links to leaders count.
+        replication: What the process counts of it.
     """
 
     config: BrokerConfig
@@ -71,7 +71,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     elections: Mapping[RequestCode, Handler] = {}
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
-    link_counts: LinkCounts = msgspec.field(default_factory=LinkCounts)
+    replication: ReplicaCounts = msgspec.field(default_factory=ReplicaCounts)
 
 
 def make_tables(given: BrokerResources, store: MessageStore) -> BrokerTables:
@@ -117,7 +117,7 @@ def build_context(
         was_elected=leadership is not None,
         has_past=bool(store.topics()),
     )
-    followers = _make_followers(config)
+    followers = _make_followers(config, given.replication)
     return BrokerContext(
         config=config,
         clock=given.clock,
@@ -158,10 +158,11 @@ def build_context(
     )
 
 
-def _make_followers(config: BrokerConfig) -> FollowerTable:
+def _make_followers(config: BrokerConfig, counts: ReplicaCounts) -> FollowerTable:
     return FollowerTable(
         window_bytes=config.ha.ha_window_bytes,
         fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
         retain_ms=config.ha.ha_retain_for_slaves_ms,
         counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        counts=counts,
     )

@@ -6,7 +6,6 @@ from typing import Final
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import NotMaster
 from mqmesh.host import socket_path
-from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.all_features import FEATURES
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
@@ -86,7 +85,6 @@ class MasterRole(BrokerRole):
                     for code, handler in self._handlers().items()
                     if code in REPLICAS.commands
                 }
-                | {RequestCode.GET_BROKER_RUNTIME_INFO: given.shell.runtime_info}
             )
 
     def turn_ended(self, turn: BrokerTurn) -> bool:

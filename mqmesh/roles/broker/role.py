@@ -63,8 +63,15 @@ class BrokerRole:
         self._open(self._features.handlers)
 
     def _open(self, handlers: Mapping[RequestCode, Handler]) -> None:
-        """Serves these commands, and those of elections."""
-        self._given.shell.dispatch.open({**handlers, **self._given.elections})
+        """Serves these commands, those of elections, and figures."""
+        shell = self._given.shell
+        shell.dispatch.open(
+            {
+                RequestCode.GET_BROKER_RUNTIME_INFO: shell.runtime_info,
+                **handlers,
+                **self._given.elections,
+            }
+        )
 
     def _handlers(self) -> Mapping[RequestCode, Handler]:
         """Those of all features."""

@@ -40,8 +40,11 @@ from mqmesh.roles.broker.ha.group_member import (
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises, NoPromises, Promises
-from mqmesh.roles.broker.ha.replica_figures import REPLICA_FIGURES
-from mqmesh.roles.broker.ha.replica_link import LINK_FIGURES, LinkCounts
+from mqmesh.roles.broker.ha.replica_figures import (
+    COUNT_FIGURES,
+    REPLICA_FIGURES,
+    ReplicaCounts,
+)
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
 from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
@@ -59,7 +62,7 @@ from mqmesh.roles.broker.index.index_status import (
 from mqmesh.roles.broker.master_role import MasterRole, has_index
 from mqmesh.roles.broker.namesrv_links import REGISTRATION_FIGURES
 from mqmesh.roles.broker.role import MASTER_ID, BrokerRole
-from mqmesh.roles.broker.stats import SAMPLE_MS
+from mqmesh.roles.broker.stats import SAMPLE_MS, Stats
 from mqmesh.roles.broker.store_figures import STORE_FIGURES
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.document_saver import DocumentSaver, MakeSaver, Read
@@ -123,7 +126,7 @@ class BrokerServer:
         self._instance_id = transport.random.getrandbits(63)
         self._root = Path(config.store_path_root_dir)
         self._pumped_ms = 0
-        self._link_counts = LinkCounts()
+        self._replication = Stats(ReplicaCounts())
         self._wake_planned = False
         self._store_failed = False
         self._shell = RoleShell(ServedBy.BROKER, "broker", config.broker_name, transport, clock)
@@ -427,7 +430,7 @@ class BrokerServer:
             self._member.handlers if self._member is not None else {},
             self._replica_state,
             self._on_deposed,
-            self._link_counts,
+            self._replication.total,
         )
 
     def _replica_state(self) -> str:
@@ -535,8 +538,10 @@ class BrokerServer:
         return busy
 
     def _on_sample(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._replication.sample(now_ms)
         if self._role is not None:
-            self._role.sample(self._clock.monotonic_ms())
+            self._role.sample(now_ms)
 
     def _on_save(self) -> None:
         if self._role is not None:
@@ -567,7 +572,7 @@ class BrokerServer:
             tell(INDEX_FIGURES, lambda: self._index_status().progress)
         if self._config.ha.mode is not HaMode.OFF:
             tell(REPLICA_FIGURES, self._ha_status)
-            tell(LINK_FIGURES, lambda: self._link_counts)
+            tell(COUNT_FIGURES, lambda: self._replication)
 
     def _ha_status(self) -> HaStatus:
         role = self._role

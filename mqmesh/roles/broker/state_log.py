@@ -96,6 +96,7 @@ class StateLog:
 
     Attributes:
         failure: Why the last write failed; None if it did not.
+        records_written: How many records were put, each of many changes.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class StateLog:
         config: StoreConfig,
     ) -> None:
         self.failure: StorageError | None = None
+        self.records_written = 0
         self._store = store
         self._tables = dict(tables)
         self._urgent = tuple(table.changed for table in urgent)
@@ -185,6 +187,7 @@ class StateLog:
             self._left.popleft()
         written = sum(len(batch.data) for batch in batches)
         self._bytes_since += written
+        self.records_written += len(batches)
         if self._making_at is not None:
             if self._making_bytes == 0:
                 self._making_position = results[0].commitlog_offset

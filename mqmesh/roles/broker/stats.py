@@ -1,11 +1,13 @@
 """What a broker counts, and the rates of the last seconds."""
 
 from collections import deque
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from mqmesh.protocol.messaging import SendStatus
+
+_Totals = TypeVar("_Totals", bound=msgspec.Struct)
 
 SAMPLE_MS: Final = 1_000
 WINDOW_SAMPLES: Final = 10
@@ -57,24 +59,19 @@ class Counters(msgspec.Struct):
     forced_lost_messages: int = 0
 
 
-class BrokerStats:
+class Stats(Generic[_Totals]):
     """Totals, and how quickly they grew of late.
 
+    Args:
+        total: At the beginning.
+
     Attributes:
-        total: The totals; handlers add to them.
-        unsafe_answers: Answers to sends that were stored but are not as safe as they should be, by
-            status.
+        total: The totals; who counts adds to them.
     """
 
-    def __init__(self) -> None:
-        self.total = Counters()
-        self.unsafe_answers: dict[SendStatus, int] = {}
-        self._samples: deque[tuple[int, Counters]] = deque(maxlen=WINDOW_SAMPLES + 1)
-
-    def note_unsafe(self, status: SendStatus) -> None:
-        """A send was answered although somebody lacks it who should have it."""
-        counts = self.unsafe_answers
-        counts[status] = counts.get(status, 0) + 1
+    def __init__(self, total: _Totals) -> None:
+        self.total = total
+        self._samples: deque[tuple[int, _Totals]] = deque(maxlen=WINDOW_SAMPLES + 1)
 
     def sample(self, now_ms: int) -> None:
         """Notes the totals; to be called each ``SAMPLE_MS``.
@@ -91,3 +88,21 @@ class BrokerStats:
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]
         grown: int = getattr(last, name) - getattr(first, name)
         return grown * 1_000 / max(last_ms - first_ms, 1)
+
+
+class BrokerStats(Stats[Counters]):
+    """What handlers count.
+
+    Attributes:
+        unsafe_answers: Answers to sends that were stored but are not as safe as they should be, by
+            status.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Counters())
+        self.unsafe_answers: dict[SendStatus, int] = {}
+
+    def note_unsafe(self, status: SendStatus) -> None:
+        """A send was answered although somebody lacks it who should have it."""
+        counts = self.unsafe_answers
+        counts[status] = counts.get(status, 0) + 1

@@ -1,8 +1,11 @@
 """Asks the replicas of broker groups how they are, and makes a follower the master."""
 
+from typing import Final
+
 import msgspec
 
 from mqmesh.errors import InvalidArgument, MQMeshError, NoRoute
+from mqmesh.figures import FigureReading
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.replication import (
@@ -19,6 +22,9 @@ from mqmesh.protocol.route import BrokerData
 from mqmesh.sdk.admin.admin import MASTER_ID, AdminClient
 from mqmesh.transport.endpoints import endpoint_of
 
+HA_FIGURES: Final = "ha_"
+"""What the names of figures of replication begin with."""
+
 
 class ReplicaReport(msgspec.Struct, frozen=True):
     """What a replica says of itself.
@@ -29,6 +35,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
         endpoint: Where it listens.
         status: Its answer; None if there was none.
         problem: Why there was none.
+        figures: Those of replication, whose names begin with ``ha_``.
     """
 
     broker_name: str
@@ -36,6 +43,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     endpoint: str
     status: HaStatus | None
     problem: str = ""
+    figures: tuple[FigureReading, ...] = ()
 
 
 class HaAdmin(AdminClient):
@@ -60,11 +68,17 @@ class HaAdmin(AdminClient):
                         endpoint, RequestCode.GET_HA_STATUS, encode_header(HaStatusRequest())
                     )
                     status, problem = decode_header(HaStatus, answer.header), ""
+                    figures = tuple(
+                        one
+                        for one in self.role_info(endpoint)
+                        if one.figure.name.startswith(HA_FIGURES)
+                    )
                 except MQMeshError as error:
-                    status, problem = None, str(error)
-                reports.append(
-                    ReplicaReport(group.broker_name, broker_id, address.tcp, status, problem)
+                    status, problem, figures = None, str(error), ()
+                report = ReplicaReport(
+                    group.broker_name, broker_id, address.tcp, status, problem, figures
                 )
+                reports.append(report)
         return reports
 
     def promote(

@@ -99,7 +99,7 @@ class FollowerRole(BrokerRole):
                     self._truncate,
                     self._become_copy,
                     self._promises,
-                    given.link_counts,
+                    given.replication,
                 ),
                 connect=lambda on_command, on_connection: given.transport.connect(
                     endpoint_of(leader), on_command=on_command, on_connection=on_connection
@@ -174,7 +174,6 @@ class FollowerRole(BrokerRole):
             {
                 RequestCode.GET_HA_STATUS: self._get_ha_status,
                 RequestCode.PROMOTE_REPLICA: self._on_promote,
-                RequestCode.GET_BROKER_RUNTIME_INFO: given.shell.runtime_info,
             }
         )
 

@@ -147,6 +147,10 @@ class MemberStatus(msgspec.Struct, frozen=True):
         has_session: The coordinator knows it.
         promised_epoch: It follows nobody of an earlier one.
         renewals: How long the coordinator took to answer renewals.
+        set_changes: How often the set of replicas in sync changed while it led.
+        failover_ms: From the last word of the former master until this one served; 0 if it never
+            was elected.
+        is_failsafe: It leads although its session is over: there is no failover meanwhile.
     """
 
     elections: int
@@ -154,6 +158,9 @@ class MemberStatus(msgspec.Struct, frozen=True):
     has_session: bool
     promised_epoch: int
     renewals: Distribution
+    set_changes: int
+    failover_ms: int
+    is_failsafe: bool
 
 
 class MemberLoop(Protocol):
@@ -227,6 +234,10 @@ class GroupMember:
         self.leadership: Leadership | None = None
         self._elections = 0
         self._renewals = Histogram(LATENCY_BOUNDS_MS)
+        self._members: tuple[MemberIncarnation, ...] = ()
+        self._set_changes = 0
+        self._leaderless_ms: int | None = None
+        self._failover_ms = 0
 
     # ---- For the process -------------------------------------------------------------
 
@@ -257,6 +268,9 @@ class GroupMember:
             self._session is not None,
             self._promises.promised_epoch,
             self._renewals.read(),
+            self._set_changes,
+            self._failover_ms,
+            self.leadership is not None and not self._lease_holds(),
         )
 
     def start(self) -> None:
@@ -279,11 +293,25 @@ class GroupMember:
         """A turn of the loop is over."""
         if self.leadership is None:
             return
+        self._look_at_set(self.leadership)
         if self.leadership.is_over:
             self.step_down(self.leadership.is_over)
         elif self._switch is not None:
             now_ms = self._clock.monotonic_ms()
             self._carry_out(self._switch.tick(now_ms), of_election=False)
+
+    def _look_at_set(self, leadership: Leadership) -> None:
+        """Tells people of what came of elections, and of changes of the set."""
+        if self._leaderless_ms is not None and leadership.is_confirmed:
+            self._failover_ms = self._clock.monotonic_ms() - self._leaderless_ms
+            self._leaderless_ms = None
+            _log.info("this replica serves, %d ms after the former master", self._failover_ms)
+        members = leadership.log.rule.members
+        if members != self._members:
+            before = sorted(one.replica_id for one in self._members)
+            _log.warning("replicas in sync are %s now, not %s", leadership.members, before)
+            self._members = members
+            self._set_changes += 1
 
     def step_down(self, reason: str) -> None:
         """It leads no more, since another one does, or it must not."""
@@ -400,6 +428,7 @@ class GroupMember:
         if state.epoch < self._promises.promised_epoch:
             return  # an election is on its way
         self._leader = (leader.address, state.epoch)
+        self._leaderless_ms = None
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
         self._replica.follow(leader.address, state.epoch)
 
@@ -513,6 +542,8 @@ class GroupMember:
         # Who tells it has looked whether there is a leader, and has it fenced by now.
         self._is_told = is_told
         _log.warning("this replica stands for election: %s", reason)
+        if self._leaderless_ms is None:
+            self._leaderless_ms = now_ms - self._replica.silent_ms(now_ms)
         self._election.me = self._promises.state.member
         effects = self._election.stand(reason, now_ms, is_unclean=is_unclean)
         self._carry_out(effects, of_election=True)
@@ -674,6 +705,7 @@ class GroupMember:
             self._give_way()
             return
         self._elections += 1
+        self._members = self.leadership.log.rule.members
         self._leader = ("", -1)
         _log.warning("this replica leads epoch %d: %s", epoch, record.state.reason)
         mode, wanted = record.state.mode.value, self._config.ha.ack_replicas.value
@@ -828,5 +860,21 @@ MEMBER_FIGURES: Final[tuple[Measured[MemberStatus], ...]] = (
         "how long the coordinator took to renew its session",
         lambda one: one.renewals,
         unit="ms",
+    ),
+    counter(
+        "ha_set_changes_total",
+        "changes of the set of replicas in sync while it led",
+        lambda one: one.set_changes,
+    ),
+    gauge(
+        "ha_failover_ms",
+        "from the last word of the former master until this one served",
+        lambda one: one.failover_ms,
+        unit="ms",
+    ),
+    gauge(
+        "ha_failsafe",
+        "it leads although its session at the coordinator is over: no failover meanwhile",
+        lambda one: one.is_failsafe,
     ),
 )

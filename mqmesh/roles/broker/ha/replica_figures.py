@@ -1,9 +1,40 @@
-"""How a replica is, as figures: by what it answers to GET_HA_STATUS."""
+"""How a replica is, and what it counts, as figures."""
 
 from typing import Final
 
-from mqmesh.figures import Measured, gauge, text
+import msgspec
+
+from mqmesh.figures import Measured, counter, gauge, text
 from mqmesh.protocol.replication import HaStatus
+from mqmesh.roles.broker.stats import Stats
+
+
+class ReplicaCounts(msgspec.Struct):
+    """What a process counts of replication, whichever roles it has one after the other.
+
+    Attributes:
+        chunks: Of a leader's log that were added.
+        bytes: Of them.
+        refused_chunks: Those in which something was wrong.
+        cuts: How often the log was cut.
+        cut_bytes: What was cut off.
+        copies: How often the store became a copy.
+        nacks: Followers that were told to cut their log or to copy it anew, and acknowledgements
+            that were refused.
+        slave_timeouts: Followers that hung, and are not waited for.
+        stale_epochs: Leaders of an earlier epoch that were refused, and how often this one was.
+    """
+
+    chunks: int = 0
+    bytes: int = 0
+    refused_chunks: int = 0
+    cuts: int = 0
+    cut_bytes: int = 0
+    copies: int = 0
+    nacks: int = 0
+    slave_timeouts: int = 0
+    stale_epochs: int = 0
+
 
 REPLICA_FIGURES: Final[tuple[Measured[HaStatus], ...]] = (
     text(
@@ -15,5 +46,61 @@ REPLICA_FIGURES: Final[tuple[Measured[HaStatus], ...]] = (
         "what a follower lacks of its leader's log",
         lambda replica: max(replica.leader_end - replica.log_end, 0),
         unit="bytes",
+    ),
+)
+
+COUNT_FIGURES: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
+    counter(
+        "ha_copied_chunks_total",
+        "pieces of a leader's log that were added",
+        lambda replica: replica.total.chunks,
+    ),
+    counter(
+        "ha_copied_bytes_total",
+        "bytes of a leader's log that were added",
+        lambda replica: replica.total.bytes,
+        unit="bytes",
+    ),
+    gauge(
+        "ha_catch_up_bytes_per_s",
+        "bytes of a leader's log that were added, of late",
+        lambda replica: replica.rate("bytes"),
+        unit="bytes",
+    ),
+    counter(
+        "ha_refused_chunks_total",
+        "pieces in which something was wrong",
+        lambda replica: replica.total.refused_chunks,
+    ),
+    counter(
+        "ha_cuts_total",
+        "times that the end of the log was cut off",
+        lambda replica: replica.total.cuts,
+    ),
+    counter(
+        "ha_cut_bytes_total",
+        "what was cut off",
+        lambda replica: replica.total.cut_bytes,
+        unit="bytes",
+    ),
+    counter(
+        "ha_copies_total",
+        "times that the store became a copy",
+        lambda replica: replica.total.copies,
+    ),
+    counter(
+        "ha_nacks_total",
+        "followers told to cut or copy, and acknowledgements that were refused",
+        lambda replica: replica.total.nacks,
+    ),
+    counter(
+        "ha_slave_timeouts_total",
+        "followers that hung, and are not waited for",
+        lambda replica: replica.total.slave_timeouts,
+    ),
+    counter(
+        "ha_stale_epoch_refusals_total",
+        "leaders of an earlier epoch that were refused, and how often this one was",
+        lambda replica: replica.total.stale_epochs,
     ),
 )

@@ -19,8 +19,8 @@ from mqmesh.errors import (
     MQMeshError,
     OffsetOutOfRange,
     RemoteProtocolError,
+    StaleEpoch,
 )
-from mqmesh.figures import Measured, counter
 from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -33,6 +33,7 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
 )
 from mqmesh.roles.broker.ha.promises import Promises
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.storage.commitlog.log_copy import decode_beginning
 from mqmesh.storage.interface import LogBeginning, LogChunk, ReplicableLog
 from mqmesh.units import CommitLogOffset
@@ -70,26 +71,6 @@ class LeaderConnection(Protocol):
         """Closes it."""
 
 
-class LinkCounts(msgspec.Struct):
-    """What the links of a process count.
-
-    Attributes:
-        chunks: Chunks that were added.
-        bytes: Of them.
-        refused_chunks: Those in which something was wrong.
-        cuts: How often the log was cut.
-        cut_bytes: What was cut off.
-        copies: How often the store became a copy.
-    """
-
-    chunks: int = 0
-    bytes: int = 0
-    refused_chunks: int = 0
-    cuts: int = 0
-    cut_bytes: int = 0
-    copies: int = 0
-
-
 class LogCopy(msgspec.Struct, frozen=True):
     """The follower's log, and what hangs on it.
 
@@ -100,7 +81,7 @@ class LogCopy(msgspec.Struct, frozen=True):
         truncate: Cuts its end off at a commit-log offset, with all that hangs on it.
         become_copy: Moves the store aside, and begins a copy.
         promises: Whom it may follow.
-        counts: Of all links that this copy had.
+        counts: What all links of the process count.
     """
 
     log: Callable[[], ReplicableLog]
@@ -109,7 +90,7 @@ class LogCopy(msgspec.Struct, frozen=True):
     truncate: Callable[[CommitLogOffset], None]
     become_copy: Callable[[LogBeginning], None]
     promises: Promises
-    counts: LinkCounts
+    counts: ReplicaCounts
 
 
 class ReplicaLink:
@@ -242,7 +223,11 @@ class ReplicaLink:
                 f"{REPLICATION_VERSION}: upgrade followers first"
             )
         # From now on nobody of an earlier epoch makes it cut what this leader sends.
-        self._promises.promise(answer.epoch)
+        try:
+            self._promises.promise(answer.epoch)
+        except StaleEpoch:
+            self._counts.stale_epochs += 1
+            raise
         self.leader_epoch = answer.epoch
         log = self._copy.log()
         if answer.mode == ReplicationMode.STREAM:
@@ -339,26 +324,3 @@ class ReplicaLink:
             # The next one says the same, and more.
             _log.debug("an acknowledgement is late: %s", error)
             self._acknowledged = (-1, -1)
-
-
-LINK_FIGURES: Final[tuple[Measured[LinkCounts], ...]] = (
-    counter(
-        "ha_copied_chunks_total",
-        "pieces of a leader's log that were added",
-        lambda link: link.chunks,
-    ),
-    counter(
-        "ha_copied_bytes_total",
-        "bytes of a leader's log that were added",
-        lambda link: link.bytes,
-        unit="bytes",
-    ),
-    counter(
-        "ha_refused_chunks_total",
-        "pieces in which something was wrong",
-        lambda link: link.refused_chunks,
-    ),
-    counter("ha_cuts_total", "times that the end of the log was cut off", lambda link: link.cuts),
-    counter("ha_cut_bytes_total", "what was cut off", lambda link: link.cut_bytes, unit="bytes"),
-    counter("ha_copies_total", "times that the store became a copy", lambda link: link.copies),
-)

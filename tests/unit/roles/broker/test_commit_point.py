@@ -91,10 +91,10 @@ def test_nobody_waits_for_a_holder_that_is_not_there_but_is_told_that_it_lacks_t
     point.wait("first", 20, now_ms=0)
     point.wait("second", 40, now_ms=0)
     point.wait("third", 60, now_ms=0)
-    assert point.confirmed() == ["first"]
+    assert point.confirmed(now_ms=0) == ["first"]
     assert point.status_of(20) is SendStatus.SEND_OK
     there[0] = False
-    assert point.confirmed() == ["second"]
+    assert point.confirmed(now_ms=0) == ["second"]
     assert point.status_of(40) is SendStatus.SLAVE_NOT_AVAILABLE
     ((waiter, late),) = point.expired(100)
     assert (waiter, late) == ("third", disk), "it waits for those that are there"
@@ -121,13 +121,14 @@ def test_puts_wait_in_order_until_they_are_safe():
     for end in (10, 20, 15, 30):
         point.wait(str(end), end, now_ms=0)
     at.disk = 9
-    assert point.confirmed() == []
+    assert point.confirmed(now_ms=0) == []
     at.disk = 10
-    assert point.confirmed() == ["10"]
-    assert point.confirmed() == [], "each is told once"
+    assert point.confirmed(now_ms=0) == ["10"]
+    assert point.confirmed(now_ms=0) == [], "each is told once"
     at.disk = 20
-    assert point.confirmed() == ["20", "15"]
+    assert point.confirmed(now_ms=6) == ["20", "15"]
     assert point.waiting_count == 1
+    assert (point.waits_ms.read().count, point.waits_ms.read().total) == (3, 12)
 
 
 def test_after_too_long_a_put_says_who_is_late():
@@ -185,7 +186,7 @@ def test_no_more_wait_than_may():
         point.check_room()
     assert got.value.retry_after_ms == 30
     at.disk = 10
-    point.confirmed()
+    point.confirmed(now_ms=0)
     point.check_room()
 
 
@@ -221,11 +222,11 @@ def test_each_put_is_told_once_and_never_before_it_is_safe(seed):
                     told.append(number)
                 assert all(due[n] > now_ms for n in ends if n not in told)
             case 4:
-                for number in point.confirmed():
+                for number in point.confirmed(now_ms=0):
                     assert ends[number] <= min(at.disk, at.replica)
                     told.append(number)
                 assert point.visible(log_end) == min(at.disk, at.replica)
         assert point.waiting_count == len(ends) - len(told)
     at.disk = at.replica = log_end
-    told += point.confirmed()
+    told += point.confirmed(now_ms=0)
     assert told == list(ends), "in the order in which they came, each once"

@@ -47,6 +47,7 @@ def test_who_says_what_cannot_be_counts_no_more(table, written, synced):
     with pytest.raises(InvalidArgument, match=str(written)):
         table.acknowledged(b"a", written, synced, 0)
     assert not len(table)
+    assert table.counts.nacks == 1
     assert table.position == 0
     with pytest.raises(InvalidArgument, match="opened no replication"):
         table.acknowledged(b"a", 500, 0, 0)
@@ -111,6 +112,7 @@ def test_one_that_hangs_is_not_waited_for(table):
     assert table.silent(4_000) == []
     assert table.silent(4_001) == [one]
     assert not len(table)
+    assert table.counts.slave_timeouts == 1
 
 
 def test_idle_ones_are_told_now_and_then(table):

@@ -19,11 +19,11 @@ from mqmesh.protocol.replication import (
     ReplicationMode,
 )
 from mqmesh.roles.broker.ha.promises import KeptPromises
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.ha.replica_link import (
     FIRST_RETRY_MS,
     RETRY_MS,
     SILENT_MS,
-    LinkCounts,
     LogCopy,
     ReplicaLink,
 )
@@ -67,7 +67,7 @@ class Leader:
         self.acks: list[AckReplication] = []
         self.done: list[object] = []
         self.closed = False
-        self.counts = LinkCounts()
+        self.counts = ReplicaCounts()
         self.promises = KeptPromises(
             first_state(7, 2, identity="i", boot_id="b", drawn=0), lambda state: None
         )
@@ -236,6 +236,7 @@ def test_a_leader_of_an_epoch_that_is_over_is_not_followed(leader):
     assert leader.log.data == b"." * 100
     assert not leader.link.streaming
     assert "promised 4" in leader.link.failure
+    assert leader.counts.stale_epochs == 1
 
 
 def test_a_store_with_another_log_is_not_moved_aside_for_a_leader_that_may_be_wiped(leader):

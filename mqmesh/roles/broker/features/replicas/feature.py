@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.figures import gauge
+from mqmesh.figures import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Feature
@@ -72,6 +72,17 @@ REPLICAS: Final = Feature(
             "of the log that may still be taken back, of a master that was elected",
             _unconfirmed,
             unit="bytes",
+        ),
+        histogram(
+            "ha_ack_wait_ms",
+            "how long sends waited for followers, or for the disk",
+            lambda broker: broker.commit_point.waits_ms.read(),
+            unit="ms",
+        ),
+        counter(
+            "ha_state_records_total",
+            "records of topics, groups and offsets that were put into the log",
+            lambda broker: broker.state.records_written,
         ),
     ),
 )

@@ -12,6 +12,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.protocol.replication import MAX_CHUNK_BYTES, MAX_REPLICA_ID, ReplicaStatus
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.units import MAX_OFFSET
 
 TURN_BYTES: Final = 4 * MAX_CHUNK_BYTES
@@ -53,6 +54,10 @@ class FollowerTable:
         fall_behind_bytes: One that lacks more is not waited for.
         retain_ms: How long the log is kept for one that was heard so long ago.
         counts_synced: A put is with a follower once it is on its disk, not when it is written.
+        counts: Of the process.
+
+    Attributes:
+        counts: See above.
     """
 
     def __init__(
@@ -62,7 +67,9 @@ class FollowerTable:
         fall_behind_bytes: int,
         retain_ms: int = 600_000,
         counts_synced: bool = False,
+        counts: ReplicaCounts | None = None,
     ) -> None:
+        self.counts = counts or ReplicaCounts()
         self._window_bytes = window_bytes
         self._fall_behind_bytes = fall_behind_bytes
         self._counts_synced = counts_synced
@@ -147,6 +154,7 @@ class FollowerTable:
             raise InvalidArgument("an acknowledgement of somebody who has opened no replication")
         if not one.written <= written <= one.sent or not one.synced <= synced <= written:
             del self._by_peer[peer]
+            self.counts.nacks += 1
             raise InvalidArgument(
                 f"replica {one.replica_id} says that it has written to {written} and synced to "
                 f"{synced}; it had {one.written} and {one.synced}, and was sent {one.sent}"
@@ -193,6 +201,7 @@ class FollowerTable:
         found = [one for one in self if now_ms - one.heard_ms > SILENT_MS]
         for one in found:
             del self._by_peer[one.peer]
+        self.counts.slave_timeouts += len(found)
         return found
 
     def needed(self, now_ms: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mqmesh.coordination.interface import MemberIncarnation
-from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange
+from mqmesh.errors import CorruptRecord, InvalidArgument, OffsetOutOfRange, StaleEpoch
 from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, Request, encode_header, reply_with
@@ -58,7 +58,12 @@ def open_replication(
         raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
     store, log, leadership = context.store, replicable(context.store), context.leadership
     if leadership is not None:
-        leadership.check_promise(asked.replica_id, asked.promised_epoch)
+        try:
+            leadership.check_promise(asked.replica_id, asked.promised_epoch)
+        except StaleEpoch as error:
+            context.followers.counts.stale_epochs += 1
+            _log.warning("replica %d does not follow: %s", asked.replica_id, error)
+            raise
     ours = log.identity()
     mode, offset = how_to_go_on(ours, asked.log)
     if mode is ReplicationMode.STREAM:
@@ -70,6 +75,10 @@ def open_replication(
             request.peer, asked.replica_id, log_end=ours.log_end, offset=offset, now_ms=now_ms
         )
         _log.info("replica %d follows from %d", asked.replica_id, offset)
+    else:
+        context.followers.counts.nacks += 1
+        what = "cuts its log to" if mode is ReplicationMode.TRUNCATE else "copies the log from"
+        _log.warning("replica %d %s %d, before it follows", asked.replica_id, what, offset)
     body: Sequence[bytes] = ()
     if mode is not ReplicationMode.TRUNCATE:
         store.keep_from(HOLDER.format(asked.replica_id), CommitLogOffset(offset))

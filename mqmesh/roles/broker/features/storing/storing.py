@@ -79,7 +79,7 @@ def _refuse_late(
 
 def answer_confirmed(context: BrokerContext) -> None:
     """More of the log is safe: answers the sends that waited for it, and wakes pulls."""
-    for send in context.commit_point.confirmed():
+    for send in context.commit_point.confirmed(context.clock.monotonic_ms()):
         _answer_safe(context, send)
     for key in context.commit_point.arrivals():
         if key[0] == SCHEDULE_TOPIC:
