@@ -13,6 +13,7 @@ The tree, by what the reader should do::
     ├── TransportError               the way to the peer
     │   ├── RequestTimeout           no answer in time; the outcome is unknown
     │   ├── EndpointUnreachable      no connection
+    │   ├── AuthenticationFailed     the server or the client is not who the other one trusts
     │   └── QueueFull                a bounded queue of this process is full
     ├── StorageError                 what stays on disk
     │   ├── CorruptRecord            damage below the synced mark
@@ -114,6 +115,15 @@ class RequestTimeout(TransportError):
 
 class EndpointUnreachable(TransportError):
     """Raised when there is no connection to an endpoint, or it broke under a request."""
+
+
+class AuthenticationFailed(TransportError):
+    """Raised when a server does not accept the client's key, or has not the key it should have.
+
+    Also when one of both speaks CURVE and the other does not. The message says which.
+    """
+
+    retriable = False
 
 
 class QueueFull(TransportError):

@@ -85,9 +85,11 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         name: Of the user.
+        key: Public key that it proved to have; "" for none.
     """
 
     name: str
+    key: str = ""
 
 
 ANYBODY: Final = Principal("anybody")

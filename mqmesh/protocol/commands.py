@@ -60,6 +60,8 @@ class Right(enum.StrEnum):
     """To send to the topics."""
     SUB = "SUB"
     """To read the topics, and to do it as the groups."""
+    FILTER = "FILTER"
+    """To upload filters in Python for the groups."""
     VIEW = "view"
     """To see how everything is; changes nothing."""
     ADMIN = "admin"
@@ -82,6 +84,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
         groups: The same of groups.
         oneway: Sent without a wish for an answer.
         fixed: Reads a header that is no msgpack array.
+        broker: Where the header names the broker group that it speaks for; "" for nowhere.
     """
 
     code: RequestCode
@@ -93,6 +96,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
     groups: tuple[str, ...]
     oneway: bool = False
     fixed: Callable[[memoryview], Any] | None = None
+    broker: str = ""
 
     def decoder(self) -> Callable[[memoryview], Any]:
         """What turns the bytes of a request's header into a value.
@@ -153,15 +157,16 @@ def _row(
     *,
     oneway: bool = False,
     fixed: Callable[[memoryview], Any] | None = None,
+    broker: str = "",
 ) -> CommandSpec:
     places = tuple(topics.split()), tuple(groups.split())
     who = frozenset({servers} if isinstance(servers, ServedBy) else servers)
-    return CommandSpec(code, who, right, request, reply, *places, oneway, fixed)
+    return CommandSpec(code, who, right, request, reply, *places, oneway, fixed, broker)
 
 
 C = RequestCode
 ALL, BROKER, NAMESRV, FILTERSRV, SCHEDULE, INDEXER, COORDINATOR, CLIENT = ServedBy
-NONE, PUB, SUB, VIEW, ADMIN, INTERNAL = Right
+NONE, PUB, SUB, FILTER, VIEW, ADMIN, INTERNAL = Right
 
 # fmt: off
 _ROWS: Final = (
@@ -172,8 +177,9 @@ _ROWS: Final = (
     _row(C.PROBE_CLIENT, CLIENT, INTERNAL, "", "", oneway=True),
     # Name server.
     _row(C.REGISTER_BROKER, NAMESRV, INTERNAL, "topics[].topic", "",
-         route.RegisterBrokerRequest, route.RegisterBrokerResponse),
-    _row(C.UNREGISTER_BROKER, NAMESRV, INTERNAL, "", "", route.UnregisterBrokerRequest),
+         route.RegisterBrokerRequest, route.RegisterBrokerResponse, broker="broker_name"),
+    _row(C.UNREGISTER_BROKER, NAMESRV, INTERNAL, "", "", route.UnregisterBrokerRequest,
+         broker="broker_name"),
     _row(C.GET_ROUTEINFO_BY_TOPIC, NAMESRV, NONE, "topic", "",
          route.GetRouteRequest, route.TopicRoute),
     _row(C.GET_BROKER_CLUSTER_INFO, NAMESRV, NONE, "", "",
@@ -251,7 +257,7 @@ _ROWS: Final = (
     _row(C.REGISTER_FILTER_SERVER, BROKER, INTERNAL, "", "", filters.RegisterFilterServerRequest),
     _row(C.GET_FILTER_SERVER, BROKER, SUB, "", "group",
          filters.GetFilterServerRequest, filters.FilterServerInfo),
-    _row(C.REGISTER_MESSAGE_FILTER_CLASS, FILTERSRV, SUB, "", "group",
+    _row(C.REGISTER_MESSAGE_FILTER_CLASS, FILTERSRV, FILTER, "", "group",
          filters.UploadFilterRequest, filters.UploadFilterResponse),
     # Consumer groups, for administrators.
     _row(C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, BROKER, ADMIN, "", "config.group",

@@ -20,6 +20,8 @@ from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, Reply, Request
 from mqmesh.refusals import Refusals
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import KeyRing
 from mqmesh.units import GIB, MIB
 
 Handler = Callable[[Request], Reply | None]
@@ -181,6 +183,9 @@ class Server(Protocol):
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts and logs a refusal."""
 
+    def review(self) -> None:
+        """The access list changed: ends the connections of who may not connect any more."""
+
     def tick(self, now_ms: int) -> None:
         """Looks after connections; to be called some times a second."""
 
@@ -196,6 +201,9 @@ class Publisher(Protocol):
 
     def publish(self, hint: bytes) -> None:
         """Sends a hint to all who listen now."""
+
+    def review(self) -> None:
+        """The access list changed: ends all connections, so that listeners prove themselves."""
 
     def close(self) -> None:
         """Stops listening."""
@@ -273,7 +281,14 @@ class Transport(Protocol):
     """The world of one loop.
 
     Everything that is connected here is served in the thread of its loop.
+
+    Attributes:
+        ring: The own keys and those of servers; None where nothing is encrypted.
+        guard: Who may connect to servers of this transport; None where everybody may.
     """
+
+    ring: KeyRing | None
+    guard: Guard | None
 
     @property
     def loop(self) -> Loop:

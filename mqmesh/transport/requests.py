@@ -144,6 +144,11 @@ class RequestTable:
         sent = [key for key, waiting in self._waiting.items() if waiting.sent]
         self._fail(sent, broken(self._endpoint))
 
+    def refuse(self, error: MQMeshError) -> None:
+        """There will be no connection: all requests end with this error."""
+        self._unsent.clear()
+        self._fail(list(self._waiting), error)
+
     def close(self) -> None:
         """Requests without an outcome end with ``ClientClosed``."""
         self._closed = True

@@ -13,6 +13,8 @@ import pytest
 
 from mqmesh.errors import MQMeshError
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.transport.zmq.server import CommandServer
@@ -27,8 +29,8 @@ class Wire:
     Everything a test makes with it is closed at its end.
     """
 
-    def __init__(self) -> None:
-        self.transport = ZmqTransport()
+    def __init__(self, ring: KeyRing | None = None, guard: Guard | None = None) -> None:
+        self.transport = ZmqTransport(ring, guard)
         self.context, self.loop = self.transport.context, self.transport.loop
         self._closers: list[Callable[[], None]] = []
 
@@ -92,6 +94,20 @@ def wire() -> Iterator[Wire]:
     wire = Wire()
     yield wire
     wire.close()
+
+
+@pytest.fixture
+def wires() -> Iterator[Callable[..., Wire]]:
+    """Make wires with keys and guards; all are closed with the test."""
+    made: list[Wire] = []
+
+    def make(ring: KeyRing | None, guard: Guard | None) -> Wire:
+        made.append(Wire(ring, guard))
+        return made[-1]
+
+    yield make
+    for wire in made:
+        wire.close()
 
 
 @contextmanager

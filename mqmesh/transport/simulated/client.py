@@ -137,6 +137,9 @@ class SimulatedHintPublisher:
         for connection in list(self._hearers):
             connection.answer(hint)
 
+    def review(self) -> None:
+        """Nothing to do: here everybody may listen."""
+
     def close(self) -> None:
         """Stops listening."""
         self._network.unbind(self)

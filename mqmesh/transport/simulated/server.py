@@ -101,6 +101,9 @@ class SimulatedServer:
             )
             self._send(request.peer, frame)
 
+    def review(self) -> None:
+        """Nothing to do: here everybody may connect."""
+
     def tick(self, now_ms: int) -> None:
         """Nothing to do: simulated connections look after themselves."""
 

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from mqmesh.protocol.command import Command
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import Handler, ServerLimits
 from mqmesh.transport.simulated.client import (
     SimulatedChannel,
@@ -37,6 +39,8 @@ class SimulatedTransport:
         self.loop = SimulatedLoop(node)
         self.clock = node.clock
         self._network = network
+        self.ring: KeyRing | None = None
+        self.guard: Guard | None = None
 
     @property
     def random(self) -> random.Random:

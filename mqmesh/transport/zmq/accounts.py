@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from mqmesh.protocol.command import ANYBODY, Principal
 from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.zmq.connections import Received
 from mqmesh.units import KIB
@@ -52,6 +53,7 @@ class PeerAccount:
         since_ms: When it was met.
         heard_ms: When a frame of it was read last.
         watched: It is looked whether it lives since.
+        principal: Who it is.
         refused: Bytes of the last answer that there was no room for: to find it took time, so as
             long as there is none, nothing else is looked for on its behalf; 0 for none.
     """
@@ -63,13 +65,15 @@ class PeerAccount:
         "held",
         "largest",
         "loose",
+        "principal",
         "refused",
         "since_ms",
         "taken",
         "watched",
     )
 
-    def __init__(self, since_ms: int) -> None:
+    def __init__(self, since_ms: int, principal: Principal = ANYBODY) -> None:
+        self.principal = principal
         self.frames: deque[bytes] = deque()
         self.held = 0
         self.loose = 0

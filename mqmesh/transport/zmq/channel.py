@@ -6,12 +6,14 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import ClientClosed, EndpointUnreachable
+from mqmesh.errors import AuthenticationFailed, ClientClosed, EndpointUnreachable
 from mqmesh.protocol.codes import ResponseCode, response_error
 from mqmesh.protocol.command import Command, decode_frame, encode_frame
+from mqmesh.security.keys import KeyRing
 from mqmesh.transport.requests import broken, too_late
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
+from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
 
 SLICE_MS: Final = 50
 """How long a wait lasts before the connection is looked at again."""
@@ -32,24 +34,27 @@ class BlockingChannel:
         context: ZeroMQ context of the client.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
         busy_poll: How to wait for answers; None to sleep at once.
+        ring: Keys; None to speak plainly.
     """
 
     def __init__(
-        self, context: sockets.Context, endpoint: str, *, busy_poll: BusyPoll | None = None
+        self,
+        context: sockets.Context,
+        endpoint: str,
+        *,
+        busy_poll: BusyPoll | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._next_opaque = 1
         self._closed = False
-        self._connected = False
         self._cancelled = False
-        self._socket = sockets.dealer(context)
-        self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
-        self._monitor = sockets.monitor(self._socket)
-        self._poll = select.epoll()
-        for watched in (self._socket, self._monitor):
-            self._poll.register(int(watched.get(zmq.FD)), select.EPOLLIN)
         self._busy_poll = busy_poll or BusyPoll(0)
-        sockets.connect(self._socket, endpoint)
+        self._context = context
+        self._ring = ring
+        self._refused: AuthenticationFailed | None = None
+        self._refused_until = 0.0
+        self._open()
 
     def request(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
@@ -65,11 +70,14 @@ class BlockingChannel:
         Raises:
             RequestTimeout: No answer in time; the outcome is unknown.
             EndpointUnreachable: No connection in time, or it broke before the answer.
+            AuthenticationFailed: The server does not trust the client, or the other way round.
             BrokerError: The server refused.
             ClientClosed: After ``close``.
             LocalProtocolError, RemoteProtocolError: A frame that breaks the protocol.
         """
         self._check_open()
+        if self._refused is not None:
+            self._try_again(self._refused)
         deadline = time.monotonic() + timeout_ms / 1_000
         opaque = self._next_opaque
         self._next_opaque += 1
@@ -105,8 +113,30 @@ class BlockingChannel:
         """Closes the connection."""
         if not self._closed:
             self._closed = True
-            self._poll.close()
-            sockets.close(self._socket, self._monitor)
+            self._drop()
+
+    def _open(self) -> None:
+        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
+        self._connected = False
+        self._socket = sockets.dealer(self._context)
+        self._socket.setsockopt(zmq.SNDTIMEO, SLICE_MS)
+        self._monitor = sockets.monitor(self._socket, with_refusals=True)
+        self._poll = select.epoll()
+        for watched in (self._socket, self._monitor):
+            self._poll.register(int(watched.get(zmq.FD)), select.EPOLLIN)
+        sockets.connect(self._socket, self.endpoint, self._ring)
+
+    def _drop(self) -> None:
+        self._poll.close()
+        sockets.close(self._socket, self._monitor)
+
+    def _try_again(self, refused: AuthenticationFailed) -> None:
+        """Begins anew if the last attempt was some time ago: the access list may have changed."""
+        if time.monotonic() < self._refused_until:
+            raise refused
+        self._refused = None
+        self._drop()
+        self._open()
 
     def _send(self, frame: bytes, deadline: float) -> None:
         while True:
@@ -122,7 +152,11 @@ class BlockingChannel:
     def _look(self) -> bool:
         """Reads the news of the connection; True if it broke, even if there is a new one."""
         broke = False
-        for event, _ in sockets.read_monitor(self._monitor):
+        for event, value in sockets.read_monitor(self._monitor):
+            self._refused = self._handshakes.take(event, value)
+            if self._refused is not None:
+                self._refused_until = time.monotonic() + TRY_AGAIN_MS / 1_000
+                raise self._refused
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
                 sockets.settle(self._socket)

@@ -6,11 +6,13 @@ from typing import Final
 
 import zmq
 
-from mqmesh.errors import RemoteProtocolError
+from mqmesh.errors import AuthenticationFailed, RemoteProtocolError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Command, decode_frame
+from mqmesh.security.keys import KeyRing
 from mqmesh.transport.interface import OnDone
 from mqmesh.transport.requests import RequestTable
 from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
 from mqmesh.transport.zmq.loop import EventLoop
 
 FRAMES_PER_TICK: Final = 256
@@ -24,7 +26,8 @@ class CommandClient:
 
     Every request ends exactly once: with its successful response, or with an error. While
     there is no connection, requests wait for it until their deadlines; ask ``unreachable``
-    first where another server would do.
+    first where another server would do. If the server does not trust the client, or the other way
+    round, requests end with ``AuthenticationFailed`` at once; it is tried again each 5 s.
 
     Args:
         context: ZeroMQ context of the process.
@@ -32,6 +35,7 @@ class CommandClient:
         endpoint: ``tcp://host:port`` or ``ipc://path``.
         on_command: Told of commands that the server sends by itself.
         on_connection: Told when the connection is made (True) and broken (False).
+        ring: Keys; None to speak plainly.
 
     Attributes:
         connected: The connection stands.
@@ -46,6 +50,7 @@ class CommandClient:
         *,
         on_command: Callable[[Command], None] | None = None,
         on_connection: Callable[[bool], None] | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.connected = False
@@ -55,11 +60,10 @@ class CommandClient:
         self._table = RequestTable(loop, endpoint, self._try_send, on_command)
         self._wants_write = False
         self._closed = False
-        self._socket = sockets.dealer(context)
-        self._monitor = sockets.monitor(self._socket)
-        loop.add(self._socket, self._on_ready)
-        loop.add(self._monitor, self._on_monitor)
-        sockets.connect(self._socket, endpoint)
+        self._context = context
+        self._ring = ring
+        self._refused: AuthenticationFailed | None = None
+        self._open()
 
     @property
     def in_flight(self) -> int:
@@ -91,6 +95,8 @@ class CommandClient:
         self._table.request(code, on_done, parts, header, timeout_ms)
         if self._table.has_unsent:
             self._watch_write()
+            if self._refused is not None:
+                self._loop.call_later(0, self._refuse)
 
     def oneway(self, code: int, *parts: bytes | memoryview, header: bytes = b"") -> None:
         """Sends a request that gets no answer; it may be lost.
@@ -107,10 +113,40 @@ class CommandClient:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove(self._socket)
-        self._loop.remove(self._monitor)
-        sockets.close(self._socket, self._monitor)
+        self._drop()
         self._table.close()
+
+    def _open(self) -> None:
+        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
+        self._socket = sockets.dealer(self._context)
+        self._monitor = sockets.monitor(self._socket, with_refusals=True)
+        self._loop.add(self._socket, self._on_ready)
+        self._loop.add(self._monitor, self._on_monitor)
+        sockets.connect(self._socket, self.endpoint, self._ring)
+
+    def _drop(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove(self._socket)
+            self._loop.remove(self._monitor)
+            sockets.close(self._socket, self._monitor)
+
+    def _give_up(self, refused: AuthenticationFailed) -> None:
+        """There is no connection for now: ZeroMQ would not try again, or do nothing but that."""
+        _log.warning("%s", refused)
+        self._refused = refused
+        self.unreachable = True
+        self._drop()
+        self._loop.call_later(TRY_AGAIN_MS, self._try_again)
+        self._refuse()
+
+    def _try_again(self) -> None:
+        if not self._closed:
+            self._refused = None
+            self._open()
+
+    def _refuse(self) -> None:
+        if self._refused is not None and not self._closed:
+            self._table.refuse(self._refused)
 
     def _try_send(self, frame: bytes) -> bool:
         if not self.connected:
@@ -157,8 +193,12 @@ class CommandClient:
             self._table.take(command)
 
     def _on_monitor(self) -> None:
-        for event, _ in sockets.read_monitor(self._monitor):
+        for event, value in sockets.read_monitor(self._monitor):
             if self._closed:
+                return
+            refused = self._handshakes.take(event, value)
+            if refused is not None:
+                self._give_up(refused)
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True

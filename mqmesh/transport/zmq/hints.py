@@ -1,14 +1,20 @@
 """Hints that may be lost: one publisher, any number of listeners."""
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 import zmq
 
+from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.connections import hang_up
+from mqmesh.transport.zmq.handshakes import TRY_AGAIN_MS, HandshakeWatch
 from mqmesh.transport.zmq.loop import EventLoop
 
 HINTS_PER_TICK: Final = 64
+
+_log = logging.getLogger(__name__)
 
 
 class HintPublisher:
@@ -16,10 +22,21 @@ class HintPublisher:
 
     Args:
         context: ZeroMQ context of the process.
+        loop: Its event loop.
+        own: Keys that it proves; None to speak plainly, to everybody.
     """
 
-    def __init__(self, context: sockets.Context) -> None:
+    def __init__(
+        self, context: sockets.Context, loop: EventLoop, own: Credentials | None = None
+    ) -> None:
+        self._loop = loop
+        self._own = own
+        self._connections: set[int] = set()
         self._socket = sockets.publisher(context)
+        # Who listens is of interest only where somebody may have to stop.
+        self._monitor = None if own is None else sockets.monitor(self._socket)
+        if self._monitor is not None:
+            loop.add(self._monitor, self._on_monitor)
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint.
@@ -33,15 +50,33 @@ class HintPublisher:
         Raises:
             OSError: It is taken or may not be used.
         """
-        return sockets.bind(self._socket, endpoint)
+        return sockets.bind(self._socket, endpoint, self._own)
 
     def publish(self, hint: bytes) -> None:
         """Sends a hint, one frame, to all who listen now."""
         self._socket.send(hint, zmq.NOBLOCK)
 
+    def review(self) -> None:
+        """The access list changed: ends all connections, so that listeners prove themselves.
+
+        A publisher is told nothing by its listeners, so it does not know whose is whose.
+        """
+        for descriptor in self._connections:
+            hang_up(descriptor)
+
     def close(self) -> None:
         """Stops listening."""
-        sockets.close(self._socket)
+        if self._monitor is not None and not self._monitor.closed:
+            self._loop.remove(self._monitor)
+        sockets.close(self._socket, self._monitor)
+
+    def _on_monitor(self) -> None:
+        assert self._monitor is not None
+        for event, descriptor in sockets.read_monitor(self._monitor):
+            if event == zmq.EVENT_ACCEPTED:
+                self._connections.add(descriptor)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._connections.discard(descriptor)
 
 
 class HintSubscriber:
@@ -54,6 +89,7 @@ class HintSubscriber:
         on_hint: Told every hint.
         on_connected: Told when a connection was made: what was published before it, or while
             there was none, is lost, so whoever relies on hints asks for the state now.
+        ring: Keys; None to speak plainly.
     """
 
     def __init__(
@@ -64,25 +100,40 @@ class HintSubscriber:
         *,
         on_hint: Callable[[bytes], None],
         on_connected: Callable[[], None] | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._loop = loop
         self._on_hint = on_hint
         self._on_connected = on_connected
         self._closed = False
-        self._socket = sockets.subscriber(context)
-        self._monitor = sockets.monitor(self._socket)
-        loop.add(self._socket, self._on_readable)
-        loop.add(self._monitor, self._on_monitor)
-        sockets.connect(self._socket, endpoint)
+        self._context = context
+        self._ring = ring
+        self._open()
 
     def close(self) -> None:
         """Closes the connection."""
         if not self._closed:
             self._closed = True
+            self._drop()
+
+    def _open(self) -> None:
+        self._handshakes = HandshakeWatch(self.endpoint, self._ring)
+        self._socket = sockets.subscriber(self._context)
+        self._monitor = sockets.monitor(self._socket, with_refusals=True)
+        self._loop.add(self._socket, self._on_readable)
+        self._loop.add(self._monitor, self._on_monitor)
+        sockets.connect(self._socket, self.endpoint, self._ring)
+
+    def _drop(self) -> None:
+        if not self._socket.closed:
             self._loop.remove(self._socket)
             self._loop.remove(self._monitor)
             sockets.close(self._socket, self._monitor)
+
+    def _try_again(self) -> None:
+        if not self._closed:
+            self._open()
 
     def _on_readable(self) -> None:
         for _ in range(HINTS_PER_TICK):
@@ -98,6 +149,12 @@ class HintSubscriber:
                 self._on_hint(hint)
 
     def _on_monitor(self) -> None:
-        for event, _ in sockets.read_monitor(self._monitor):
+        for event, value in sockets.read_monitor(self._monitor):
+            refused = self._handshakes.take(event, value)
+            if refused is not None:
+                _log.warning("no hints: %s", refused)
+                self._drop()
+                self._loop.call_later(TRY_AGAIN_MS, self._try_again)
+                return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._on_connected is not None:
                 self._on_connected()

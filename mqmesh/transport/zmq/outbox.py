@@ -5,6 +5,7 @@ from typing import Final
 
 import zmq
 
+from mqmesh.protocol.command import Principal
 from mqmesh.transport.interface import ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.accounts import MARK_BYTES, Mark, PeerAccount, room_of_one
@@ -71,9 +72,9 @@ class Outbox:
         self.held = 0
         self.dropped = 0
 
-    def open(self, peer: bytes, now_ms: int) -> PeerAccount:
+    def open(self, peer: bytes, now_ms: int, principal: Principal) -> PeerAccount:
         """A peer is there."""
-        account = self.accounts[peer] = PeerAccount(now_ms)
+        account = self.accounts[peer] = PeerAccount(now_ms, principal)
         return account
 
     def forget(self, peer: bytes) -> PeerAccount | None:

@@ -17,9 +17,11 @@ from mqmesh.errors import (
 )
 from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of, error_header
 from mqmesh.protocol.command import (
+    ANYBODY,
     MAX_REMARK_CHARACTERS,
     ONEWAY,
     RESPONSE,
+    Principal,
     Reply,
     Request,
     decode_frame,
@@ -29,6 +31,8 @@ from mqmesh.protocol.command import (
     peek_opaque,
 )
 from mqmesh.refusals import Refusals
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Handler, ServerLimits, Timer
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.accounts import MARK_BYTES, PeerAccount, PeerLoad
@@ -75,6 +79,9 @@ _EVENTS: Final = int(zmq.EVENTS)
 
 _PROBE: Final = encode_frame(RequestCode.PROBE_CLIENT, 0, flags=ONEWAY)
 
+_USER_ID: Final = "User-Id"
+"""What the answer to ZAP said of a connection; ZeroMQ tells it with each frame."""
+
 _CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
 
@@ -94,6 +101,8 @@ class CommandServer:
             peer that were on their way are served still, and it is told again after each.
         limits: What peers may take. Whoever takes the most loses its connection when all
             together take more than the budget.
+        own: Keys that it proves; None to speak plainly, with everybody.
+        guard: Knows who may connect; said together with ``own``.
 
     Attributes:
         malformed_frames: Frames that were no requests.
@@ -113,9 +122,14 @@ class CommandServer:
         handlers: Mapping[int, Handler],
         on_disconnect: Callable[[bytes], None] | None = None,
         limits: ServerLimits | None = None,
+        *,
+        own: Credentials | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._loop = loop
         self._handlers = handlers
+        self._own = own
+        self._guard = guard
         self._on_disconnect = on_disconnect
         self._limits = limits or ServerLimits()
         self._socket = sockets.router(context, max_frame_bytes=self._limits.max_frame_bytes)
@@ -184,7 +198,7 @@ class CommandServer:
         Raises:
             OSError: It is taken or may not be used.
         """
-        bound = sockets.bind(self._socket, endpoint)
+        bound = sockets.bind(self._socket, endpoint, self._own)
         if endpoint.startswith(IPC):
             path = endpoint.removeprefix(IPC)
             self._socket_files[path] = os.stat(path).st_ino
@@ -279,6 +293,20 @@ class CommandServer:
                     os.unlink(path)
         self._socket_files.clear()
 
+    def review(self) -> None:
+        """The access list changed: ends the connections of who may not connect any more."""
+        if self._guard is None:
+            return
+        for peer, account in list(self._accounts.items()):
+            known = account.principal
+            now = self._guard.principal(known.key or known.name)
+            descriptor = self._peers.living.get(peer)
+            if now is not None:
+                account.principal = now
+            elif descriptor is not None:
+                remark = f"user {known.name!r} may not connect any more"
+                self._dismiss(descriptor, peer, ResponseCode.NO_PERMISSION, remark)
+
     def tick(self, now_ms: int) -> None:
         """Looks after connections and memory; to be called some times a second.
 
@@ -371,13 +399,28 @@ class CommandServer:
             sockets.skip_rest(self._socket)
             self._fail(peer, peek_opaque(frame.buffer) or 0, 0, self._no_place())
             return
+        principal = ANYBODY if self._guard is None else self._principal(self._guard, frame)
+        if principal is None:
+            sockets.skip_rest(self._socket)
+            self.note_refusal(ResponseCode.NO_PERMISSION, "a connection proves nobody; ended")
+            hang_up(descriptor)
+            return
         gone = self._peers.meet(peer, descriptor)
         if gone is not None and gone != peer:
             self._bury(gone)
-        account = self._outbox.open(peer, self._loop.clock.monotonic_ms())
+        account = self._outbox.open(peer, self._loop.clock.monotonic_ms(), principal)
         self._take(peer, account, frame)
         if gone == peer:
             self._bury(peer)
+
+    @staticmethod
+    def _principal(guard: Guard, frame: zmq.Frame) -> Principal | None:
+        """Who a frame is of; None for who may not connect, or not since its handshake."""
+        try:
+            user_id = frame.get(_USER_ID)
+        except zmq.ZMQError:
+            return None  # nobody was asked
+        return guard.principal(str(user_id))
 
     def _has_place(self, descriptor: int) -> bool:
         """Whether a connection that was one too many may stay now."""
@@ -400,7 +443,7 @@ class CommandServer:
             self._refuse(peer, peek_opaque(frame), str(error))
             return
         handler = self._handlers.get(command.code)
-        request = Request(peer, command)
+        request = Request(peer, command, account.principal)
         try:
             if command.flags & RESPONSE:
                 raise RemoteProtocolError("a response to nothing that was asked")
@@ -505,12 +548,15 @@ class CommandServer:
         self._on_monitor()
         if (load.descriptor, load.peer) not in self._peers.connections():
             return  # it is gone, and its descriptor may be another's by now
-        self.hung_up += 1
         remark = f"{reason}; one of {load.size} bytes lost its connection"
-        self.note_refusal(ResponseCode.SYSTEM_BUSY, remark)
-        peer = self._peers.disconnect(load.descriptor)
-        hang_up(load.descriptor)
-        self._surplus.pop(load.descriptor, None)
+        self._dismiss(load.descriptor, load.peer, ResponseCode.SYSTEM_BUSY, remark)
+
+    def _dismiss(self, descriptor: int, peer: bytes | None, code: int, remark: str) -> None:
+        self.hung_up += 1
+        self.note_refusal(code, remark)
+        self._peers.disconnect(descriptor)
+        hang_up(descriptor)
+        self._surplus.pop(descriptor, None)
         if peer is not None:
             self._hung_up[peer] = None
             if len(self._hung_up) > MAX_HUNG_UP:

@@ -14,7 +14,13 @@ import zmq
 
 from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import MAX_FRAME_BYTES, MAX_FURTHER_FRAMES
+from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.process_memory import keep_freed_blocks
+
+NETWORK: Final = "network"
+"""ZAP domain of connections that speak CURVE."""
+LOCAL_DOMAIN: Final = "local"
+"""ZAP domain of Unix sockets, where the system tells whose the other process is."""
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
@@ -137,8 +143,25 @@ def _socket(context: Context, kind: int) -> Socket:
     return socket
 
 
-def monitor(socket: Socket) -> Socket:
-    """The socket on which ``socket`` tells of connections made and broken."""
+def authenticator(context: Context) -> Socket:
+    """The socket on which ZeroMQ asks who may connect to the servers of a context.
+
+    Raises:
+        zmq.ZMQError: The context has one already.
+    """
+    socket = _socket(context, zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind("inproc://zeromq.zap.01")
+    return socket
+
+
+def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
+    """The socket on which ``socket`` tells of connections made and broken.
+
+    Args:
+        socket: To be watched.
+        with_refusals: Also of handshakes that fail. Not for servers: strangers make those.
+    """
     endpoint = f"inproc://monitor-{next(_monitor_numbers)}"
     events = (
         zmq.EVENT_ACCEPTED
@@ -147,6 +170,12 @@ def monitor(socket: Socket) -> Socket:
         | zmq.EVENT_DISCONNECTED
         | zmq.EVENT_CONNECT_RETRIED
     )
+    if with_refusals:
+        events |= (
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
     socket.monitor(endpoint, events)
     watcher: Socket = socket.context.socket(zmq.PAIR)
     watcher.setsockopt(zmq.LINGER, 0)
@@ -155,12 +184,13 @@ def monitor(socket: Socket) -> Socket:
     return watcher
 
 
-def bind(socket: Socket, endpoint: str) -> str:
+def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
     """Makes a socket listen.
 
     Args:
         socket: A router or publisher.
         endpoint: ``tcp://host:port`` (port ``*`` or 0 takes a free one) or ``ipc://path``.
+        own: Keys to prove; whoever connects is asked about then. None lets everybody in.
 
     Returns:
         The endpoint with the real port.
@@ -169,6 +199,8 @@ def bind(socket: Socket, endpoint: str) -> str:
         OSError: It is taken or may not be used.
     """
     _allow_ipv6(socket, endpoint)
+    if own is not None:
+        _protect(socket, endpoint, own)
     try:
         socket.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
     except zmq.ZMQError as error:
@@ -176,9 +208,37 @@ def bind(socket: Socket, endpoint: str) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def connect(socket: Socket, endpoint: str) -> None:
-    """Makes a socket connect to an endpoint, ``tcp://host:port`` or ``ipc://path``."""
+def _protect(socket: Socket, endpoint: str, own: Credentials) -> None:
+    """Sets who may connect. ZeroMQ takes these options at bind, so each endpoint has its own.
+
+    On a Unix socket no keys are asked for: the system proves whose the other process is.
+    ``ZAP_ENFORCE_DOMAIN`` refuses everybody if nobody answers who may connect; without it a
+    server without an authenticator lets everybody in.
+    """
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    if endpoint.startswith("ipc://"):
+        socket.setsockopt(zmq.CURVE_SERVER, 0)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, LOCAL_DOMAIN)
+        return
+    socket.setsockopt_string(zmq.ZAP_DOMAIN, NETWORK)
+    socket.setsockopt_string(zmq.CURVE_PUBLICKEY, own.public_key)
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, own.secret_key)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+
+
+def connect(socket: Socket, endpoint: str, ring: KeyRing | None = None) -> None:
+    """Makes a socket connect to an endpoint, ``tcp://host:port`` or ``ipc://path``.
+
+    Args:
+        socket: A dealer or subscriber.
+        endpoint: Where to.
+        ring: The own keys, and which one the server must prove; None to speak plainly.
+    """
     _allow_ipv6(socket, endpoint)
+    if ring is not None and not endpoint.startswith("ipc://"):
+        socket.setsockopt_string(zmq.CURVE_SERVERKEY, ring.server_key(endpoint))
+        socket.setsockopt_string(zmq.CURVE_PUBLICKEY, ring.own.public_key)
+        socket.setsockopt_string(zmq.CURVE_SECRETKEY, ring.own.secret_key)
     socket.connect(endpoint)
 
 

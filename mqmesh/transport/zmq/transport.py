@@ -7,15 +7,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from mqmesh.clock import Clock, SystemClock
+from mqmesh.errors import ConfigError
 from mqmesh.protocol.command import Command
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.interface import Handler, ServerLimits
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.busy_poll import BusyPoll
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.client import CommandClient
+from mqmesh.transport.zmq.handshakes import check_pair
 from mqmesh.transport.zmq.hints import HintPublisher, HintSubscriber
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.transport.zmq.zap import ZapHandler
 
 _RANDOM = random.SystemRandom()
 _CLOCK = SystemClock()
@@ -24,16 +29,29 @@ _CLOCK = SystemClock()
 class ZmqTransport:
     """The twin of ``mqmesh.transport.simulated.transport.SimulatedTransport``.
 
+    Args:
+        ring: The own keys, and those that servers must prove; None to speak plainly.
+        guard: Who may connect; None for everybody, and where there are no servers. It is asked
+            from now on, before any server can be made.
+
     Attributes:
         context: ZeroMQ's; ``close`` ends it.
+        ring, guard: As given.
 
     Raises:
-        ConfigError: libzmq is too old.
+        ConfigError: libzmq is too old, or there is a guard, and no keys.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ring: KeyRing | None = None, guard: Guard | None = None) -> None:
+        if guard is not None and ring is None:
+            raise ConfigError("who may connect can only be told with keys")
+        if ring is not None:
+            check_pair(ring.own)
+        self.ring = ring
+        self.guard = guard
         self.context = sockets.new_context()
         self._loop: EventLoop | None = None
+        self._zap = None if guard is None else ZapHandler(self.context, self.loop, guard)
 
     @property
     def loop(self) -> EventLoop:
@@ -66,6 +84,7 @@ class ZmqTransport:
             endpoint,
             on_command=on_command,
             on_connection=on_connection,
+            ring=self.ring,
         )
 
     def serve(
@@ -74,12 +93,20 @@ class ZmqTransport:
         on_disconnect: Callable[[bytes], None] | None = None,
         limits: ServerLimits | None = None,
     ) -> CommandServer:
-        """A server that is not bound yet."""
-        return CommandServer(self.context, self.loop, handlers, on_disconnect, limits)
+        """A server that is not bound yet.
+
+        Raises:
+            ConfigError: There are keys, and no guard: it would let in whoever has any key.
+        """
+        own, guard = self._protection()
+        return CommandServer(
+            self.context, self.loop, handlers, on_disconnect, limits, own=own, guard=guard
+        )
 
     def publish(self) -> HintPublisher:
         """A publisher of hints that is not bound yet."""
-        return HintPublisher(self.context)
+        own, _ = self._protection()
+        return HintPublisher(self.context, self.loop, own)
 
     def subscribe(
         self,
@@ -90,12 +117,19 @@ class ZmqTransport:
     ) -> HintSubscriber:
         """A listener to one publisher's hints."""
         return HintSubscriber(
-            self.context, self.loop, endpoint, on_hint=on_hint, on_connected=on_connected
+            self.context,
+            self.loop,
+            endpoint,
+            on_hint=on_hint,
+            on_connected=on_connected,
+            ring=self.ring,
         )
 
     def channel(self, endpoint: str, *, busy_poll_us: int = 0) -> BlockingChannel:
         """A connection for requests of the caller's own thread."""
-        return BlockingChannel(self.context, endpoint, busy_poll=BusyPoll(busy_poll_us))
+        return BlockingChannel(
+            self.context, endpoint, busy_poll=BusyPoll(busy_poll_us), ring=self.ring
+        )
 
     def executor(self, name: str) -> ThreadPoolExecutor:
         """One helper thread."""
@@ -126,3 +160,10 @@ class ZmqTransport:
     def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
         """Ends the context; what connections have not sent yet is tried for so long."""
         self.context.destroy(linger=linger_ms)
+
+    def _protection(self) -> tuple[Credentials | None, Guard | None]:
+        if self.ring is None:
+            return None, None
+        if self.guard is None:
+            raise ConfigError("a server with keys needs an access list, too")
+        return self.ring.own, self.guard

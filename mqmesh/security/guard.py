@@ -1,0 +1,161 @@
+"""Who may connect to a server, and whose requests are served: the access list in force."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any, Final
+
+from mqmesh.errors import NoPermission, TopicNotFound
+from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.protocol.command import Principal
+from mqmesh.protocol.commands import CommandSpec, Right
+from mqmesh.security.access_list import AccessList, Action, UserRole
+from mqmesh.security.permissions import Judgement, Permissions, name_matches
+
+LOCAL: Final = "_local"
+"""Whoever comes by a Unix socket in the server's own folder: its own user, or root, who may read
+the store and the keys anyway."""
+MAX_PASSED: Final = 100_000
+"""Permitted requests that are remembered; then all are forgotten."""
+
+_INTERNAL: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
+_VIEWS: Final = frozenset({UserRole.VIEW, UserRole.ADMIN})
+_ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: Action.FILTER}
+
+
+class Guard:
+    """Answers for one process who may connect, and who may do what; pure but for its clock.
+
+    What is not known is refused: an unknown key, a right without a rule, a user that is gone.
+
+    Args:
+        access_list: In force at first.
+        today: The day by UTC; whoever has expired is nobody.
+    """
+
+    def __init__(self, access_list: AccessList, today: Callable[[], datetime.date]) -> None:
+        self._today = today
+        self._permissions = Permissions(access_list, today())
+        self._passed: set[tuple[str, Right, str, bool]] = set()
+
+    @property
+    def access_list(self) -> AccessList:
+        """In force."""
+        return self._permissions.access_list
+
+    @property
+    def permissions(self) -> Permissions:
+        """What it comes to."""
+        return self._permissions
+
+    def put(self, access_list: AccessList) -> None:
+        """Another access list is in force from now on; what was permitted counts no more."""
+        self._permissions = Permissions(access_list, self._today())
+        self._passed.clear()
+
+    def look_at_date(self) -> bool:
+        """Returns True if a day began, so that users may have expired."""
+        if self._today() == self._permissions.today:
+            return False
+        self.put(self.access_list)
+        return True
+
+    def principal(self, user_id: str) -> Principal | None:
+        """Who a connection is of.
+
+        Args:
+            user_id: What its handshake proved: a public key, or ``LOCAL``.
+
+        Returns:
+            None if nobody may connect with it.
+        """
+        if user_id == LOCAL:
+            return Principal(LOCAL)
+        user = self._permissions.user_of(user_id)
+        return None if user is None else Principal(user.name, user_id)
+
+    def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
+        """Looks up the right that a command needs; see ``mqmesh.roles.dispatch.Authorizer``."""
+        name = principal.name
+        if name == LOCAL:
+            return
+        right = spec.right
+        if right is Right.SUB or right is Right.FILTER:
+            for group in spec.group_names(header) if spec.groups else ():
+                if (name, right, group, True) not in self._passed:
+                    self._check_group(name, right, group)
+        elif right is not Right.PUB:
+            self._check_role(name, spec, header)
+            if right is not Right.NONE:
+                return
+        if spec.topics:
+            for topic in spec.topic_names(header):
+                self.check_topic(principal, spec, topic)
+
+    def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
+        """The same of a topic that the header does not tell."""
+        asked = (principal.name, spec.right, topic, False)
+        if asked in self._passed or principal.name == LOCAL:
+            return
+        name, right, permissions = principal.name, spec.right, self._permissions
+        action = _ACTIONS.get(right)
+        if action is not None:
+            _require(permissions.topic(name, action, topic), name, action.value, "topic", topic)
+        elif right is Right.NONE and not _may_know(permissions, name, topic):
+            # As if it were not there: names do not leak.
+            raise TopicNotFound(f"topic {topic!r} does not exist, or is not for user {name!r}")
+        self._pass(asked)
+
+    def check_creation(self, principal: Principal, topic: str) -> None:
+        """Whether a topic may be made because somebody sends to it.
+
+        Raises:
+            NoPermission: Not by this principal.
+        """
+        if principal.name != LOCAL:
+            name = principal.name
+            verdict = self._permissions.topic(name, Action.CREATE, topic)
+            _require(verdict, name, "CREATE", "topic", topic)
+
+    def _check_group(self, name: str, right: Right, group: str) -> None:
+        action = _ACTIONS[right]
+        _require(self._permissions.group(name, action, group), name, action.value, "group", group)
+        self._pass((name, right, group, True))
+
+    def _check_role(self, name: str, spec: CommandSpec, header: Any) -> None:
+        user, right = self._permissions.user(name), spec.right
+        if user is None:
+            raise NoPermission(f"user {name!r} is not in the access list, or not enabled")
+        if right is Right.NONE:
+            return
+        if right is Right.VIEW:
+            allowed = user.role in _VIEWS
+        elif right is Right.ADMIN:
+            allowed = user.role is UserRole.ADMIN
+        else:
+            allowed = user.role in _INTERNAL
+        if not allowed:
+            raise NoPermission(
+                f"user {name!r} may not {spec.code.name}: it needs the right {right.value}, and "
+                f"the user's role is {user.role.value}"
+            )
+        if spec.broker:
+            broker = getattr(header, spec.broker)
+            if not name_matches(user.brokers, broker):
+                raise NoPermission(f"user {name!r} may not speak for broker {broker!r:.300}")
+
+    def _pass(self, asked: tuple[str, Right, str, bool]) -> None:
+        if len(self._passed) >= MAX_PASSED:
+            self._passed.clear()
+        self._passed.add(asked)
+
+
+def _may_know(permissions: Permissions, name: str, topic: str) -> bool:
+    # Producers ask for the pattern of new topics; whether they may make one is asked later.
+    return topic == AUTO_CREATE_TOPIC or permissions.any_of_topic(name, topic)
+
+
+def _require(verdict: Judgement, name: str, action: str, kind: str, what: str) -> None:
+    if not verdict.allowed:
+        raise NoPermission(
+            f"user {name!r} may not {action} {kind} {what!r:.300} ({verdict.reason})"
+        )

@@ -1,0 +1,82 @@
+"""Keys of CURVE, and what a client's handshakes come to when they do not succeed."""
+
+from typing import Final
+
+import zmq
+
+from mqmesh.errors import AuthenticationFailed, ConfigError
+from mqmesh.security.keys import Credentials, KeyRing
+
+TRY_AGAIN_MS: Final = 5_000
+"""After a refused handshake; the access list may have changed. ZeroMQ does not try by itself."""
+FAILURES_OF_WRONG_KEY: Final = 3
+"""In a row: a server that ends at the wrong moment fails a handshake, too."""
+
+_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+
+
+class HandshakeWatch:
+    """Tells from the news of one connection that it will never stand, and why.
+
+    Args:
+        endpoint: Of the server.
+        ring: Keys; None if the client has none.
+    """
+
+    def __init__(self, endpoint: str, ring: KeyRing | None) -> None:
+        self._endpoint = endpoint
+        self._ring = None if endpoint.startswith("ipc://") else ring
+        self._failures = 0
+
+    def take(self, event: int, value: int) -> AuthenticationFailed | None:
+        """News of the connection's monitor.
+
+        Returns:
+            Why there will be no connection; None if there is, or may be one.
+        """
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._failures = 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return self._refused()
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
+            said = "wants CURVE; pass credentials" if self._ring is None else "speaks no CURVE"
+            return AuthenticationFailed(f"{self._endpoint} {said}")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._ring is not None:
+            self._failures += 1
+            if self._failures >= FAILURES_OF_WRONG_KEY:
+                key = self._ring.server_key(self._endpoint)
+                return AuthenticationFailed(
+                    f"{self._endpoint} does not have the server key {key}, or speaks no CURVE"
+                )
+        return None
+
+    def _refused(self) -> AuthenticationFailed:
+        if self._ring is None:
+            return AuthenticationFailed(
+                f"{self._endpoint} does not accept this process; is it of the server's user?"
+            )
+        own = self._ring.own
+        return AuthenticationFailed(
+            f"{self._endpoint} does not accept the key {own.public_key}; is user {own.user!r} in "
+            "its access list and enabled?"
+        )
+
+
+def new_key_pair() -> tuple[str, str]:
+    """A public key and its secret half, 40 characters of Z85 each."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def check_pair(credentials: Credentials) -> Credentials:
+    """Returns credentials whose keys belong together.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if zmq.curve_public(credentials.secret_key.encode()).decode() != credentials.public_key:
+        raise ConfigError(
+            f"the secret key of {credentials.user!r} is not that of public_key "
+            f"{credentials.public_key}"
+        )
+    return credentials

@@ -1,0 +1,172 @@
+"""Whose requests are served: by every row of the command table."""
+
+from __future__ import annotations
+
+import datetime
+from types import SimpleNamespace
+
+import pytest
+from harness.keys import TODAY, credentials, guard, user
+
+from mqmesh.errors import NoPermission, TopicNotFound
+from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import ANYBODY, Principal
+from mqmesh.protocol.commands import COMMANDS, Right
+from mqmesh.protocol.route import GetRouteRequest
+from mqmesh.security import guard as guard_module
+from mqmesh.security.access_list import AccessList, Action, Rule, UserRole
+from mqmesh.security.guard import LOCAL, Guard
+
+OWNERS = {role: credentials(role.value) for role in UserRole}
+SHOP = credentials("shop")
+RULES = [Rule([Action.PUB, Action.CREATE], ["orders*"]), Rule([Action.SUB], ["pay"], ["billing"])]
+
+
+@pytest.fixture
+def gate() -> Guard:
+    roles = [
+        user(OWNERS[role], role, brokers=["broker-a"] if role is UserRole.BROKER else [])
+        for role in UserRole
+    ]
+    return guard(*roles, user(SHOP, allow=RULES))
+
+
+def who(gate: Guard, of) -> Principal:
+    return gate.principal(of.public_key)
+
+
+class Naming:
+    """A header that names these topics and groups at any place."""
+
+    def __init__(self, topic="", group="", broker=""):
+        self._names = {"topic": topic, "group": group, "broker_name": broker}
+
+    def __getattr__(self, name):
+        if name in ("topic", "group", "broker_name", "source", "target"):
+            return self._names.get(name, self._names["group"])
+        one = Naming(self._names["topic"], self._names["group"], self._names["broker_name"])
+        return one if name == "config" else [one]
+
+
+def may(gate: Guard, principal: Principal, spec, **names) -> bool:
+    try:
+        gate.check(principal, spec, Naming(**names))
+    except (NoPermission, TopicNotFound):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.code.name)
+def test_each_command_is_for_those_roles(gate, spec):
+    allowed = {
+        Right.NONE: set(UserRole),
+        Right.PUB: {UserRole.ADMIN},
+        Right.SUB: {UserRole.ADMIN, UserRole.SERVICE},
+        Right.FILTER: {UserRole.ADMIN},
+        Right.VIEW: {UserRole.ADMIN, UserRole.VIEW},
+        Right.ADMIN: {UserRole.ADMIN},
+        Right.INTERNAL: {UserRole.BROKER} if spec.broker else {UserRole.BROKER, UserRole.SERVICE},
+    }[spec.right]
+    if spec.right is Right.NONE and spec.topics:
+        allowed = {UserRole.ADMIN, UserRole.SERVICE}
+    assert spec.topics or spec.groups or spec.right not in (Right.PUB, Right.SUB)
+    found = {
+        role
+        for role in UserRole
+        if may(gate, who(gate, OWNERS[role]), spec, topic="t", group="g", broker="broker-a")
+    }
+    by_name = not {"body", "looked-up"} & {*spec.topics}
+    if by_name:
+        assert found == allowed
+    else:  # a topic that stands elsewhere is checked when it is known
+        found = set()
+        for role in UserRole:
+            try:
+                gate.check_topic(who(gate, OWNERS[role]), spec, "t")
+                gate.check(who(gate, OWNERS[role]), spec, Naming())
+            except NoPermission:
+                continue
+            found.add(role)
+        assert found == allowed
+    assert may(gate, Principal(LOCAL), spec, topic="t", group="g")
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.code.name)
+@pytest.mark.parametrize("stranger", [ANYBODY, Principal("gone"), Principal("")])
+def test_who_is_not_in_the_list_may_nothing(gate, spec, stranger):
+    if "body" in spec.topics or "looked-up" in spec.topics:
+        with pytest.raises(NoPermission):
+            gate.check(stranger, spec, Naming("t", "g"))
+            gate.check_topic(stranger, spec, "t")
+    else:
+        assert not may(gate, stranger, spec, topic="t", group="g", broker="broker-a")
+
+
+def test_a_subscriber_needs_the_topic_and_the_group(gate):
+    pull, shop = COMMANDS[RequestCode.PULL_MESSAGE], who(gate, SHOP)
+    for _ in range(2):  # also when it is remembered
+        assert may(gate, shop, pull, topic="pay", group="billing")
+        assert not may(gate, shop, pull, topic="pay", group="other")
+        assert not may(gate, shop, pull, topic="orders", group="billing")
+
+
+def test_a_refusal_says_who_may_not_do_what_and_why(gate):
+    send = COMMANDS[RequestCode.SEND_MESSAGE]
+    with pytest.raises(NoPermission, match=r"user 'shop' may not PUB topic 'pay' \(no rule"):
+        gate.check_topic(who(gate, SHOP), send, "pay")
+    with pytest.raises(
+        NoPermission, match=r"'shop' may not DELETE_TOPIC_IN_BROKER: .* admin, .* none"
+    ):
+        gate.check(who(gate, SHOP), COMMANDS[RequestCode.DELETE_TOPIC_IN_BROKER], Naming("orders"))
+
+
+def test_a_topic_without_any_right_is_not_there(gate):
+    route, shop = COMMANDS[RequestCode.GET_ROUTEINFO_BY_TOPIC], who(gate, SHOP)
+    gate.check(shop, route, GetRouteRequest("orders1"))
+    gate.check(shop, route, GetRouteRequest("pay"))
+    gate.check(shop, route, GetRouteRequest(AUTO_CREATE_TOPIC))
+    with pytest.raises(TopicNotFound):
+        gate.check(shop, route, GetRouteRequest("secret"))
+
+
+def test_a_broker_speaks_for_its_groups_only(gate):
+    broker = who(gate, OWNERS[UserRole.BROKER])
+    register = COMMANDS[RequestCode.REGISTER_BROKER]
+    assert may(gate, broker, register, broker="broker-a")
+    assert not may(gate, broker, register, broker="broker-b")
+    assert not may(gate, who(gate, OWNERS[UserRole.SERVICE]), register, broker="broker-a")
+
+
+def test_topics_are_made_by_who_may_create_them(gate):
+    gate.check_creation(who(gate, SHOP), "orders-new")
+    with pytest.raises(NoPermission, match="may not CREATE topic 'pay'"):
+        gate.check_creation(who(gate, SHOP), "pay")
+    gate.check_creation(Principal(LOCAL), "pay")
+
+
+def test_another_list_counts_at_once(gate):
+    pull, shop = COMMANDS[RequestCode.PULL_MESSAGE], who(gate, SHOP)
+    assert may(gate, shop, pull, topic="pay", group="billing")
+    gate.put(AccessList(2, [user(SHOP)]))
+    assert not may(gate, shop, pull, topic="pay", group="billing")
+    gate.put(AccessList(3, []))
+    assert gate.principal(SHOP.public_key) is None
+
+
+def test_users_expire_when_their_day_comes():
+    now = SimpleNamespace(day=TODAY)
+    tomorrow = TODAY + datetime.timedelta(days=1)
+    gate = Guard(AccessList(1, [user(SHOP, expires=tomorrow)]), lambda: now.day)
+    assert not gate.look_at_date()
+    assert gate.principal(SHOP.public_key) is not None
+    now.day = tomorrow
+    assert gate.look_at_date()
+    assert gate.principal(SHOP.public_key) is None
+
+
+def test_new_names_for_ever_fill_no_memory(gate, monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_PASSED", 10)
+    for number in range(25):
+        gate.check_topic(who(gate, SHOP), COMMANDS[RequestCode.SEND_MESSAGE], f"orders{number}")
+    assert len(gate._passed) <= 10
