@@ -62,6 +62,11 @@ class HandNetwork:
         return self
 
     @property
+    def brokers(self) -> "HandNetwork":
+        """Itself."""
+        return self
+
+    @property
     def planned(self) -> int:
         """How many timers there are."""
         return sum(not timer.cancelled for _, timer in self._timers)
@@ -86,7 +91,7 @@ class HandNetwork:
         """False for what is hopeless."""
         return broker_name not in self.hopeless
 
-    def broker(self, broker_name: str) -> None:
+    def connection(self, broker_name: str) -> None:
         """Notes that a connection is wanted; there is none."""
         self.connecting.append(broker_name)
         raise EndpointUnreachable("not there")

@@ -224,7 +224,7 @@ def test_sends_wait_for_a_broker_that_is_restarted(cluster):
         thread.join(15)
         assert done[0].status is SendStatus.SEND_OK
         # The short way is open again.
-        until(lambda: producer._engine.live_endpoint("broker-a") is not None)
+        until(lambda: producer._engine.brokers.live_endpoint("broker-a") is not None)
         assert producer.send(message("3")).status is SendStatus.SEND_OK
 
 

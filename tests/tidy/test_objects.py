@@ -17,7 +17,6 @@ MANY_METHODS = {
     "mqmesh.storage.log.commitlog.CommitLog": 19,
     "mqmesh.roles.broker.features.topics.topics.TopicTable": 18,
     "mqmesh.storage.queues.consume_queues.ConsumeQueues": 18,
-    "mqmesh.sdk.client.client.ClientEngine": 18,
     "mqmesh.sdk.producer.producer.Producer": 15,
     "mqmesh.storage.interface.MessageStore": 18,
     "mqmesh.transport.zmq.loop.EventLoop": 16,

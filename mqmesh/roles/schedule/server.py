@@ -21,7 +21,7 @@ from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES, ScheduleService
 from mqmesh.roles.schedule.timetable import Timetable
 from mqmesh.roles.shell import RoleShell
-from mqmesh.sdk.client.client import choose_endpoint
+from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.files.store_lock import StoreLock

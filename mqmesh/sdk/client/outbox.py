@@ -67,6 +67,16 @@ class Mail(Protocol):
         """There is no connection to a broker that something waits for: ends what is late."""
 
 
+class OutboxBrokers(Protocol):
+    """The part of ``BrokerConnections`` that an outbox needs."""
+
+    def is_connected(self, broker_name: str) -> bool:
+        """True while the connection to a broker stands."""
+
+    def connection(self, broker_name: str) -> object:
+        """The connection to a broker, made if there is none."""
+
+
 class OutboxNetwork(Protocol):
     """The part of ``ClientEngine`` that an outbox needs."""
 
@@ -78,14 +88,12 @@ class OutboxNetwork(Protocol):
     def closed(self) -> bool:
         """Nothing is sent any more."""
 
+    @property
+    def brokers(self) -> OutboxBrokers:
+        """The connections to brokers."""
+
     def post(self, callback: Callable[[], None]) -> None:
         """Calls back in the client loop, soon; from any thread."""
-
-    def is_connected(self, broker_name: str) -> bool:
-        """True while the connection to a broker stands."""
-
-    def broker(self, broker_name: str) -> object:
-        """The connection to a broker, made if there is none."""
 
     def request(
         self,
@@ -215,7 +223,7 @@ class RequestOutbox:
             self._turns.end()
 
     def _send_to(self, broker_name: str) -> None:
-        if not self._network.is_connected(broker_name):
+        if not self._network.brokers.is_connected(broker_name):
             self._wait_for(broker_name)
             return
         while self.has_room(broker_name):
@@ -284,7 +292,7 @@ class RequestOutbox:
             self._watching = True
             self._network.loop.call_later(WATCH_MS, self._watch)
         try:
-            self._network.broker(broker_name)
+            self._network.brokers.connection(broker_name)
         except MQMeshError as error:
             _log.debug("broker %s cannot be connected to: %s", broker_name, error)
 
@@ -292,7 +300,7 @@ class RequestOutbox:
         self._watching = False
         try:
             for broker_name in self._mail.brokers():
-                if not self._network.is_connected(broker_name):
+                if not self._network.brokers.is_connected(broker_name):
                     self._carry_out(self._mail.without(broker_name))
         finally:
             self._pump()  # watches on, if need be

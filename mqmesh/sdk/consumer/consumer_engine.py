@@ -211,7 +211,7 @@ class ConsumerEngine(Generic[S]):
             self._unsettled.add(topic)
         if self.positions.started_at_ms:
             self._follow(topic)
-            self.client.heartbeat_now()
+            self.client.heartbeats.send_all()
 
     def unsubscribe(self, topic: str) -> None:
         """Takes no part in a topic any more."""
@@ -219,7 +219,7 @@ class ConsumerEngine(Generic[S]):
             self._give_up([queue for queue in self.assigned if queue.topic == topic])
             self.filters.choose(topic, None)
             self._note_settled(topic)
-            self.client.heartbeat_now()
+            self.client.heartbeats.send_all()
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Takes just these queues, whoever else is in the group; from any thread before start."""
@@ -260,7 +260,7 @@ class ConsumerEngine(Generic[S]):
     def _reachable(self) -> list[MessageQueue]:
         if self.options.message_model == MessageModel.BROADCASTING:
             return list(self.assigned)
-        return [q for q in self.assigned if not self.client.is_unreachable(q.broker_name)]
+        return [q for q in self.assigned if not self.client.brokers.is_unreachable(q.broker_name)]
 
     def _report_commit(self, error: MQMeshError | None) -> None:
         stale = isinstance(error, StaleGeneration)
@@ -268,7 +268,7 @@ class ConsumerEngine(Generic[S]):
             return  # queues that were given back; the last commit reports for itself
         if stale:
             self.memberships.doubt()
-            self.client.heartbeat_now()  # its answer tells what to do
+            self.client.heartbeats.send_all()  # its answer tells what to do
         _log.warning("group %s: offsets were not committed: %s", self.group, error)
 
     def _commit_last(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
@@ -307,7 +307,7 @@ class ConsumerEngine(Generic[S]):
             elif isinstance(route, TopicRoute):
                 self._routes_changed({topic})
 
-        self.client.find_route(topic, found)
+        self.client.finder.find(topic, found)
 
     def _heartbeat(self) -> HeartbeatRequest:
         consumers = []
@@ -329,7 +329,7 @@ class ConsumerEngine(Generic[S]):
             for broker_name in routes.brokers_of(topic):
                 try:
                     # All of them must know that we are there, whoever has our queues.
-                    self.client.broker(broker_name)
+                    self.client.brokers.connection(broker_name)
                 except MQMeshError as error:
                     _log.info("broker %s cannot be reached: %s", broker_name, error)
         self.rebalance_soon()
@@ -407,7 +407,7 @@ class ConsumerEngine(Generic[S]):
     def _stale(self, state: Assigned[S], error: StaleGeneration) -> None:
         if self.assigned.get(state.queue) is state:
             _log.warning("group %s: %s is taken anew: %s", self.group, state.queue, error)
-            self.client.heartbeat_now()
+            self.client.heartbeats.send_all()
             self._start_over([state.queue])
 
     def _take_command(self, broker_name: str, command: Command) -> None:

@@ -32,7 +32,8 @@ from mqmesh.protocol.filters import (
     UploadFilterRequest,
 )
 from mqmesh.protocol.route import BrokerAddress
-from mqmesh.sdk.client.client import ClientEngine, choose_endpoint
+from mqmesh.sdk.client.broker_connections import choose_endpoint
+from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.transport.interface import Connection, OnDone
 

@@ -204,7 +204,7 @@ class PushConsumer:
         self._back = BackSender(
             self.group,
             self._engine.client,
-            self._engine.client.may_come,
+            self._engine.client.brokers.may_come,
             self.options.most_retries(),
             self._engine.client.transport.condition(),
         )

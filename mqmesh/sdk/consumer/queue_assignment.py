@@ -68,7 +68,7 @@ class QueueAssignment:
                 self._apply(topic, list(routes.subscribe_queues(topic)), True)
                 continue
             # The same for all members, so that all see the same list.
-            connected = filter(self._client.is_connected, routes.brokers_of(topic))
+            connected = filter(self._client.brokers.is_connected, routes.brokers_of(topic))
             broker_name = min(connected, default=None)
             if broker_name is not None:
                 self._ask_members(topic, broker_name, self._strategy)
@@ -101,7 +101,7 @@ class QueueAssignment:
         # The broker does not know us (yet, or any more): what we have stays ours until it does.
         if self._has_queues():
             self._timer.keep_quiet()
-        self._client.heartbeat_now()
+        self._client.heartbeats.send_all()
         self.plan(RETRY_MS)
 
     def _divide(self, topic: str, members: ConsumerList, strategy: AllocateStrategy) -> None:

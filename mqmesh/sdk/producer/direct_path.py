@@ -170,7 +170,7 @@ class DirectPath:
         Raises:
             ClientClosed: The producer is closed.
         """
-        endpoint = self._engine.live_endpoint(lane.queue.broker_name)
+        endpoint = self._engine.brokers.live_endpoint(lane.queue.broker_name)
         if endpoint is None or not self._link.enter():
             return None
         try:

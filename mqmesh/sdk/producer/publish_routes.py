@@ -217,7 +217,7 @@ class PublishRoutes:
     def _away(self, topic: TopicLanes) -> frozenset[str]:
         if len(topic.brokers) == 1:
             return _NONE
-        return frozenset(name for name in topic.brokers if not self._engine.may_come(name))
+        return frozenset(name for name in topic.brokers if not self._engine.brokers.may_come(name))
 
     def _find_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:
         # A cluster that is starting or restarting has no route for a moment; a send may wait
@@ -240,7 +240,7 @@ class PublishRoutes:
     def _forget(self, topic: str) -> None:
         for name in (topic, AUTO_CREATE_TOPIC):
             if name not in self.topics and self._engine.routes.route(name) is None:
-                self._engine.forget_topic(name)
+                self._engine.finder.forget(name)
 
     def _wait_queues(self, topic: str, deadline_ms: int) -> None:
         if not self._engine.routes.publish_queues(topic):

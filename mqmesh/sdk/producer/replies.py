@@ -210,11 +210,11 @@ class Replies:
 
     def _next(self, one: _Reply) -> str | None:
         origin = one.origin
-        if origin is not None and self._engine.may_come(origin):
+        if origin is not None and self._engine.brokers.may_come(origin):
             return origin
         if not one.others:
             brokers = {one.broker_name for one in self._engine.routes.publish_queues(one.topic)}
-            one.others = sorted(name for name in brokers if self._engine.may_come(name))
+            one.others = sorted(name for name in brokers if self._engine.brokers.may_come(name))
         return one.others.pop() if one.others else origin
 
     def _finish(self, one: _Reply, outcome: bool | MQMeshError) -> None:
@@ -275,7 +275,7 @@ class ReplySender:
         origin = one.origin
         if origin is not None and self._engine.routes.address(origin) is not None:
             return self._replies.place(one)
-        self._engine.find_route(one.topic, lambda _: self._found(one))
+        self._engine.finder.find(one.topic, lambda _: self._found(one))
         return None
 
     def _found(self, one: _Reply) -> None:

@@ -134,7 +134,7 @@ class Requests:
             return
         taken = self._take(push, reply)
         try:
-            self._engine.broker(broker_name).oneway(
+            self._engine.brokers.connection(broker_name).oneway(
                 RequestCode.ACKNOWLEDGE_REPLY,
                 header=encode_header(AcknowledgeReply(push.token, taken)),
             )

@@ -102,7 +102,7 @@ class Sends:
         error = EndpointUnreachable(f"there was no connection to broker {broker_name} in time")
         for batch in self._lanes.take_late(broker_name, now_ms):
             self._finish(batch, None, batch.cause or error)
-        if self._engine.may_come(broker_name):
+        if self._engine.brokers.may_come(broker_name):
             return
         free = self._lanes.take_free(broker_name, self._routes.other_brokers, now_ms)
         for lane, batch in free:
@@ -228,7 +228,7 @@ class Sends:
         if batch.deadline_ms <= now_ms or self._engine.closed:
             verdict = SendFailure.GIVE_UP
         if isinstance(error, BrokerError | NoRoute):
-            self._engine.refresh([batch.queue.topic])
+            self._engine.finder.refresh([batch.queue.topic])
         if verdict is SendFailure.GIVE_UP:
             if isinstance(error, MessageIllegal) and not batch.bound and batch.retries:
                 # Perhaps only the queue is gone; the routes will tell in a moment.
@@ -259,7 +259,7 @@ class Sends:
             self._lanes.put_back(lane, batch)
 
     def _reconsider(self, lane: Lane, batch: PendingBatch, error: MessageIllegal) -> None:
-        if self._engine.has_queue(batch.queue) or not self._move(lane, batch):
+        if self._engine.routes.has_queue(batch.queue) or not self._move(lane, batch):
             self._finish(batch, None, error, lane)
 
     def _move(self, lane: Lane, batch: PendingBatch) -> bool:

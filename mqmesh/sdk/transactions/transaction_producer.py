@@ -142,7 +142,7 @@ class TransactionProducer(Producer):
             self._engine.post(self._begin)
 
     def _begin(self) -> None:
-        self._engine.find_route(TRANS_HALF_TOPIC, self._meet)
+        self._engine.finder.find(TRANS_HALF_TOPIC, self._meet)
 
     def close(self) -> None:
         """Waits up to ``close_timeout_ms`` for transactions under way, then closes; idempotent.
@@ -428,7 +428,7 @@ class TransactionProducer(Producer):
         # Brokers ask only those whom they know, and they know those who are connected.
         for broker_name in self._engine.routes.brokers_of(TRANS_HALF_TOPIC):
             try:
-                self._engine.broker(broker_name)
+                self._engine.brokers.connection(broker_name)
             except MQMeshError as error:
                 _log.debug("broker %s cannot be met yet: %s", broker_name, error)
 

@@ -22,8 +22,10 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.route import BrokerAddress, TopicRoute
-from mqmesh.sdk.client.client import LOST_MASTER_MS, ClientEngine, choose_endpoint
+from mqmesh.sdk.client.broker_connections import choose_endpoint
+from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.client.route_finder import LOST_MASTER_MS
 
 SEND = RequestCode.SEND_MESSAGE
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -50,7 +52,7 @@ class Client:
 
     def find(self, topic: str) -> list:
         found: list[TopicRoute | MQMeshError] = []
-        self.engine.find_route(topic, found.append)
+        self.engine.finder.find(topic, found.append)
         return found
 
     def send(self, broker: str = "a", timeout_ms: int = 500) -> list:
@@ -90,14 +92,14 @@ def test_a_route_is_asked_for_once_however_many_want_it(world, make):
     before = world.cluster.namesrvs[0].requests.count(ROUTE)
     found = client.find("t") + client.find("t")
     one, two = client.find("t"), client.find("t")
-    assert found == one == two == [], "never before find_route returns"
+    assert found == one == two == [], "never before find returns"
     world.run()
     assert one == two
     assert one[0].topic == "t"
     assert world.cluster.namesrvs[0].requests.count(ROUTE) == before + 1
     assert client.routes_told == [{"t"}]
-    assert client.engine.has_queue(MessageQueue("t", "a", 3))
-    assert not client.engine.has_queue(MessageQueue("t", "a", 4))
+    assert client.engine.routes.has_queue(MessageQueue("t", "a", 3))
+    assert not client.engine.routes.has_queue(MessageQueue("t", "a", 4))
 
 
 def test_a_topic_that_nobody_knows_is_asked_for_again_each_second(world, make):
@@ -112,7 +114,7 @@ def test_a_topic_that_nobody_knows_is_asked_for_again_each_second(world, make):
     world.run(1_100)
     assert {"later"} in client.routes_told
     client.find("never")
-    client.engine.forget_topic("never")
+    client.engine.finder.forget("never")
     world.run(100)
     before = world.cluster.namesrvs[0].requests.count(ROUTE)
     world.run(5_000)
@@ -139,9 +141,9 @@ def test_a_route_that_changes_while_it_is_asked_for_is_asked_for_again(world, ma
     client.find("t")
     world.run()
     before = world.cluster.namesrvs[0].requests.count(ROUTE)
-    client.engine.refresh(["t"])
-    client.engine.refresh(["t"])  # as a hint: the answer on its way may be of before
-    client.engine.refresh(["t"])
+    client.engine.finder.refresh(["t"])
+    client.engine.finder.refresh(["t"])  # as a hint: the answer on its way may be of before
+    client.engine.finder.refresh(["t"])
     world.run()
     assert world.cluster.namesrvs[0].requests.count(ROUTE) == before + 2
 
@@ -150,11 +152,11 @@ def test_while_a_master_cannot_be_reached_routes_are_asked_for(world, make, monk
     client = make()
     client.find("t")
     world.run()
-    client.engine.broker("a")
+    client.engine.brokers.connection("a")
     world.run()
     world.network.hearers.clear()  # hints may be lost
-    monkeypatch.setattr(client.engine.broker("a"), "unreachable", True)
-    client.engine.refresh(["t"])
+    monkeypatch.setattr(client.engine.brokers.connection("a"), "unreachable", True)
+    client.engine.finder.refresh(["t"])
     world.run(50)
     before = world.cluster.namesrvs[0].requests.count(ROUTE)
     world.run(3_000)
@@ -181,10 +183,10 @@ def test_a_route_survives_a_name_server_that_forgot_it(world, make):
 def test_a_topic_name_that_cannot_be_sent_does_not_stop_others(world, make):
     client = make()
     with pytest.raises(MQMeshError):
-        client.engine.find_route("\ud800", lambda _: None)
+        client.engine.finder.find("\ud800", lambda _: None)
     with pytest.raises(MQMeshError):
-        client.engine.find_route("\ud800", lambda _: None)
-    assert "\ud800" not in client.engine._asking
+        client.engine.finder.find("\ud800", lambda _: None)
+    assert "\ud800" not in client.engine.finder._asking
 
 
 def test_waiting_for_a_route(world, make):
@@ -210,34 +212,34 @@ def test_waiting_for_a_route(world, make):
 def test_a_broker_without_an_address_is_no_route(world, make):
     client = make()
     with pytest.raises(NoRoute):
-        client.engine.broker("unknown")
+        client.engine.brokers.connection("unknown")
     found = client.send("unknown")
     assert found == []
     world.run()
     assert isinstance(found[0], NoRoute)
-    assert not client.engine.may_come("unknown")
-    assert not client.engine.is_connected("unknown")
-    assert client.engine.live_endpoint("unknown") is None
+    assert not client.engine.brokers.may_come("unknown")
+    assert not client.engine.brokers.is_connected("unknown")
+    assert client.engine.brokers.live_endpoint("unknown") is None
 
 
 def test_a_connection_is_made_once_and_told(world, make):
     client = make()
     client.find("t")
     world.run()
-    assert client.engine.may_come("a")
-    one = client.engine.broker("a")
-    assert client.engine.broker("a") is one
-    assert not client.engine.is_connected("a")
+    assert client.engine.brokers.may_come("a")
+    one = client.engine.brokers.connection("a")
+    assert client.engine.brokers.connection("a") is one
+    assert not client.engine.brokers.is_connected("a")
     world.run()
-    assert client.engine.is_connected("a")
-    assert client.engine.live_endpoint("a") == world.broker.endpoint
+    assert client.engine.brokers.is_connected("a")
+    assert client.engine.brokers.live_endpoint("a") == world.broker.endpoint
     assert client.brokers_told == [("a", True)]
     assert len(world.broker.heartbeats) == 1, "a heartbeat with the connection"
     world.broker.crash()
     world.run(1)
     assert client.brokers_told == [("a", True), ("a", False)]
-    assert client.engine.is_unreachable("a")
-    assert not client.engine.may_come("a")
+    assert client.engine.brokers.is_unreachable("a")
+    assert not client.engine.brokers.may_come("a")
     world.broker.start()
     world.run(200)
     assert client.brokers_told[-1] == ("a", True)
@@ -252,7 +254,7 @@ def test_a_closed_client_sends_no_heartbeat(world, make):
     world.run()
     before = len(world.broker.heartbeats)
     client.engine.close()
-    client.engine.heartbeat_now()  # as an outcome may ask for that comes with the close
+    client.engine.heartbeats.send_all()  # as an outcome may ask for that comes with the close
     world.run()
     assert len(world.broker.heartbeats) == before == 1
 
@@ -261,7 +263,7 @@ def test_heartbeats_go_on(world, make):
     client = make(heartbeat_broker_interval_ms=1_000)
     client.find("t")
     world.run()
-    client.engine.broker("a")
+    client.engine.brokers.connection("a")
     world.run(5_100)
     assert 5 <= len(world.broker.heartbeats) <= 7
     assert {one.client_id for one in world.broker.heartbeats} == {client.engine.client_id}
@@ -271,7 +273,7 @@ def test_a_broker_that_moved_is_followed_and_its_requests_may_be_repeated(world,
     client = make()
     client.find("t")
     world.run()
-    client.engine.broker("a")
+    client.engine.brokers.connection("a")
     world.run()
     world.broker.faults.append(Fault(FaultKind.LOSE))
     found: list[object] = []
@@ -294,7 +296,7 @@ def test_a_broker_that_moved_is_followed_and_its_requests_may_be_repeated(world,
     assert isinstance(found[0], EndpointUnreachable), "not ClientClosed: the client is open"
     assert len(again) == 1
     assert not isinstance(again[0], MQMeshError), "it went to the new place"
-    assert client.engine.live_endpoint("a") == "tcp://127.0.0.1:20911"
+    assert client.engine.brokers.live_endpoint("a") == "tcp://127.0.0.1:20911"
     del world.network.servers[old]
 
 
@@ -304,11 +306,11 @@ def test_a_broker_that_nobody_needs_any_more_is_let_go(world, make):
     client.find("t")
     world.run()
     for name in ("a", "b"):
-        client.engine.broker(name)
+        client.engine.brokers.connection(name)
     world.run()
     world.cluster.brokers["b"].crash()
     world.run(3_000)
-    assert list(client.engine._brokers) == ["a"]
+    assert list(client.engine.brokers._connections) == ["a"]
 
 
 def test_unix_sockets_are_for_the_same_machine(tmp_path):
@@ -334,7 +336,7 @@ def test_closing_takes_leave_and_is_idempotent(world, make):
     client = make()
     client.find("t")
     world.run()
-    connection = client.engine.broker("a")
+    connection = client.engine.brokers.connection("a")
     world.run()
     client.engine.close()
     client.engine.close()
@@ -344,14 +346,14 @@ def test_closing_takes_leave_and_is_idempotent(world, make):
     with pytest.raises(ClientClosed):
         client.engine.post(lambda: None)
     with pytest.raises(ClientClosed):
-        client.engine.broker("a")
+        client.engine.brokers.connection("a")
 
 
 def test_closing_ends_requests_under_way(world, make):
     client = make()
     client.find("t")
     world.run()
-    client.engine.broker("a")
+    client.engine.brokers.connection("a")
     world.run()
     found = client.send(timeout_ms=10_000)
     client.engine.close()
@@ -401,7 +403,7 @@ def test_one_step_that_fails_does_not_stop_the_others(world, make, monkeypatch, 
     client = make()
     client.find("t")
     world.run()
-    connection = client.engine.broker("a")
+    connection = client.engine.brokers.connection("a")
     world.run()
 
     def fail() -> None:
@@ -430,7 +432,7 @@ def test_a_request_that_cannot_be_sent_has_an_outcome_all_the_same(world, make, 
     client = make()
     client.find("t")
     world.run()
-    connection = client.engine.broker("a")
+    connection = client.engine.brokers.connection("a")
     world.run()
 
     def fail(*_, **__):
@@ -453,7 +455,7 @@ def test_a_connection_that_cannot_even_be_tried_is_told(world, make, monkeypatch
 
     monkeypatch.setattr(client.engine.transport, "connect", fail)
     with pytest.raises(EndpointUnreachable, match="too many"):
-        client.engine.broker("a")
+        client.engine.brokers.connection("a")
     found = client.send()
     world.run()
     assert isinstance(found[0], EndpointUnreachable)
@@ -464,20 +466,20 @@ def test_a_machine_that_is_off_is_not_waited_for_long(world, make, monkeypatch):
     client.find("t")
     world.run()
     monkeypatch.setattr("harness.simulated_network.SimulatedClient._connect", lambda _: None)
-    client.engine.broker("a")
+    client.engine.brokers.connection("a")
     world.run(900)
-    assert client.engine.may_come("a")
+    assert client.engine.brokers.may_come("a")
     world.run(200)
-    assert not client.engine.may_come("a")
+    assert not client.engine.brokers.may_come("a")
 
 
 def test_what_brokers_warn_of_is_told_once_until_it_is_over(world, make, caplog):
     engine = make().engine
     for broker in ("a", "b", "a"):
-        engine._warn_once(broker, ["group g differs"])
+        engine.heartbeats.warn_once(broker, ["group g differs"])
     assert caplog.text.count("group g differs") == 1
-    engine._warn_once("a", [])
-    engine._warn_once("b", [])
-    engine._warn_once("a", ["group g differs", "something else"])
+    engine.heartbeats.warn_once("a", [])
+    engine.heartbeats.warn_once("b", [])
+    engine.heartbeats.warn_once("a", ["group g differs", "something else"])
     assert caplog.text.count("group g differs") == 2
     assert caplog.text.count("something else") == 1

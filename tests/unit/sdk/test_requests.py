@@ -93,6 +93,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
+        self.brokers = self.finder = self
         self.transport = SimpleNamespace(random=random.Random(7))
         self.routes = FakeRoutes()
         self.away: set[str] = set()
@@ -105,7 +106,7 @@ class FakeEngine:
             raise ClientClosed("closed")
         callback()
 
-    def broker(self, name):
+    def connection(self, name):
         if name in self.away:
             raise EndpointUnreachable(name)
         return self
@@ -114,7 +115,7 @@ class FakeEngine:
         assert code == RequestCode.ACKNOWLEDGE_REPLY
         self.acknowledged.append(decode_header(AcknowledgeReply, header))
 
-    def find_route(self, topic, on_done):
+    def find(self, topic, on_done):
         self.routes.brokers = ["a", "b"]
         on_done(None)
 

@@ -180,14 +180,14 @@ def test_a_broker_that_comes_back_after_all_was_given_up_is_used_at_once(world) 
 def test_a_broker_that_cannot_be_connected_to_holds_up_no_other_one(world, monkeypatch) -> None:
     world.build(brokers=("a", "b"))
     producer = world.producer()
-    broker = producer._engine.broker
+    broker = producer._engine.brokers.connection
 
     def fail(name: str):
         if name == "a":
             raise EndpointUnreachable("too many open files")
         return broker(name)
 
-    monkeypatch.setattr(producer._engine, "broker", fail)
+    monkeypatch.setattr(producer._engine.brokers, "connection", fail)
     bound = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "a", 0))
     other = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "b", 0))
     world.run(100)

@@ -1,0 +1,104 @@
+"""What tells brokers that a client lives, and what they answer to it."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
+from mqmesh.sdk.client.broker_connections import BrokerConnections
+from mqmesh.transport.interface import Connection, Loop
+
+HEARTBEAT_RETRY_MS: Final = 300
+
+_log = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """The heartbeats of one client; in the client loop.
+
+    Args:
+        loop: The client loop.
+        brokers: Who gets them.
+        timeout_ms: For an answer.
+        make: Makes the heartbeat that brokers get.
+        on_answer: Told what a broker answered.
+        closed: True when none is sent any more.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        brokers: BrokerConnections,
+        *,
+        timeout_ms: int,
+        make: Callable[[], HeartbeatRequest],
+        on_answer: Callable[[str, HeartbeatResponse], None] | None,
+        closed: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._brokers = brokers
+        self._timeout_ms = timeout_ms
+        self._make = make
+        self._on_answer = on_answer
+        self._closed = closed
+        self._warnings: dict[str, list[str]] = {}
+
+    def send_all(self) -> None:
+        """Sends one to every connected broker, unless the client is closed."""
+        if self._closed():
+            return  # the answer to a last commit may ask for one while connections are closed
+        for name, connection in self._brokers.connected():
+            self.send(name, connection)
+
+    def send(self, broker_name: str, connection: Connection) -> None:
+        """Sends one to a broker, again until it is accepted."""
+
+        def done(answer: Command | MQMeshError) -> None:
+            if self._closed():
+                return
+            if not isinstance(answer, MQMeshError):
+                self._take(broker_name, connection, answer)
+            elif answer.retriable:
+                # Until it is accepted, a broker that just came back does not know us.
+                _log.info("heartbeat to broker %s: %s", broker_name, answer)
+                self._loop.call_later(HEARTBEAT_RETRY_MS, again)
+            else:
+                self.warn_once(broker_name, [f"the heartbeat was refused: {answer}"])
+
+        def again() -> None:
+            current = self._brokers.is_current(broker_name, connection)
+            if current and connection.connected and not self._closed():
+                self.send(broker_name, connection)
+
+        connection.request(
+            RequestCode.HEART_BEAT,
+            done,
+            header=encode_header(self._make()),
+            timeout_ms=self._timeout_ms,
+        )
+
+    def warn_once(self, broker_name: str, warnings: list[str]) -> None:
+        """Logs what a broker warns of.
+
+        Args:
+            broker_name: Broker.
+            warnings: All that holds now. Every heartbeat to every broker brings them.
+        """
+        told = {text for texts in self._warnings.values() for text in texts}
+        self._warnings[broker_name] = warnings
+        for text in warnings:
+            if text not in told:
+                _log.warning("broker %s: %s", broker_name, text)
+
+    def _take(self, broker_name: str, connection: Connection, answer: Command) -> None:
+        try:
+            told = decode_header(HeartbeatResponse, answer.header)
+        except RemoteProtocolError as error:
+            _log.warning("heartbeat to broker %s: %s", broker_name, error)
+            return
+        self.warn_once(broker_name, told.warnings)
+        if self._on_answer is not None and self._brokers.is_current(broker_name, connection):
+            self._on_answer(broker_name, told)
