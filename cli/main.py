@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "filtersrv": ("processes.serve", "filtersrv"),
     "schedule": ("processes.schedule", "schedule"),
     "coordinator": ("processes.serve", "coordinator"),
+    "exporter": ("processes.serve", "exporter"),
     "bench": ("bench.commands", "bench"),
     "completion": ("completion", "completion"),
 }

@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import urlopen
 
 import click
+import msgspec
 
 from mqmesh.clock import SystemClock
 from mqmesh.errors import MQMeshError
 from mqmesh.private_files import keep_private, make_private
+from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.process import ExitCode
 from mqmesh.roles.supervisor.run_file import (
@@ -31,6 +34,7 @@ from ..render import LogStream, duration, print_json, print_table, state_text
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs
 
 PING_TIMEOUT_MS: Final = 1_000
+MAX_HEALTH_BYTES: Final = 10_000
 PINGS_AT_ONCE: Final = 16
 REGISTERED_TIMEOUT_MS: Final = 200
 DOWN_TIMEOUT_MS: Final = 10_000
@@ -58,12 +62,14 @@ _data_dir_option = click.option(
     type=click.IntRange(1, 16),
     help="Without a file: so many replicas of the broker, which elect their master.",
 )
+@click.option("--metrics", is_flag=True, help="Run an exporter for Prometheus, too.")
 @json_option
 def up(
     config_path: Path | None,
     overrides: tuple[str, ...],
     data_dir: str | None,
     replicas: int | None,
+    metrics: bool,
     as_json: bool,
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
@@ -75,10 +81,14 @@ def up(
     Examples:
       mqmesh up
       mqmesh up --replicas 3
+      mqmesh up --metrics
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
     """
-    config = load_cluster(config_path, _with_data_dir(overrides, data_dir), replicas=replicas)
+    settings = _with_data_dir(overrides, data_dir)
+    if metrics:
+        settings.append("exporter.enable=true")
+    config = load_cluster(config_path, settings, replicas=replicas)
     keep_private()
     if not config.folder.exists():
         # No cluster can be running there, and a port that is taken is to leave no folder behind.
@@ -224,11 +234,25 @@ def _look_at(entry: RoleEntry) -> dict[str, Any]:
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
         return row
     try:
-        with AdminClient(timeout_ms=PING_TIMEOUT_MS) as admin:
-            info = admin.ping(entry.endpoint)
-    except MQMeshError:
+        info = _ping(entry.endpoint)
+    except (MQMeshError, OSError, msgspec.MsgspecError):
         return row
     # Another process at the same place is not the one that we ask about.
     if info.pid == entry.pid:
         row.update(state=info.state, uptime_ms=info.uptime_ms)
     return row
+
+
+def _ping(endpoint: str) -> RoleInfo:
+    """What a process says of itself; an exporter says it by HTTP.
+
+    Raises:
+        MQMeshError, OSError, MsgspecError: It does not, or no sense.
+    """
+    if endpoint.startswith("http://"):
+        where = endpoint.removesuffix("/metrics") + "/healthz"
+        with urlopen(where, timeout=PING_TIMEOUT_MS / 1_000) as answer:
+            told = msgspec.json.decode(answer.read(MAX_HEALTH_BYTES), type=dict[str, Any])
+        return msgspec.convert([told.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
+    with AdminClient(timeout_ms=PING_TIMEOUT_MS) as admin:
+        return admin.ping(endpoint)

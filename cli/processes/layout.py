@@ -17,6 +17,7 @@ from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.role import MASTER_ID
 from mqmesh.roles.coordinator.config import CoordinatorConfig
+from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -68,6 +69,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             wait until there is one.
         coordinator: Keeps the records of broker groups that elect their master; run where there is
             one (``ha.mode`` ``auto``) that uses an embedded coordinator on this port.
+        exporter: Figures for Prometheus, where it is enabled; it asks the processes of this file.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -81,6 +83,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     schedule: bool = True
     coordinator: CoordinatorConfig = msgspec.field(default_factory=CoordinatorConfig)
     ha: HaConfig = msgspec.field(default_factory=HaConfig)
+    exporter: ExporterConfig = msgspec.field(default_factory=ExporterConfig)
 
     @property
     def folder(self) -> Path:
@@ -256,6 +259,8 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
         if config.schedule and _is_first(broker):
             service = _schedule_of(config, broker)
             yield "schedule", service.name, "", BROKER_STAGE, service
+    if config.exporter.enable:
+        yield "exporter", config.exporter.name, "", NAMESRV_STAGE, _exporter_of(config)
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -300,6 +305,14 @@ def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
     )
 
 
+def _exporter_of(config: ClusterConfig) -> ExporterConfig:
+    """Asks the name servers and the coordinator of this file, too."""
+    coordinator = [_where(config.coordinator)] if _needs_coordinator(config) else []
+    others = [*config.exporter.other_addr, *coordinator]
+    namesrvs = config.namesrv_addr.split(";")
+    return msgspec.structs.replace(config.exporter, namesrv_addr=namesrvs, other_addr=others)
+
+
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     """Name, key, host and port of everything that listens."""
     for namesrv in config.namesrv:
@@ -308,6 +321,13 @@ def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:
     if _needs_coordinator(config):
         one = config.coordinator
         yield one.name, "listen_port", one.listen_host, one.listen_port
+    if config.exporter.enable:
+        yield (
+            config.exporter.name,
+            "listen_port",
+            config.exporter.listen_host,
+            config.exporter.listen_port,
+        )
     for broker in config.broker:
         yield _name_of(broker), "listen_port", broker.listen_host, broker.listen_port
 

@@ -13,6 +13,7 @@ from mqmesh.logs import LEVELS, configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.coordinator.config import CoordinatorConfig
+from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
@@ -201,3 +202,33 @@ def coordinator(process: ProcessOptions) -> int:
         return CoordinatorServer(config, transport)
 
     return process.serve("coordinator", config.name, make)
+
+
+@click.group(
+    cls=LazyGroup,
+    places={"boards": ("processes.exporter", "boards")},
+    invoke_without_command=True,
+)
+@process_options
+@click.pass_context
+def exporter(context: click.Context, process: ProcessOptions) -> int:
+    """Run an exporter, from which Prometheus gets the figures of a cluster.
+
+    It asks name servers and brokers when Prometheus asks it, at http://127.0.0.1:5557/metrics.
+
+    \b
+    Examples:
+      mqmesh exporter --set namesrv_addr='["10.0.0.1:9876"]'
+      mqmesh exporter -c conf/exporter.toml
+      mqmesh exporter boards ./grafana
+    """
+    if context.invoked_subcommand is not None:
+        return ExitCode.OK
+    config = process.load(ExporterConfig)
+
+    def make(transport: ZmqTransport) -> Role:
+        from mqmesh.roles.exporter.server import ExporterServer
+
+        return ExporterServer(config, transport.clock)
+
+    return process.serve("exporter", config.name, make)

@@ -234,7 +234,7 @@ FIGURES: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         _latency_by_command,
         unit="ms",
         labels=("request_code", "is_long_polling"),
-        metric="rocketmq_rpc_latency",
+        metric="rocketmq_rpc_latency_milliseconds",
     ),
     gauge(
         "command_longest_ms",

@@ -140,6 +140,7 @@ CONFINED = {
     "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
     "click": "mqmesh.cli",
+    "prometheus_client": "mqmesh.roles.exporter.families",
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",
     "pyarrow": "mqmesh.spark",

@@ -55,8 +55,12 @@ TRANSACTIONS: Final = Feature(
         counter(
             "half_messages_ended_total",
             "half messages committed and rolled back",
-            lambda broker: broker.transactions.ended,
+            lambda broker: {
+                (decision.name.lower(),): count
+                for decision, count in broker.transactions.ended.items()
+            },
             unit="messages",
+            labels=("decision",),
         ),
         counter(
             "half_messages_lost_total",

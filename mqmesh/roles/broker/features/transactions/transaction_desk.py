@@ -1,6 +1,7 @@
 """Everything about half messages that a running broker has beside the table itself."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -9,7 +10,7 @@ import msgspec
 
 from mqmesh.errors import CorruptRecord, MQMeshError
 from mqmesh.protocol.command import Request
-from mqmesh.protocol.transactions import EndOutcome
+from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.check_timetable import Park, TransactionSettings
 from mqmesh.roles.broker.features.transactions.half_batches import HalfBatch
 from mqmesh.roles.broker.features.transactions.half_checkpoint import (
@@ -94,7 +95,7 @@ class TransactionDesk:
         is_mending: They are being written just now.
         next_sequence: Of the next op record.
         checks_sent: How often somebody was asked.
-        ended: Messages committed and rolled back in this life of the broker.
+        ended: Messages committed and rolled back since the broker leads, by decision.
         lost: Half messages that were lost with the log or could not be read.
         refused: Ends that could not be carried out.
     """
@@ -111,7 +112,7 @@ class TransactionDesk:
         self.next_sequence = 0
         self.saved_changes = -1
         self.checks_sent = 0
-        self.ended = 0
+        self.ended: Counter[Decision] = Counter()
         self.lost = 0
         self.refused = 0
 

@@ -235,7 +235,8 @@ def _landed(context: BrokerContext, flight: Flight, error: MQMeshError | None, s
     if error is None:
         desk.table.op_end += flight.op_count
         desk.table.stored(flight.runs)
-        desk.ended += sum(run.count for run in flight.runs)
+        for run in flight.runs:
+            desk.ended[Decision(run.decision)] += run.count
         for park in flight.parks:
             _log.error(
                 "%d half messages of producer group %s for topic %s, from %s on, were asked about "

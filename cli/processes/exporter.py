@@ -1,0 +1,34 @@
+"""`mqmesh exporter boards`: what Grafana and Prometheus need, as files."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import click
+
+from mqmesh.roles.process import ExitCode
+
+from ..options import json_option
+from ..render import print_json
+
+ROOM: Final = "mqmesh.roles.exporter"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@json_option
+def boards(folder: Path, as_json: bool) -> int:
+    """Write boards for Grafana and alert rules for Prometheus into FOLDER.
+
+    Files of the same names are replaced.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in sorted(resources.files(ROOM).joinpath("boards").iterdir(), key=lambda one: one.name):
+        (folder / one.name).write_bytes(one.read_bytes())
+        written.append(str(folder / one.name))
+    if as_json:
+        print_json({"written": written})
+    else:
+        click.echo("\n".join(written))
+    return ExitCode.OK

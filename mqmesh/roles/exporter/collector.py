@@ -1,0 +1,216 @@
+"""Asks the processes of a cluster for their figures, each with a deadline, and makes a page of it.
+
+Processes are asked at the same time, over ZeroMQ. One that does not answer is told as
+``mqmesh_up`` 0 and holds nobody else up for longer than ``timeout_ms``.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import MQMeshError
+from mqmesh.figures import FigureKind, Readings
+from mqmesh.protocol.route import BrokerData
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.names import (
+    NODE_LABELS,
+    Node,
+    broker_series,
+    figure_series,
+    group_series,
+)
+from mqmesh.roles.exporter.rates import DayTotals, Rates
+from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+
+NO_CLUSTER: Final = "DefaultCluster"
+"""What processes that know no name of their cluster are said to belong to."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What a process said; no readings from one that did not answer."""
+
+    node: Node
+    readings: Readings | None
+    series: list[Series]
+    groups_left_out: int = 0
+
+
+AskAll = Callable[[Callable[[Node], _Asked], Iterable[Node]], Iterable[_Asked]]
+
+
+class Collector:
+    """Collects all figures of a cluster; used by one thread at a time.
+
+    Args:
+        config: Settings.
+        clock: Source of time.
+        ask_all: Asks all of many nodes, several at the same time, like ``map``.
+        connect: Makes an administration client of name servers, restricted to a broker group
+            unless that is empty.
+    """
+
+    def __init__(
+        self,
+        config: ExporterConfig,
+        clock: Clock,
+        ask_all: AskAll = map,
+        connect: Callable[[str], GroupAdmin] | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._connect = connect or self._connect_by_zmq
+        self._rates = Rates()
+        self._rocketmq4 = RocketMQ4Names(self._rates, DayTotals())
+        # One client for each process, since a client is of one thread at a time.
+        self._clients: dict[str, GroupAdmin] = {}
+        self._brokers: list[BrokerData] = []
+        self._silent: set[str] = set()
+        self._ask_all = ask_all
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+    def collect(self) -> Families:
+        """Asks everybody, and waits for the answers."""
+        began_ms = self._clock.monotonic_ms()
+        names = self._config.namesrv_addr
+        self._brokers = self._known_brokers()
+        clusters = {one.cluster_name for one in self._brokers}
+        cluster = min(clusters, default=NO_CLUSTER)
+        nodes = [Node(cluster, "namesrv", one, one) for one in names]
+        nodes += [Node(cluster, "", one, one) for one in self._config.other_addr]
+        nodes += _broker_nodes(self._brokers)
+        self._forget_others([node.endpoint for node in nodes])
+        asked = list(self._ask_all(self._ask, nodes))
+        self._tell_silent(asked)
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        series: list[Series] = []
+        for one in asked:
+            series += self._series(one, now_ms, wall_ms)
+        self._rates.end_round()
+        series += _exporter_series(cluster, asked, now_ms - began_ms)
+        return Families(series)
+
+    def _series(self, asked: _Asked, now_ms: int, wall_ms: int) -> Iterator[Series]:
+        node, readings = asked.node, asked.readings
+        yield Series(_UP, (*node.labels,), float(readings is not None))
+        if readings is None:
+            return
+        yield from figure_series(node, readings)
+        if node.is_leader:
+            yield from broker_series(node, readings)
+            if self._config.rocketmq4_names:
+                yield from self._rocketmq4.broker(node, readings, now_ms, wall_ms)
+        yield from asked.series
+
+    # ---- Asking ----------------------------------------------------------------------
+
+    def _known_brokers(self) -> list[BrokerData]:
+        """All brokers by the name servers; those of last time if none answers."""
+        try:
+            return self._client("").cluster().brokers
+        except MQMeshError as error:
+            _log.debug("no name server tells the brokers: %s", error)
+            return self._brokers
+
+    def _ask(self, node: Node) -> _Asked:
+        """Perhaps in a thread of its own."""
+        client = self._client(node.endpoint, node.broker_name)
+        try:
+            readings = client.role_info(node.endpoint)
+            if not node.node_type:
+                kind = client.ping(node.endpoint).role
+                node = msgspec.structs.replace(node, node_type=kind)
+            node = _named(node, readings)
+            series, left_out = self._groups(client, node) if node.is_leader else ([], 0)
+        except MQMeshError as error:
+            _log.debug("%s at %s does not answer: %s", node.node_type, node.endpoint, error)
+            return _Asked(node, None, [])
+        return _Asked(node, readings, series, left_out)
+
+    def _groups(self, client: GroupAdmin, node: Node) -> tuple[list[Series], int]:
+        """What is told of consumer groups, and how many are left out."""
+        summaries = [one for found in client.groups().values() for one in found]
+        told = summaries[: self._config.max_groups]
+        series: list[Series] = []
+        for summary in told:
+            name = summary.config.group
+            progress = client.progress(name)
+            members = client.connections(name) if summary.members else []
+            series += group_series(node, progress, members)
+            if self._config.rocketmq4_names:
+                series += self._rocketmq4.group(node, progress, members)
+        return series, len(summaries) - len(told)
+
+    def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
+        client = self._clients.get(endpoint)
+        if client is None:
+            client = self._clients[endpoint] = self._connect(broker_name)
+        return client
+
+    def _connect_by_zmq(self, broker_name: str) -> GroupAdmin:
+        config = self._config
+        return GroupAdmin(
+            config.namesrv_addr, timeout_ms=config.timeout_ms, broker_name=broker_name
+        )
+
+    def _forget_others(self, endpoints: Iterable[str]) -> None:
+        for gone in self._clients.keys() - {"", *endpoints}:
+            self._clients.pop(gone).close()
+
+    def _tell_silent(self, asked: Iterable[_Asked]) -> None:
+        silent = {one.node.endpoint for one in asked if one.readings is None}
+        for endpoint in sorted(silent - self._silent):
+            _log.warning("%s does not answer", endpoint)
+        for endpoint in sorted(self._silent - silent):
+            _log.info("%s answers again", endpoint)
+        self._silent = silent
+
+
+def _broker_nodes(brokers: Iterable[BrokerData]) -> Iterator[Node]:
+    for group in brokers:
+        for broker_id, address in sorted(group.addresses.items()):
+            yield Node(
+                group.cluster_name,
+                "broker",
+                group.broker_name if broker_id == 0 else f"{group.broker_name}-r{broker_id}",
+                address.tcp,
+                broker_id == 0,
+                group.broker_name,
+            )
+
+
+def _named(node: Node, readings: Readings) -> Node:
+    """A node by what it says of itself.
+
+    A replica has its number whether it leads or not: its totals are those of its process.
+    """
+    if node.node_type == "broker":
+        own_id = int(readings.number("broker_id"))
+        name = f"{node.broker_name}-r{own_id}" if own_id else node.broker_name
+        return msgspec.structs.replace(node, node_id=name)
+    return node
+
+
+_UP: Final = Metric("mqmesh_up", FigureKind.GAUGE, "the process answers", NODE_LABELS)
+
+
+def _exporter_series(cluster: str, asked: list[_Asked], took_ms: int) -> Iterator[Series]:
+    node = (cluster, "exporter", "exporter")
+
+    def tell(name: str, help: str, value: float) -> Series:
+        return Series(Metric(name, FigureKind.GAUGE, help, NODE_LABELS), node, value)
+
+    yield tell("mqmesh_scrape_duration_seconds", "how long it took to ask all", took_ms / 1_000)
+    left_out = sum(one.groups_left_out for one in asked)
+    yield tell("mqmesh_exporter_groups_left_out", "consumer groups beyond max_groups", left_out)

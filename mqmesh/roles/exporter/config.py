@@ -1,0 +1,66 @@
+"""Settings of an exporter. The defaults stand here only."""
+
+from typing import Annotated
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.hosts import check_listen
+from mqmesh.message import check_group
+
+_Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an exporter.
+
+    Attributes:
+        enable: Let `mqmesh up` run an exporter; `mqmesh up --metrics` does so, too.
+        name: Name of the instance, shown in logs and to administrators.
+        listen_host: Address to listen at for HTTP. The default serves this machine only.
+        listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
+        allow_insecure_bind: Listen beyond this machine. Whoever reaches it reads all figures, and
+            nothing else.
+
+        namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
+        other_addr: Other processes to ask for their figures, ``host:port`` each: coordinators,
+            schedule services, filter servers.
+        timeout_ms: For each answer of a process, 100 to 60,000 ms; keep it below the
+            ``scrape_timeout`` of Prometheus.
+        min_interval_ms: Whoever asks again within so long gets the same page, 0 to 600,000 ms.
+        max_groups: Consumer groups of each broker whose progress is told, 0 to 100,000. Each costs
+            its broker some requests; ``mqmesh_exporter_groups_left_out`` says how many are not.
+        rocketmq4_names: Tell the names of RocketMQ 4's exporter, too: its boards show them.
+    """
+
+    enable: bool = False
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "exporter"
+    listen_host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    listen_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 5_557
+    allow_insecure_bind: bool = False
+
+    namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=64)] = (
+        msgspec.field(default_factory=lambda: ["127.0.0.1:9876"])
+    )
+    other_addr: Annotated[list[_Address], msgspec.Meta(max_length=1_024)] = []
+    timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
+    min_interval_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 1_000
+    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1_000
+    rocketmq4_names: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks what needs more than a bound.
+
+        Raises:
+            ConfigError: Names the field and what to write instead.
+        """
+        try:
+            check_group(self.name)
+        except ConfigError as error:
+            raise ConfigError(f"name is no legal name: {error}") from None
+        check_listen(
+            "exporter",
+            self.listen_host,
+            self.listen_host,
+            allow_insecure_bind=self.allow_insecure_bind,
+        )

@@ -1,0 +1,204 @@
+"""Figures under the names that Prometheus gets: RocketMQ 5's where it has one, else our own. Pure.
+
+RocketMQ's names are spelt as its broker 5.3.3 exposes them; all others begin with ``mqmesh_`` and
+are in base units, as Prometheus wants it.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from mqmesh.figures import Distribution, Figure, FigureKind, FigureValue, Readings
+from mqmesh.message import DLQ_PREFIX, TRANS_HALF_TOPIC, is_system_topic, retry_topic
+from mqmesh.protocol.groups import ConsumerConnection
+from mqmesh.roles.exporter.families import Metric, Series
+from mqmesh.sdk.admin.group_admin import GroupProgress, QueueLag
+
+OWN: Final = "mqmesh_"
+NODE_LABELS: Final = ("cluster", "node_type", "node_id")
+SCOPE: Final = ("otel_scope_name", "broker-meter")
+"""A label that RocketMQ's exporter adds; boards may ask for it."""
+_CONSTANTS: Final = {
+    "rocketmq_storage_": (("storage_type", "local"), ("storage_medium", "disk")),
+    "rocketmq_rpc_": (("protocol_type", "zmq"),),
+}
+_UNITS: Final = {"ms": ("seconds", 1_000.0), "percent": ("ratio", 100.0)}
+_PER_SECOND = re.compile(r"_per_s\Z")
+
+_GAUGE, _COUNTER = FigureKind.GAUGE, FigureKind.COUNTER
+_GROUP_LABELS: Final = ("topic", "consumer_group", "is_retry", "is_system")
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A process that is asked.
+
+    Attributes:
+        cluster: Name of its cluster.
+        node_type: ``broker``, ``namesrv``, …
+        node_id: Name of the broker group, of a replica with its number; an address for others.
+        endpoint: Where it is.
+        is_leader: It is the master of its group.
+        broker_name: Of a broker, its group.
+    """
+
+    cluster: str
+    node_type: str
+    node_id: str
+    endpoint: str
+    is_leader: bool = False
+    broker_name: str = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Values of ``NODE_LABELS``."""
+        return (self.cluster, self.node_type, self.node_id)
+
+
+def own_metric(figure: Figure) -> tuple[Metric, float]:
+    """A figure as a metric with a name of our own, and what its values are divided by."""
+    name, scale = figure.name, 1.0
+    if figure.unit in _UNITS:
+        unit, scale = _UNITS[figure.unit]
+        name = re.sub(rf"_{figure.unit}(_|\Z)", rf"_{unit}\1", name)
+    name = OWN + _PER_SECOND.sub("_per_second", name)
+    labels = figure.labels
+    if figure.kind is FigureKind.TEXT:
+        name, labels = f"{name}_info", ("value",)
+    if figure.kind is FigureKind.COUNTER and not name.endswith("_total"):
+        name += "_total"
+    kind = FigureKind.GAUGE if figure.kind is FigureKind.TEXT else figure.kind
+    return Metric(name, kind, figure.help, NODE_LABELS + labels), scale
+
+
+def rocketmq_metric(figure: Figure) -> tuple[Metric, tuple[str, ...]]:
+    """A figure as a metric of RocketMQ 5, and the values of labels that are always the same."""
+    return _rocketmq(figure.metric, figure.kind, figure.help, figure.labels)
+
+
+def _rocketmq(
+    name: str, kind: FigureKind, help: str, labels: tuple[str, ...]
+) -> tuple[Metric, tuple[str, ...]]:
+    constants = next((told for start, told in _CONSTANTS.items() if name.startswith(start)), ())
+    names = (*NODE_LABELS, SCOPE[0], *(key for key, _ in constants), *labels)
+    return Metric(name, kind, help, names), (SCOPE[1], *(value for _, value in constants))
+
+
+def figure_series(node: Node, readings: Readings) -> Iterator[Series]:
+    """All figures of a process."""
+    for reading in readings:
+        figure = reading.figure
+        if figure.metric:
+            metric, constants = rocketmq_metric(figure)
+            scale = 1.0
+        else:
+            (metric, scale), constants = own_metric(figure), ()
+        for sample in reading.samples:
+            labels, value = sample.labels, sample.value
+            if isinstance(value, str):
+                labels, value = (value,), 1
+            yield Series(metric, (*node.labels, *constants, *labels), _scaled(value, scale))
+
+
+def _scaled(value: FigureValue, scale: float) -> float | Distribution:
+    assert not isinstance(value, str)
+    if not isinstance(value, Distribution):
+        return value / scale
+    if scale == 1.0:
+        return value
+    bounds = tuple(bound / scale for bound in value.bounds)
+    return Distribution(bounds, value.counts, value.total / scale)
+
+
+def broker_series(node: Node, readings: Readings) -> Iterator[Series]:
+    """What RocketMQ 5 tells of a broker beside single figures."""
+
+    def tell(
+        name: str, kind: FigureKind, help: str, value: float, **labels: str
+    ) -> Iterator[Series]:
+        metric, constants = _rocketmq(name, kind, help, tuple(labels))
+        yield Series(metric, (*node.labels, *constants, *labels.values()), value)
+
+    drained = readings.number("wiped_write_perm")
+    yield from tell("rocketmq_broker_permission", _GAUGE, "4 read, 2 write", 4 if drained else 6)
+    waits = {
+        "pull": "held_pulls",
+        "send": "sync_flush_waits",
+        "transaction": "half_messages_parked",
+    }
+    for processor, name in waits.items():
+        help = "requests that wait"
+        value = readings.number(name)
+        yield from tell("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
+    pending = readings.number("half_messages_pending")
+    yield from tell("rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC)
+    for (decision,), value in numbers(readings, "half_messages_ended_total"):
+        name = f"rocketmq_{decision}_messages_total"
+        yield from tell(name, _COUNTER, "half messages by end", value, topic=TRANS_HALF_TOPIC)
+    for labels, value in numbers(readings, "topic_put_messages_total"):
+        group = labels[0].removeprefix(DLQ_PREFIX)
+        if group != labels[0]:
+            yield from tell(
+                "rocketmq_send_to_dlq_messages_total",
+                _COUNTER,
+                "messages that became dead letters",
+                value,
+                consumer_group=group,
+                topic=labels[0],
+                is_system="false",
+            )
+
+
+def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The values of a figure with labels, if there is such a figure."""
+    for reading in readings:
+        if reading.figure.name == name:
+            for sample in reading.samples:
+                if not isinstance(sample.value, str | Distribution):
+                    yield sample.labels, sample.value
+
+
+def group_series(
+    node: Node, progress: GroupProgress, members: list[ConsumerConnection]
+) -> Iterator[Series]:
+    """What RocketMQ 5 tells of a consumer group on one broker."""
+
+    def metric(name: str, help: str, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
+        return _rocketmq(name, _GAUGE, help, labels)
+
+    for topic, queues in by_topic(progress).items():
+        is_retry = str(topic == retry_topic(progress.group)).lower()
+        labels = (topic, progress.group, is_retry, str(is_system_topic(topic)).lower())
+        lag, in_flight = sum(one.lag for one in queues), sum(one.in_flight for one in queues)
+        for name, help, value in (
+            ("rocketmq_consumer_lag_messages", "messages that are not done", lag),
+            ("rocketmq_consumer_inflight_messages", "of them, handed out", in_flight),
+            ("rocketmq_consumer_ready_messages", "of them, not handed out", lag - in_flight),
+            (
+                "rocketmq_consumer_lag_latency_milliseconds",
+                "how long the oldest has been waiting",
+                max(one.lag_ms for one in queues),
+            ),
+        ):
+            of, constants = metric(name, help, _GROUP_LABELS)
+            yield Series(of, (*node.labels, *constants, *labels), value)
+    kinds: dict[tuple[str, str, str, str], int] = {}
+    for one in members:
+        kind = (progress.group, one.language, one.version, one.data.message_model.lower())
+        kinds[kind] = kinds.get(kind, 0) + 1
+    of, constants = metric(
+        "rocketmq_consumer_connections",
+        "members of a consumer group",
+        ("consumer_group", "language", "version", "consume_mode"),
+    )
+    for kind, count in kinds.items():
+        yield Series(of, (*node.labels, *constants, *kind), count)
+
+
+def by_topic(progress: GroupProgress) -> dict[str, list[QueueLag]]:
+    """The queues of a group by topic."""
+    found: dict[str, list[QueueLag]] = {}
+    for one in progress.queues:
+        found.setdefault(one.progress.topic, []).append(one)
+    return found

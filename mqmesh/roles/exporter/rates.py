@@ -1,0 +1,82 @@
+"""How quickly totals grow, and what they were at midnight. Pure."""
+
+from collections.abc import Hashable
+from typing import Final
+
+import msgspec
+
+WINDOW_MS: Final = 10_000
+"""A rate is that of the last 10 to 20 s."""
+DAY_MS: Final = 86_400_000
+
+
+class _Growth(msgspec.Struct):
+    old_ms: int
+    old_total: float
+    new_ms: int
+    new_total: float
+    round: int
+
+
+class Rates:
+    """Rates of totals that are looked at now and then.
+
+    Who is not looked at in a whole round is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, _Growth] = {}
+        self._round = 0
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def rate(self, key: Hashable, total: float, now_ms: int) -> float:
+        """How much a total grows a second; 0 when it is seen for the first time.
+
+        Args:
+            key: Which total.
+            total: What it is now; less than before when its process was started again.
+            now_ms: Monotonic clock.
+        """
+        seen = self._seen.get(key)
+        if seen is None or total < seen.new_total:
+            self._seen[key] = _Growth(now_ms, total, now_ms, total, self._round)
+            return 0.0
+        seen.round = self._round
+        if now_ms - seen.new_ms >= WINDOW_MS:
+            seen.old_ms, seen.old_total = seen.new_ms, seen.new_total
+            seen.new_ms, seen.new_total = now_ms, total
+        return (total - seen.old_total) * 1_000 / max(now_ms - seen.old_ms, 1)
+
+    def end_round(self) -> None:
+        """Everything was looked at."""
+        self._seen = {key: seen for key, seen in self._seen.items() if seen.round == self._round}
+        self._round += 1
+
+
+class DayTotals:
+    """What totals were when a day began, as far as somebody looked.
+
+    Before the first midnight, the day began when the total was seen for the first time.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[Hashable, tuple[int, float, float]] = {}
+
+    def mornings(self, key: Hashable, total: float, now_ms: int) -> tuple[float, float]:
+        """A total at the last midnight (UTC), and at the one before.
+
+        Args:
+            key: Which total.
+            total: What it is now; less than before when its process was started again.
+            now_ms: Wall clock.
+        """
+        day = now_ms // DAY_MS
+        marked, today, yesterday = self._marks.get(key, (day, total, total))
+        if marked != day:
+            marked, today, yesterday = day, total, today
+        if total < today:
+            today = yesterday = 0.0
+        self._marks[key] = (marked, today, yesterday)
+        return today, yesterday

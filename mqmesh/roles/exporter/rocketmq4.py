@@ -1,0 +1,208 @@
+"""The names of RocketMQ 4's exporter, which its boards ask for. Pure but for what rates remember.
+
+Its values are gauges, totals as well. What mqmesh has not, thread pools above all, is 0: a board
+shows that nothing waits there.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import Final
+
+from mqmesh.figures import Distribution, FigureKind, Readings
+from mqmesh.message import DLQ_PREFIX, retry_topic
+from mqmesh.protocol.groups import ConsumerConnection
+from mqmesh.roles.exporter.families import Metric, Series
+from mqmesh.roles.exporter.names import Node, by_topic, numbers
+from mqmesh.roles.exporter.rates import DayTotals, Rates
+from mqmesh.sdk.admin.group_admin import GroupProgress
+
+_SEND: Final = "send_message"
+_RUNTIME_LABELS: Final = ("cluster", "brokerIP", "brokerHost", "des", "boottime", "broker_version")
+_PUT_TIMES: Final = (
+    ("0ms", 1.0),
+    ("0to10ms", 10.0),
+    ("10to50ms", 50.0),
+    ("50to100ms", 100.0),
+    ("100to200ms", 200.0),
+    ("200to500ms", 500.0),
+    ("500to1s", 1_000.0),
+    ("1to2s", 2_000.0),
+    ("2to3s", 3_000.0),
+    ("3to4s", 4_000.0),
+    ("4to5s", 5_000.0),
+    ("5to10s", 10_000.0),
+    ("10stomore", float("inf")),
+)
+"""What follows ``rocketmq_brokeruntime_pmdt_``, and up to how many ms it counts."""
+_ABSENT: Final = (
+    "pull_threadpoolqueue_headwait_timemills",
+    "query_threadpoolqueue_headwait_timemills",
+    "send_threadpoolqueue_headwait_timemills",
+    "pull_threadpoolqueue_size",
+    "query_threadpoolqueue_size",
+    "send_threadpool_queue_size",
+    "pagecache_lock_time_mills",
+    "remain_transientstore_buffer_numbs",
+)
+
+
+class RocketMQ4Names:
+    """Tells figures of brokers and groups under the names of RocketMQ 4's exporter.
+
+    Args:
+        rates: Of totals.
+        days: Totals at midnight.
+    """
+
+    def __init__(self, rates: Rates, days: DayTotals) -> None:
+        self._rates = rates
+        self._days = days
+
+    def broker(self, node: Node, readings: Readings, now_ms: int, wall_ms: int) -> Iterator[Series]:
+        """What is told of a master.
+
+        Args:
+            node: It.
+            readings: Its figures.
+            now_ms: Monotonic clock.
+            wall_ms: Wall clock.
+        """
+        yield from self._totals(node, readings)
+        yield from self._topics(node, readings, now_ms)
+        yield from self._groups(node, readings, now_ms)
+        yield from self._runtime(node, readings, wall_ms)
+
+    def _totals(self, node: Node, readings: Readings) -> Iterator[Series]:
+        labels = {"cluster": node.cluster, "brokerIP": node.endpoint, "broker": node.broker_name}
+        for name, figure in (
+            ("rocketmq_broker_tps", "put_messages_per_s"),
+            ("rocketmq_broker_qps", "get_messages_per_s"),
+        ):
+            yield _series(name, "messages a second", readings.number(figure), labels)
+
+    def _topics(self, node: Node, readings: Readings, now_ms: int) -> Iterator[Series]:
+        for name, figure in (
+            ("rocketmq_producer_tps", "topic_put_messages_total"),
+            ("rocketmq_producer_message_size", "topic_put_bytes_total"),
+        ):
+            for (topic, *_), total in numbers(readings, figure):
+                rate = self._rates.rate((node.endpoint, figure, topic), total, now_ms)
+                yield _series(name, "stored a second", rate, _of_topic(node, topic))
+
+    def _groups(self, node: Node, readings: Readings, now_ms: int) -> Iterator[Series]:
+        for name, figure in (
+            ("rocketmq_consumer_tps", "group_get_messages_total"),
+            ("rocketmq_consumer_message_size", "group_get_bytes_total"),
+        ):
+            for (topic, group, *_), total in numbers(readings, figure):
+                rate = self._rates.rate((node.endpoint, figure, topic, group), total, now_ms)
+                labels = _of_topic(node, topic) | {"group": group}
+                yield _series(name, "handed out a second", rate, labels)
+
+    def _runtime(self, node: Node, readings: Readings, wall_ms: int) -> Iterator[Series]:
+        boot_ms = wall_ms - readings.number("uptime_ms")
+        values = (node.cluster, node.endpoint, node.endpoint, node.broker_name)
+        labels = dict(
+            zip(_RUNTIME_LABELS, (*values, str(int(boot_ms / 1_000)), "mqmesh"), strict=True)
+        )
+
+        def tell(name: str, value: float) -> Series:
+            return _series(f"rocketmq_brokeruntime_{name}", "of a broker", value, labels)
+
+        low = readings.number("store_min_commitlog_offset")
+        high = readings.number("store_max_commitlog_offset")
+        put = readings.number("put_messages_total")
+        put_bytes = readings.number("put_bytes_total")
+        got = readings.number("get_messages_total")
+        put_today, put_yesterday = self._mornings(node, "put", put, wall_ms)
+        got_today, got_yesterday = self._mornings(node, "get", got, wall_ms)
+        used = readings.number("store_disk_used_percent") / 100
+        put_rate = readings.number("put_messages_per_s")
+        get_rate = readings.number("get_messages_per_s")
+        yield from (
+            tell("msg_put_total_today_now", put),
+            tell("msg_puttotal_todaymorning", put_today),
+            tell("msg_puttotal_yesterdaymorning", put_yesterday),
+            tell("msg_gettotal_today_now", got),
+            tell("msg_gettotal_todaymorning", got_today),
+            tell("msg_gettotal_yesterdaymorning", got_yesterday),
+            tell("commitlog_minoffset", low),
+            tell("commitlog_maxoffset", high),
+            tell("commitlog_disk_ratio", used),
+            tell("consumequeue_disk_ratio", used),
+            tell("dispatch_behind_bytes", readings.number("index_lag_bytes")),
+            tell("remain_howmanydata_toflush", readings.number("store_flush_behind_bytes")),
+            tell("put_message_size_total", put_bytes),
+            tell("put_message_average_size", put_bytes / max(put, 1)),
+            tell("putmessage_times_total", readings.number("put_batches_total")),
+            tell("put_tps10", put_rate),
+            tell("getfound_tps10", get_rate),
+            tell("gettotal_tps10", get_rate),
+            tell("gettransfered_tps10", get_rate),
+        )
+        yield from (tell(name, 0) for name in _ABSENT)
+        yield from (tell(f"pmdt_{name}", count) for name, count in put_times(readings))
+
+    def _mornings(
+        self, node: Node, what: Hashable, total: float, wall_ms: int
+    ) -> tuple[float, float]:
+        return self._days.mornings((node.endpoint, what), total, wall_ms)
+
+    def group(
+        self, node: Node, progress: GroupProgress, members: list[ConsumerConnection]
+    ) -> Iterator[Series]:
+        """What is told of a consumer group on one master."""
+        group = progress.group
+        members_and_model = {
+            "countOfOnlineConsumers": str(progress.members),
+            "msgModel": progress.message_model,
+        }
+        for topic, queues in by_topic(progress).items():
+            lag = sum(one.lag for one in queues)
+            of_topic = _of_topic(node, topic)
+            end = sum(one.progress.max_queue_offset for one in queues)
+            if topic == retry_topic(group):
+                labels = {"group": group, "topic": topic} | members_and_model
+                yield _series("rocketmq_group_retrydiff", "waiting for a retry", lag, labels)
+                yield _series("rocketmq_topic_retry_offset", "end of its queues", end, of_topic)
+                continue
+            labels = {"group": group, "topic": topic} | members_and_model
+            yield _series("rocketmq_group_diff", "messages not done", lag, labels)
+            yield _series("rocketmq_producer_offset", "end of its queues", end, of_topic)
+            with_group = of_topic | {"group": group}
+            done = sum(max(one.progress.consumer_offset, 0) for one in queues)
+            late_ms = max(one.lag_ms for one in queues)
+            yield _series("rocketmq_consumer_offset", "committed", done, with_group)
+            yield _series(
+                "rocketmq_group_get_latency_by_storetime", "ms of the oldest", late_ms, with_group
+            )
+        dead = DLQ_PREFIX + group
+        labels = {"group": group, "topic": dead} | members_and_model
+        yield _series("rocketmq_group_dlqdiff", "dead letters", progress.dead, labels)
+        by_group = {"cluster": node.cluster, "broker": node.broker_name, "group": group}
+        yield _series("rocketmq_topic_dlq_offset", "dead letters", progress.dead, by_group)
+        for one in members:
+            labels = {"caddr": one.client_id, "localaddr": one.client_id, "group": group}
+            yield _series("rocketmq_group_count", "members", 1, labels)
+
+
+def put_times(readings: Readings) -> Iterator[tuple[str, int]]:
+    """How many sends took how long, by what RocketMQ 4 calls it; mqmesh tells fewer steps."""
+    counts = dict.fromkeys((name for name, _ in _PUT_TIMES), 0)
+    for reading in readings:
+        if reading.figure.name != "command_latency_ms":
+            continue
+        for sample in reading.samples:
+            if sample.labels[0] == _SEND and isinstance(sample.value, Distribution):
+                bounds = (*sample.value.bounds, float("inf"))
+                for bound, count in zip(bounds, sample.value.counts, strict=True):
+                    counts[next(name for name, most in _PUT_TIMES if bound <= most)] += count
+    yield from counts.items()
+
+
+def _of_topic(node: Node, topic: str) -> dict[str, str]:
+    return {"cluster": node.cluster, "broker": node.broker_name, "topic": topic}
+
+
+def _series(name: str, help: str, value: float, labels: dict[str, str]) -> Series:
+    metric = Metric(name, FigureKind.GAUGE, help, tuple(labels))
+    return Series(metric, tuple(labels.values()), value)

@@ -1,0 +1,175 @@
+"""The exporter's process: a page for Prometheus by HTTP, made when somebody asks for it."""
+
+import logging
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.hosts import bindable
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.roles.exporter.collector import Collector
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.families import CONTENT_TYPE
+from mqmesh.version import VERSION
+
+AT_ONCE: Final = 8
+"""Processes that are asked at the same time."""
+MOST_CONNECTIONS: Final = 16
+"""At a time; more are closed at once."""
+CONNECTION_S: Final = 10
+"""Who says nothing for so long is closed."""
+
+_log = logging.getLogger(__name__)
+
+
+class Page:
+    """The newest page; threads may ask at the same time.
+
+    Args:
+        collector: Makes the next one.
+        clock: Source of time.
+        min_interval_ms: How long a page is given again.
+    """
+
+    def __init__(self, collector: Collector, clock: Clock, min_interval_ms: int) -> None:
+        self._collector = collector
+        self._clock = clock
+        self._min_interval_ms = min_interval_ms
+        self._lock = threading.Lock()
+        self._made_ms: int | None = None
+        self._text = b""
+
+    def text(self) -> bytes:
+        """A page that is not too old; who comes while one is made waits for it."""
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._made_ms is None or now_ms - self._made_ms >= self._min_interval_ms:
+                self._text = self._collector.collect().text()
+                self._made_ms = self._clock.monotonic_ms()
+            return self._text
+
+
+class ExporterServer:
+    """One exporter.
+
+    Args:
+        config: Settings.
+        clock: Source of time.
+        collector: Asks the cluster; of the settings by default.
+    """
+
+    def __init__(
+        self, config: ExporterConfig, clock: Clock, collector: Collector | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
+        self._collector = collector or Collector(config, clock, self._pool.map)
+        self._page = Page(self._collector, clock, config.min_interval_ms)
+        self._started_ms = clock.monotonic_ms()
+        self._http: _HttpServer | None = None
+
+    def start(self) -> str:
+        """Listens; whether there is a cluster shows when somebody asks.
+
+        Returns:
+            Where the page is.
+
+        Raises:
+            OSError: The port is taken.
+        """
+        host = bindable(self._config.listen_host).strip("[]")
+        http = self._http = _HttpServer(
+            (host, self._config.listen_port), partial(_Answering, self._page, self._info)
+        )
+        threading.Thread(target=http.serve_forever, name="http", daemon=True).start()
+        return f"http://{bindable(self._config.listen_host)}:{http.server_address[1]}/metrics"
+
+    def stop(self) -> None:
+        """Closes everything; also what a failed ``start`` left open."""
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http = None
+        self._pool.shutdown()
+        self._collector.close()
+
+    def _info(self) -> bytes:
+        uptime_ms = self._clock.monotonic_ms() - self._started_ms
+        info = RoleInfo("exporter", self._config.name, VERSION, os.getpid(), "running", uptime_ms)
+        return msgspec.json.encode(msgspec.structs.asdict(info))
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Answers each connection in a thread, of so many at most."""
+
+    daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See ``ThreadingMixIn``; who is too many is closed."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See ``ThreadingMixIn``."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that is gone is none of our business; all else is a bug."""
+        _log.exception("a request from %s failed", client_address)
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """GET /metrics, GET /healthz; nothing else."""
+
+    timeout = CONNECTION_S
+    server_version = f"mqmesh/{VERSION}"
+    sys_version = ""
+
+    def __init__(self, page: Page, info: Any, *arguments: Any) -> None:
+        self._page = page
+        self._info = info
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Answers a request."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(CONTENT_TYPE, self._page.text())
+        elif path == "/healthz":
+            self._answer("application/json", self._info())
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except OSError as error:
+            _log.debug("nobody takes the page any more: %s", error)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are no news."""
+        _log.debug(format, *arguments)

@@ -1,0 +1,136 @@
+"""Who is asked, and what is told of those who do not answer."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqmesh.errors import RequestTimeout
+from mqmesh.figures import Figure, FigureKind, FigureReading, FigureSample, Readings
+from mqmesh.protocol.admin import RoleInfo
+from mqmesh.protocol.groups import GroupConfig, GroupSummary
+from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
+from mqmesh.roles.exporter.collector import Collector
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.sdk.admin.group_admin import GroupProgress
+from mqmesh.testing.clock import ManualClock
+
+
+def gauge(name, value):
+    figure = Figure(name, FigureKind.GAUGE, "", "what it is")
+    return FigureReading(figure, [FigureSample((), value)])
+
+
+class World:
+    """A cluster: a master with two replicas; those in ``gone`` do not answer."""
+
+    def __init__(self):
+        self.gone = set()
+        self.clients = []
+        addresses = {number: BrokerAddress(f"host:{number}") for number in range(3)}
+        self.brokers = [BrokerData("c", "broker-a", addresses)]
+        self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0}
+        self.groups = ["billing", "mail", "stock"]
+
+    def connect(self, broker_name):
+        self.clients.append(Client(self, broker_name))
+        return self.clients[-1]
+
+
+class Client:
+    def __init__(self, world, broker_name):
+        self.world, self.broker_name, self.is_closed = world, broker_name, False
+
+    def close(self):
+        self.is_closed = True
+
+    def check(self, endpoint):
+        if endpoint in self.world.gone:
+            raise RequestTimeout("no answer")
+
+    def cluster(self):
+        self.check("ns:1")
+        return ClusterInfo(self.world.brokers)
+
+    def role_info(self, endpoint):
+        self.check(endpoint)
+        return Readings([gauge("broker_id", self.world.own_ids[endpoint])])
+
+    def ping(self, endpoint):
+        return RoleInfo("coordinator", "coordinator", "0", 1, "running", 1)
+
+    def groups(self):
+        names = self.world.groups
+        return {self.broker_name: [GroupSummary(GroupConfig(name)) for name in names]}
+
+    def progress(self, name):
+        return GroupProgress(name, [], 0.0, 5, 0, "", 0)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def make(world, **settings) -> Collector:
+    config = ExporterConfig(namesrv_addr=["ns:1"], other_addr=["co:1"], **settings)
+    return Collector(config, ManualClock(), connect=world.connect)
+
+
+def told(collector, name):
+    """Values of a metric by node."""
+    families = text_string_to_metric_families(collector.collect().text().decode())
+    return {
+        (sample.labels["node_type"], sample.labels["node_id"]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_everybody_is_asked_and_replicas_have_their_own_numbers(world):
+    assert told(make(world), "mqmesh_up") == {
+        ("namesrv", "ns:1"): 1,
+        ("coordinator", "co:1"): 1,
+        ("broker", "broker-a-r2"): 1,
+        ("broker", "broker-a-r1"): 1,
+        ("broker", "broker-a-r3"): 1,
+    }
+
+
+def test_who_does_not_answer_is_down_and_hides_nobody(world):
+    collector = make(world)
+    collector.collect()
+    world.gone = {"host:1", "ns:1"}
+    up = told(collector, "mqmesh_up")
+    assert up["namesrv", "ns:1"] == up["broker", "broker-a-r1"] == 0
+    assert up["broker", "broker-a-r2"] == 1, "brokers are known from before"
+
+
+def test_without_any_answer_there_is_a_page(world):
+    world.gone = {"ns:1", "co:1"}
+    assert set(told(make(world), "mqmesh_up").values()) == {0}
+
+
+def test_groups_beyond_the_limit_are_counted(world):
+    collector = make(world, max_groups=2)
+    (left_out,) = told(collector, "mqmesh_exporter_groups_left_out").values()
+    assert left_out == 1
+    text = collector.collect().text()
+    assert b'group="billing"' in text
+    assert b'group="stock"' not in text
+
+
+def test_the_names_of_rocketmq_4_can_be_left_out(world):
+    assert b"rocketmq_broker_tps" in make(world).collect().text()
+    assert b"rocketmq_broker_tps" not in make(world, rocketmq4_names=False).collect().text()
+
+
+def test_connections_to_brokers_that_left_are_closed(world):
+    collector = make(world)
+    collector.collect()
+    world.brokers = []
+    collector.collect()
+    assert [one.is_closed for one in world.clients if one.broker_name] == [True] * 3
+    collector.close()
+    assert all(one.is_closed for one in world.clients)

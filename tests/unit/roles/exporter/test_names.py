@@ -1,0 +1,198 @@
+"""Figures under the names that Prometheus gets."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqmesh.figures import (
+    Distribution,
+    Figure,
+    FigureKind,
+    FigureReading,
+    FigureSample,
+    Readings,
+)
+from mqmesh.protocol.groups import ConsumerConnection, QueueProgress
+from mqmesh.protocol.membership import ConsumerData
+from mqmesh.roles.exporter.families import Families
+from mqmesh.roles.exporter.names import (
+    Node,
+    broker_series,
+    figure_series,
+    group_series,
+    own_metric,
+)
+from mqmesh.roles.exporter.rates import DayTotals, Rates
+from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names, put_times
+from mqmesh.sdk.admin.group_admin import GroupProgress, QueueLag
+
+NODE = Node("c", "broker", "broker-a", "127.0.0.1:10911", True, "broker-a")
+
+
+def reading(name, value, kind=FigureKind.GAUGE, unit="", labels=(), metric=""):
+    samples = value if isinstance(value, list) else [FigureSample((), value)]
+    return FigureReading(Figure(name, kind, unit, "what it is", labels, metric), samples)
+
+
+def values_of(series):
+    """What a parser reads of the text: values by name and labels, without those that all have."""
+    common = {"cluster", "node_type", "node_id", "otel_scope_name"}
+    return {
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k not in common)): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(Families(series).text().decode())
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize(
+    ("figure", "name", "scale"),
+    [
+        (Figure("topics", FigureKind.GAUGE, "", ""), "mqmesh_topics", 1),
+        (Figure("uptime_ms", FigureKind.GAUGE, "ms", ""), "mqmesh_uptime_seconds", 1_000),
+        (
+            Figure("command_spent_ms_total", FigureKind.COUNTER, "ms", ""),
+            "mqmesh_command_spent_seconds_total",
+            1_000,
+        ),
+        (Figure("used_percent", FigureKind.GAUGE, "percent", ""), "mqmesh_used_ratio", 100),
+        (Figure("put_bytes_per_s", FigureKind.GAUGE, "", ""), "mqmesh_put_bytes_per_second", 1),
+        (
+            Figure("store_duplicates", FigureKind.COUNTER, "", ""),
+            "mqmesh_store_duplicates_total",
+            1,
+        ),
+        (Figure("ha_role", FigureKind.TEXT, "", ""), "mqmesh_ha_role_info", 1),
+    ],
+)
+def test_our_own_names_are_in_base_units(figure, name, scale):
+    metric, divisor = own_metric(figure)
+    assert (metric.name, divisor) == (name, scale)
+
+
+def test_values_come_out_as_prometheus_reads_them():
+    latency = Distribution((1.0, 5.0), (2, 3, 1), 40.0)
+    found = values_of(
+        figure_series(
+            NODE,
+            Readings(
+                [
+                    reading("uptime_ms", 2_500, unit="ms"),
+                    reading("ha_role", 'MA"STER\n', FigureKind.TEXT),
+                    reading("wait_ms", latency, FigureKind.HISTOGRAM, "ms"),
+                    reading(
+                        "topic_put_messages_total",
+                        [FigureSample(("orders", "normal", "false"), 7)],
+                        FigureKind.COUNTER,
+                        labels=("topic", "message_type", "is_system"),
+                        metric="rocketmq_messages_in_total",
+                    ),
+                ]
+            ),
+        )
+    )
+    assert found == {
+        ("mqmesh_uptime_seconds",): 2.5,
+        ("mqmesh_ha_role_info", 'MA"STER\n'): 1,
+        ("mqmesh_wait_seconds_bucket", "0.001"): 2,
+        ("mqmesh_wait_seconds_bucket", "0.005"): 5,
+        ("mqmesh_wait_seconds_bucket", "+Inf"): 6,
+        ("mqmesh_wait_seconds_count",): 6,
+        ("mqmesh_wait_seconds_sum",): 0.04,
+        ("rocketmq_messages_in_total", "false", "normal", "orders"): 7,
+    }
+
+
+def test_what_rocketmq_tells_of_a_broker():
+    dead = FigureSample(("%DLQ%billing", "normal", "true"), 3)
+    decided = [FigureSample(("commit",), 4), FigureSample(("rollback",), 1)]
+    found = values_of(
+        broker_series(
+            NODE,
+            Readings(
+                [
+                    reading("held_pulls", 9),
+                    reading("wiped_write_perm", True),
+                    reading("half_messages_ended_total", decided, labels=("decision",)),
+                    reading("topic_put_messages_total", [dead], labels=("t", "m", "i")),
+                ]
+            ),
+        )
+    )
+    assert found["rocketmq_processor_watermark", "pull"] == 9
+    assert found["rocketmq_broker_permission",] == 4
+    assert found["rocketmq_commit_messages_total", "RMQ_SYS_TRANS_HALF_TOPIC"] == 4
+    assert found["rocketmq_rollback_messages_total", "RMQ_SYS_TRANS_HALF_TOPIC"] == 1
+    sent = ("rocketmq_send_to_dlq_messages_total", "billing", "false", "%DLQ%billing")
+    assert found[sent] == 3
+
+
+def billing() -> GroupProgress:
+    def queue(topic, queue_id, end, done, pulled, lag_ms):
+        return QueueLag("broker-a", QueueProgress(topic, queue_id, 0, end, done, pulled), lag_ms)
+
+    queues = [
+        queue("orders", 0, 100, 90, 95, 700),
+        queue("orders", 1, 50, 50, 50, 0),
+        queue("%RETRY%billing", 0, 3, 1, -1, 20),
+    ]
+    return GroupProgress("billing", queues, 1.0, 2, 1, "CLUSTERING", 0)
+
+
+MEMBER = ConsumerConnection(
+    "client-1", "PYTHON", "0.1", True, 5, ConsumerData("billing", "CLUSTERING", "LAST", [])
+)
+
+
+def test_a_group_by_the_names_of_rocketmq_5():
+    found = values_of(group_series(NODE, billing(), [MEMBER]))
+    orders = ("billing", "false", "false", "orders")
+    assert found[("rocketmq_consumer_lag_messages", *orders)] == 10
+    assert found[("rocketmq_consumer_inflight_messages", *orders)] == 5
+    assert found[("rocketmq_consumer_ready_messages", *orders)] == 5
+    assert found[("rocketmq_consumer_lag_latency_milliseconds", *orders)] == 700
+    retry = ("billing", "true", "true", "%RETRY%billing")
+    assert found[("rocketmq_consumer_lag_messages", *retry)] == 2
+    kind = ("clustering", "billing", "PYTHON", "0.1")
+    assert found[("rocketmq_consumer_connections", *kind)] == 1
+
+
+def test_a_group_by_the_names_of_rocketmq_4():
+    names = RocketMQ4Names(Rates(), DayTotals())
+    found = values_of(names.group(NODE, billing(), [MEMBER]))
+    assert found["rocketmq_group_diff", "1", "billing", "CLUSTERING", "orders"] == 10
+    assert found["rocketmq_group_retrydiff", "1", "billing", "CLUSTERING", "%RETRY%billing"] == 2
+    assert found["rocketmq_group_dlqdiff", "1", "billing", "CLUSTERING", "%DLQ%billing"] == 2
+    assert found["rocketmq_consumer_offset", "broker-a", "billing", "orders"] == 140
+    assert found["rocketmq_producer_offset", "broker-a", "orders"] == 150
+    assert found["rocketmq_group_count", "client-1", "billing", "client-1"] == 1
+
+
+def test_a_broker_by_the_names_of_rocketmq_4():
+    names = RocketMQ4Names(Rates(), DayTotals())
+
+    def told(total, now_ms):
+        put = reading("topic_put_messages_total", [FigureSample(("orders", "normal", "f"), total)])
+        readings = Readings([put, reading("put_messages_total", total)])
+        return values_of(names.broker(NODE, readings, now_ms, wall_ms=now_ms))
+
+    told(100, 0)
+    found = told(300, 2_000)
+    assert found["rocketmq_producer_tps", "broker-a", "orders"] == 100
+    start, now = "msg_puttotal_todaymorning", "msg_put_total_today_now"
+    by_name = {key[0].removeprefix("rocketmq_brokeruntime_"): value for key, value in found.items()}
+    assert (by_name[start], by_name[now]) == (100, 300)
+
+
+def test_times_of_sends_go_into_the_steps_that_rocketmq_4_has():
+    took = Distribution((0.25, 5.0, 100.0), (4, 3, 2, 1), 0.0)
+    told = [FigureSample(("send_message", "false"), took), FigureSample(("ping", "false"), took)]
+    counts = dict(put_times(Readings([reading("command_latency_ms", told)])))
+    assert {name: count for name, count in counts.items() if count} == {
+        "0ms": 4,
+        "0to10ms": 3,
+        "50to100ms": 2,
+        "10stomore": 1,
+    }

@@ -1,0 +1,77 @@
+"""The page by HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from mqmesh.figures import FigureKind
+from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.server import MOST_CONNECTIONS, ExporterServer
+from mqmesh.testing.clock import ManualClock
+
+
+class Counting:
+    """Tells how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def collect(self):
+        self.asked += 1
+        return Families([Series(Metric("asked", FigureKind.GAUGE, "h", ()), (), self.asked)])
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def exporter():
+    clock = ManualClock()
+    server = ExporterServer(ExporterConfig(listen_port=0, min_interval_ms=1_000), clock, Counting())
+    yield server.start(), clock
+    server.stop()
+
+
+def get(url):
+    with urlopen(url, timeout=10) as answer:
+        return answer.headers["Content-Type"], answer.read()
+
+
+def test_who_asks_often_gets_the_same_page(exporter):
+    url, clock = exporter
+    kind, text = get(url)
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"\nasked 1.0\n" in text
+    clock.advance(999)
+    assert get(url)[1] == text
+    clock.advance(1)
+    assert b"\nasked 2.0\n" in get(url)[1]
+
+
+def test_it_says_how_it_is_and_nothing_else(exporter):
+    url, _ = exporter
+    root = url.removesuffix("/metrics")
+    info = json.loads(get(f"{root}/healthz")[1])
+    assert (info["role"], info["state"]) == ("exporter", "running")
+    with pytest.raises(HTTPError, match="404"):
+        get(f"{root}/../etc/passwd")
+
+
+def test_connections_that_say_nothing_do_not_pile_up(exporter):
+    url, _ = exporter
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        extra = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        extra.settimeout(10)
+        assert extra.recv(1) == b"", "one too many"
+        one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert one.makefile("rb").readline().startswith(b"HTTP/1.0 200")
