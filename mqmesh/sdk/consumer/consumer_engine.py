@@ -60,6 +60,7 @@ class ConsumerEngine(Generic[S]):
         strategy: Divides queues among members.
         make_sink: Makes the place for the messages of a queue that begins at an offset.
         transport: The world; ZeroMQ by default.
+        on_end: Called last in the client loop; nothing is sent any more.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ConsumerEngine(Generic[S]):
         strategy: AllocateStrategy,
         make_sink: Callable[[MessageQueue, int], S],
         transport: Transport | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.group = group
         self.options = options
@@ -82,6 +84,7 @@ class ConsumerEngine(Generic[S]):
             on_command=self._take_command,
             on_broker=self._broker_changed,
             on_heartbeat=self._heartbeat_answered,
+            on_end=on_end,
             transport=transport,
         )
         self.settled = self.client.transport.flag()

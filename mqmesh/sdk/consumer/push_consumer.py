@@ -200,6 +200,7 @@ class PushConsumer:
             allocate_strategy(strategy),
             self._make_sink,
             transport,
+            self._ended,
         )
         self._back = BackSender(
             self.group,
@@ -400,6 +401,9 @@ class PushConsumer:
             action()
         else:
             self._engine.client.post(action)
+
+    def _ended(self) -> None:
+        self._back.end_all(ClientClosed("the consumer was closed"))
 
     @property
     def _is_clustering(self) -> bool:

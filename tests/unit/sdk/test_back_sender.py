@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from harness.hand_network import HandNetwork
 
-from mqmesh.errors import DiskFull, EndpointUnreachable, MQMeshError, RequestTimeout, SystemBusy
+from mqmesh.errors import (
+    ClientClosed,
+    DiskFull,
+    EndpointUnreachable,
+    MQMeshError,
+    RequestTimeout,
+    SystemBusy,
+)
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -33,7 +42,7 @@ class Case(HandNetwork):
     def __init__(self):
         super().__init__()
         self.outcomes = []
-        self.sender = BackSender("g", self, self.may_come, 16)
+        self.sender = BackSender("g", self, self.may_come, 16, threading.Condition())
 
     def back(self, first, count=1, reason="E: no", queue=0, broker="a", level=0):
         queue = MessageQueue("t", broker, queue)
@@ -194,3 +203,24 @@ def test_nor_asked_again_when_it_went_down():
     case.answer(EndpointUnreachable("broke"))
     assert case.planned == 0
     assert isinstance(case.outcomes[0][1], EndpointUnreachable)
+
+
+def test_at_the_end_everything_has_an_outcome_wherever_it_is():
+    case = Case()
+    case.send(case.back(1, broker="b"))
+    case.answer(RequestTimeout("late"))  # it waits to be asked again
+    case.send(*(case.back(2 * at) for at in range(MAX_ENTRIES + 1)))  # one waits for the answer
+    case.away.add("c")
+    case.send(case.back(3, broker="c"))
+    assert not case.sender.wait(0)
+    closed = ClientClosed("the consumer was closed")
+    case.closed = True
+    case.sender.end_all(closed)
+    assert {outcome for _, outcome in case.outcomes} == {closed}
+    assert sorted(at for at, _ in case.outcomes) == sorted(
+        [1, 3, *range(0, 2 * MAX_ENTRIES + 1, 2)]
+    )
+    assert case.sender.wait(0)
+    case.sender.send(case.back(99))  # a worker that still runs
+    assert case.outcomes[-1] == (99, closed)
+    assert case.sender.wait(0)

@@ -6,8 +6,10 @@ import functools
 import threading
 
 import pytest
+from harness.simulated_network import SimulatedNetwork
 
-from mqmesh.errors import InvalidArgument
+from mqmesh.errors import ClientClosed, InvalidArgument
+from mqmesh.message import MessageQueue
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     ConsumerOptions,
@@ -17,6 +19,7 @@ from mqmesh.sdk.consumer.consumer_options import (
 )
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullSettings
+from mqmesh.sdk.consumer.listening.back_sender import SentBack
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting
@@ -176,3 +179,20 @@ def test_coroutine_functions_are_refused_where_nobody_awaits_them(listener):
             consumer.subscribe("t", listener=listener)
     finally:
         consumer.close()
+
+
+def test_what_is_on_its_way_back_when_the_consumer_ends_has_an_outcome(network):
+    consumer = PushConsumer("g", transport=network.transport())
+    consumer.subscribe("t", listener=lambda _: ConsumeResult.SUCCESS)
+    outcomes = []
+    consumer._back.send(SentBack(MessageQueue("t", "a", 0), 0, 1, "E: no", outcomes.append))
+    consumer.close()
+    assert [type(one) for one in outcomes] == [ClientClosed]
+    assert consumer._back.wait(0)
+
+
+@pytest.fixture
+def network():
+    network = SimulatedNetwork()
+    yield network
+    network.close()

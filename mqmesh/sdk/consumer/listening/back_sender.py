@@ -1,6 +1,5 @@
 """Sends failed messages back to the brokers they came from; many travel together."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -91,12 +90,28 @@ class SendBacks:
         self._joined: dict[str, deque[list[SentBack]]] = {}
         self._again: dict[str, Letter] = {}
         self._open = 0
+        self._closed: MQMeshError | None = None
 
     def put(self, messages: SentBack) -> None:
-        """Takes messages; from any thread."""
+        """Takes messages; from any thread. After ``close`` their outcome is told at once."""
         with self._changed:
-            self._open += 1
-            self._waiting.setdefault(messages.queue.broker_name, []).append(messages)
+            closed = self._closed
+            if closed is None:
+                self._open += 1
+                self._waiting.setdefault(messages.queue.broker_name, []).append(messages)
+        if closed is not None:
+            messages.on_done(closed)
+
+    def close(self, error: MQMeshError) -> None:
+        """Ends everything that waits, and takes nothing more.
+
+        Args:
+            error: What those who wait are told.
+        """
+        with self._changed:
+            self._closed = error
+        for broker_name in self.brokers():
+            self._end(broker_name, error)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until the outcome of all is known; not in the client loop."""
@@ -130,6 +145,9 @@ class SendBacks:
         if self._may_come(broker_name):
             return None
         error = EndpointUnreachable(f"there is no connection to broker {broker_name}")
+        return self._end(broker_name, error)
+
+    def _end(self, broker_name: str, error: MQMeshError) -> Effects | None:
         again = self._again.pop(broker_name, None)
         lost = [*self._joined.pop(broker_name, ()), *self._join(broker_name)]
         self._finish(lost, [error] * len(lost))
@@ -187,7 +205,7 @@ class BackSender:
         network: The client's engine.
         may_come: False for a broker that is not worth waiting for.
         max_reconsume_times: What was sent back as often becomes a dead letter.
-        changed: What ``wait`` waits with; one of threads by default.
+        changed: What ``wait`` waits with.
     """
 
     def __init__(
@@ -196,9 +214,8 @@ class BackSender:
         network: OutboxNetwork,
         may_come: Callable[[str], bool],
         max_reconsume_times: int,
-        changed: Condition | None = None,
+        changed: Condition,
     ) -> None:
-        changed = changed or threading.Condition()
         self._backs = SendBacks(group, max_reconsume_times, may_come, changed)
         self._outbox = RequestOutbox(network, self._backs, IN_FLIGHT)
 
@@ -214,6 +231,11 @@ class BackSender:
             timeout_s: How long at most.
         """
         return self._backs.wait(timeout_s)
+
+    def end_all(self, error: MQMeshError) -> None:
+        """Ends everything that has no outcome; in the client loop, at its end."""
+        self._outbox.close(error)
+        self._backs.close(error)
 
 
 def join(messages: list[SentBack]) -> list[list[SentBack]]:
