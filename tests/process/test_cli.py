@@ -361,3 +361,13 @@ def test_an_interrupt_while_modules_are_loaded_shows_no_traceback(tmp_path):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=30)
     assert (process.returncode, told) == (-signal.SIGINT, b"")
+
+
+def test_boards_and_alert_rules_are_written_as_files(cli, tmp_path):
+    code, lines, _ = cli("exporter", "boards", str(tmp_path / "new"))
+    assert code == 0
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    boards = {"mqmesh-overview.json", "mqmesh-groups.json", "mqmesh-broker.json"}
+    assert names == boards | {"mqmesh.rules.yml"}
+    assert {os.path.basename(line) for line in lines} == names
+    assert all(json.loads((tmp_path / "new" / name).read_text())["panels"] for name in boards)
