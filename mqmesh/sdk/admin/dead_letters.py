@@ -120,15 +120,20 @@ class DeadLetterClient(QueryClient):
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
+        broker_name: As for ``AdminClient``.
 
     Raises:
         InvalidArgument: An address that is none.
     """
 
     def __init__(
-        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = TIMEOUT_MS
+        self,
+        namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        broker_name: str = "",
     ) -> None:
-        super().__init__(namesrv_addr, timeout_ms=timeout_ms)
+        super().__init__(namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name)
         self._hosts: dict[str, str] = {}
 
     def groups(self) -> dict[str, int]:
