@@ -263,20 +263,20 @@ def test_closing_wakes_a_poll(cluster, topic):
 def test_closing_just_before_a_poll_waits_is_not_missed(cluster, topic):
     consumer = consumer_of(cluster, topic, consume_from_where="LAST_OFFSET")
     consumer.start()
-    changed = consumer._changed
+    changed = consumer._queues._changed
 
     class ClosedMeanwhile:
         """The condition, which is got hold of only after the consumer was closed."""
 
         def __enter__(self):
-            consumer._changed = changed
+            consumer._queues._changed = changed
             consumer.close()
             return changed.__enter__()
 
         def __exit__(self, *error):
             return changed.__exit__(*error)
 
-    consumer._changed = ClosedMeanwhile()
+    consumer._queues._changed = ClosedMeanwhile()
     watch = Stopwatch()
     with pytest.raises(ClientClosed):
         consumer.poll(30_000)

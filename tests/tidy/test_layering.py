@@ -168,6 +168,19 @@ IMPURE = {
 }
 
 
+MAKES_ITS_OWN = {
+    "mqmesh.sdk.client.interrupt": "signals come to the main thread, before there is a transport",
+    "mqmesh.sdk.client.lock_order": "the one place where locks are made",
+    "mqmesh.sdk.client.options": "asks for the name of this machine",
+    "mqmesh.sdk.client.run": "asks whether this is the main thread, for signals",
+    "mqmesh.sdk.consumer.listening.worker_threads": "threads of listeners; simulated: workers.py",
+    "mqmesh.sdk.transactions.listener_pool": "threads of listeners; simulated: workers.py",
+}
+"""Files of the SDK that use threads without the transport, and why."""
+WORLDLY = {"multiprocessing", "random", "select", "selectors", "socket", "threading", "time"}
+"""What the SDK gets of its transport: threads and what they wait for, clocks, chance, peers."""
+
+
 def is_in(module: str, place: str) -> bool:
     """Tell whether a module is that module or stands in that package."""
     return module == place or module.startswith(place + ".")
@@ -286,6 +299,23 @@ def transport_in_roles(modules: dict[str, str]) -> list[str]:
     ]
 
 
+def worldly_sdk_files(modules: dict[str, str]) -> list[str]:
+    """Find files of the SDK that make threads, waits or chance, or read clocks, by themselves."""
+    found = []
+    for module, source in modules.items():
+        if room(module) != "sdk" or module in MAKES_ITS_OWN:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module in WORLDLY:
+                found.append(f"{module}:{node.lineno} imports from {node.module}")
+            # Types may be named, in annotations: nothing is called there.
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name.partition(".")[0] in WORLDLY:
+                    found.append(f"{module}:{node.lineno} calls {name}")
+    return found
+
+
 def impure_role_files(modules: dict[str, str]) -> list[str]:
     """Find files of a role that ought to be pure but reach for a socket, file, thread or clock."""
     pure = {m for m in modules if role(m) and m.rpartition(".")[2] not in CARRY_OUT}
@@ -358,6 +388,7 @@ RULES = [
     role_to_role,
     transport_in_roles,
     impure_role_files,
+    worldly_sdk_files,
     escaped_libraries,
     relative_imports,
     busy_package_files,
@@ -428,6 +459,9 @@ FAULTS = [
     (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "from time import monotonic"),
     (impure_role_files, "mqmesh.roles.broker.features.topics.topics", "import os.path"),
     (impure_role_files, "mqmesh.roles.broker.features.sends.send", "x = open('f')"),
+    (worldly_sdk_files, "mqmesh.sdk.producer.producer", "import time\nx = time.monotonic()"),
+    (worldly_sdk_files, "mqmesh.sdk.producer.producer", "from time import monotonic"),
+    (worldly_sdk_files, "mqmesh.sdk.aio.producer", "import threading\nx = threading.Event()"),
     (
         escaped_libraries,
         "mqmesh.sdk.client.client",

@@ -1,11 +1,11 @@
 """Hands outcomes from a client loop to an asyncio loop, many at one wake-up."""
 
 import asyncio
-import threading
 from collections import deque
 from typing import Any
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.client.lock_order import LockRank, ranked_lock
 from mqmesh.sdk.producer.send_result import PendingBatch, SendFuture
 
 
@@ -21,7 +21,7 @@ class Completions:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(LockRank.LEAF)
         self._done: deque[asyncio.Future[Any] | PendingBatch] = deque()
         # Of the event loop only: who waits for the messages of a batch.
         self._waiting: dict[PendingBatch, list[asyncio.Future[None]]] = {}

@@ -286,7 +286,8 @@ class _InnerPushConsumer(BlockingPushConsumer):
         return hooked_coroutine(awaited, hooks, wall_ms)
 
     def _make_workers(self, service: ConsumeService) -> Workers:
-        return WorkerTasks(service, self.options.consume_thread_count, lambda: self.closer)
+        most, finished = self.options.consume_thread_count, self._engine.client.transport.flag()
+        return WorkerTasks(service, most, finished, lambda: self.closer)
 
 
 class PushConsumer:

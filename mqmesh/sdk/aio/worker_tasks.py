@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Turn, Workers
+from mqmesh.transport.interface import Flag
 
 CALLS_BETWEEN_PAUSES: Final = 64
 """A task whose listener never really waits lets others run after so many calls."""
@@ -24,6 +24,7 @@ class WorkerTasks(Workers):
     Args:
         service: Whose turns they take; its listeners are coroutine functions.
         most: Most calls side by side.
+        finished: Set when all have ended.
         closer: The task that closes the consumer; it may be one of ours, and is not waited for.
     """
 
@@ -31,6 +32,7 @@ class WorkerTasks(Workers):
         self,
         service: ConsumeService,
         most: int,
+        finished: Flag,
         closer: Callable[[], asyncio.Task[Any] | None] = lambda: None,
     ) -> None:
         self._service = service
@@ -38,7 +40,7 @@ class WorkerTasks(Workers):
         self._closer = closer
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._count = 0
-        self._finished = threading.Event()
+        self._finished = finished
         self._attached: asyncio.AbstractEventLoop | None = None
         service.attach(self)
 

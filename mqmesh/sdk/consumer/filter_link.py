@@ -5,8 +5,6 @@ pull, which the loop makes again; so a filter server may come, go and move at an
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
@@ -35,7 +33,7 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
-from mqmesh.transport.interface import Connection, OnDone
+from mqmesh.transport.interface import Connection, Flag, OnDone
 
 FIND_TIMEOUT_MS: Final = 3_000
 CONNECT_MS: Final = 1_000
@@ -75,17 +73,23 @@ class FilterLink:
         wanted: The filter.
         network: The client's engine, for what brokers are asked.
         connect: Connects to a filter server; told the address and whom to tell of breaks.
+        decided: Set once it is known whether the filter works.
 
     Attributes:
-        decided: Set once it is known whether the filter works.
+        decided: As above.
         errors: Why it does not at present, by queue.
         network: As above.
     """
 
     def __init__(
-        self, group: str, wanted: PythonFilter, network: PullNetwork, connect: Connect
+        self,
+        group: str,
+        wanted: PythonFilter,
+        network: PullNetwork,
+        connect: Connect,
+        decided: Flag,
     ) -> None:
-        self.decided = threading.Event()
+        self.decided = decided
         self.errors: dict[MessageQueue, BrokerError] = {}
         self.network = network
         self._group = group
@@ -248,7 +252,13 @@ class FilterLinks:
         if old is not None:
             old.close()
         if wanted is not None:
-            self._links[topic] = FilterLink(self._group, wanted, self._client, self._connect)
+            self._links[topic] = FilterLink(
+                self._group,
+                wanted,
+                self._client,
+                self._connect,
+                self._client.transport.flag(),
+            )
 
     def way(self, queue: MessageQueue) -> PullNetwork:
         """The network for the pulls of a queue."""
@@ -281,11 +291,12 @@ class FilterLinks:
             FilterFailed: A filter cannot be loaded.
         """
         queues = list(assigned)
-        deadline = time.monotonic() + timeout_s
+        clock = self._client.loop.clock
+        deadline_ms = clock.monotonic_ms() + int(timeout_s * 1_000)
         for topic in {queue.topic for queue in queues}:
             link = self._links.get(topic)
             if link is not None:
-                link.decided.wait(max(deadline - time.monotonic(), 0))
+                link.decided.wait(max(deadline_ms - clock.monotonic_ms(), 0) / 1_000)
         for error in self.errors(queues).values():
             if isinstance(error, NoPermission) or not getattr(error, "retry_after_ms", 0):
                 raise error

@@ -1,8 +1,5 @@
 """Consumes when the application asks for it."""
 
-import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -13,12 +10,10 @@ from mqmesh.errors import (
     BrokerError,
     ClientClosed,
     ConfigError,
-    CorruptBatch,
     InvalidArgument,
     MQMeshError,
     NoRoute,
     OffsetIllegal,
-    UndecodableMessages,
 )
 from mqmesh.message import MessageQueue, StoredMessage, check_number, check_topic, describe
 from mqmesh.protocol.pulling import QueueBoundsResponse
@@ -30,11 +25,11 @@ from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerOptions,
     check_consumer_group,
 )
-from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer, PollOrder
+from mqmesh.sdk.consumer.fetching.fetch_buffer import FetchBuffer
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
-from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.sdk.consumer.polled_queues import PolledQueues
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.hooks import ConsumeContext, Hooks, make_hook_calls
 from mqmesh.transport.interface import Transport
@@ -45,7 +40,6 @@ NEW_TOPIC_STEP_MS: Final = 20
 
 _T = TypeVar("_T")
 _OnDone = Callable[[_T | MQMeshError], None]
-_log = logging.getLogger(__name__)
 
 
 class PullConsumer:
@@ -98,16 +92,23 @@ class PullConsumer:
             client_options(client, namesrv_addr),
             self.options,
             allocate_strategy(strategy),
-            self._make_sink,
+            lambda queue, start: self._queues.add(queue, start),
             transport,
         )
+        client_engine = self._engine.client
         # What polls need, under a lock of their own: the engine's tables are its thread's.
-        self._changed = threading.Condition()
-        self._buffers: dict[MessageQueue, FetchBuffer] = {}
-        self._order = PollOrder()
+        self._queues = PolledQueues(
+            client_engine.transport.condition(),
+            client_engine.loop.clock,
+            FlowLimits(
+                messages=self.options.pull_threshold_for_queue,
+                size_bytes=self.options.pull_threshold_size_for_queue * MIB,
+            ),
+            self._engine.counters,
+            self._check_running,
+        )
         self._mode = ""
         self._state = "new"
-        self._hook: Callable[[], None] | None = None
         self._hooks = make_hook_calls(hooks, self.group)
         self._hooked: list[ConsumeContext] = []
 
@@ -146,10 +147,9 @@ class PullConsumer:
         if self._state == "closed":
             return
         running, self._state = self._state == "running", "closed"
-        with self._changed:
-            if self.options.auto_commit and not unfinished:
-                self._ack()
-            self._arrived()  # whoever polls finds the consumer closed
+        if self.options.auto_commit and not unfinished:
+            self._queues.acknowledge(None)
+        self._queues.wake()  # whoever polls finds the consumer closed
         self._polled_is_done("its consumer was closed before" if unfinished else None)
         if running:
             self._engine.close(lambda: None)
@@ -219,11 +219,7 @@ class PullConsumer:
             done(True)
 
         self._call(assign)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._state == "closed" or all(map(self._is_ready, wanted)),
-                self.options.start_timeout_ms / 1_000,
-            )
+        self._queues.wait_ready(wanted, self.options.start_timeout_ms)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic, sorted, whoever reads them.
@@ -238,16 +234,16 @@ class PullConsumer:
         self._check_running()
         client, timeout_ms = self._engine.client, self.options.request_timeout_ms
         check_topic(topic)
-        give_up = time.monotonic() + NEW_TOPIC_MS / 1_000
+        clock = client.loop.clock
+        give_up_ms = clock.monotonic_ms() + NEW_TOPIC_MS
         while True:
             try:
                 client.wait_route(topic, timeout_ms)
                 return list(client.routes.subscribe_queues(topic))
             except NoRoute:
-                if time.monotonic() >= give_up:
+                if clock.monotonic_ms() >= give_up_ms:
                     raise
-            with self._changed:
-                self._changed.wait(NEW_TOPIC_STEP_MS / 1_000)
+            self._queues.wait_change(NEW_TOPIC_STEP_MS)
             self._check_running()
 
     def assignment(self) -> list[MessageQueue]:
@@ -277,19 +273,9 @@ class PullConsumer:
         most = self.options.pull_batch_size if max_messages is None else max_messages
         if most < 1:
             raise InvalidArgument(f"max_messages must be at least 1, not {most}")
-        deadline = time.monotonic() + timeout_ms / 1_000
-        with self._changed:
-            self._check_running()  # whoever closes before this wakes nobody
-            if self.options.auto_commit:
-                self._ack()
-            found = self._order.poll(self._buffers, most)
-            while not found:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return []
-                self._changed.wait(remaining)
-                self._check_running()
-                found = self._order.poll(self._buffers, most)
+        found = self._queues.poll(most, timeout_ms, auto_commit=self.options.auto_commit)
+        if not found:
+            return found
         self._pull_on()
         if self._hooks is not None:
             now_ms = self._engine.client.loop.clock.wall_ms()
@@ -432,12 +418,7 @@ class PullConsumer:
         for queue, offset in (offsets or {}).items():
             self._buffer(queue)
             check_number(f"offset of {queue}", offset, MAX_OFFSET)
-        with self._changed:
-            if offsets is None:
-                self._ack()
-                return
-            for queue, offset in offsets.items():
-                self._buffer(queue).acknowledge(offset)
+        self._queues.acknowledge(offsets)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group committed of a queue; None if it never did.
@@ -475,7 +456,7 @@ class PullConsumer:
         Args:
             hook: Called in the client loop; must return at once.
         """
-        self._hook = hook
+        self._queues.on_arrival = hook
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -510,61 +491,14 @@ class PullConsumer:
         self._check_running()
         return self._engine.client.call(function, self.options.request_timeout_ms)
 
-    def _ack(self) -> None:
-        for buffer in self._buffers.values():
-            buffer.acked = buffer.position
-
-    def _make_sink(self, queue: MessageQueue, start: int) -> FetchBuffer:
-        options = self.options
-
-        def broken(batch: PulledBatch, error: CorruptBatch) -> UndecodableMessages:
-            self._engine.counters.corrupt_batches += 1
-            told = UndecodableMessages(
-                f"messages {batch.first} to {batch.end - 1} of {queue} cannot be decoded; "
-                f"seek({batch.end}) passes them over: {error}",
-                topic=queue.topic,
-                broker_name=queue.broker_name,
-                queue_id=queue.queue_id,
-                queue_offset=batch.first,
-                next_offset=batch.end,
-            )
-            _log.error("%s", told)
-            return told
-
-        limits = FlowLimits(
-            messages=options.pull_threshold_for_queue,
-            size_bytes=options.pull_threshold_size_for_queue * MIB,
-        )
-        with self._changed:
-            gone = [other for other, one in self._buffers.items() if one.dropped]
-            for other in gone:
-                del self._buffers[other]
-            buffer = self._buffers[queue] = FetchBuffer(
-                start, limits, self._changed, self._arrived, broken
-            )
-            self._changed.notify_all()
-        return buffer
-
-    def _arrived(self) -> None:
-        self._changed.notify_all()
-        if self._hook is not None:
-            self._hook()
-
     def _buffer(self, queue: MessageQueue) -> FetchBuffer:
         self._check_running()
-        if not self._is_ready(queue):
-            raise InvalidArgument(f"{queue} is not assigned to this consumer")
-        return self._buffers[queue]
-
-    def _is_ready(self, queue: MessageQueue) -> bool:
-        buffer = self._buffers.get(queue)
-        return buffer is not None and not buffer.dropped
+        return self._queues.buffer(queue)
 
     def _chosen(self, queues: tuple[MessageQueue, ...]) -> list[MessageQueue]:
-        for queue in queues:
-            self._buffer(queue)
-        with self._changed:
-            return list(queues) or [q for q, one in self._buffers.items() if not one.dropped]
+        if queues:
+            self._check_running()
+        return self._queues.chosen(queues)
 
     def _bounds(self, queue: MessageQueue) -> QueueBoundsResponse:
         def ask(done: _OnDone[QueueBoundsResponse]) -> None:
@@ -586,10 +520,7 @@ class PullConsumer:
 
     def _set_paused(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
         chosen = self._chosen(queues)
-        with self._changed:
-            for queue in chosen:
-                self._buffers[queue].paused = paused
-            self._changed.notify_all()
+        self._queues.set_paused(chosen, paused)
 
         def change() -> None:
             for queue in chosen:

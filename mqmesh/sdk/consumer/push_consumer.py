@@ -422,9 +422,10 @@ class PushConsumer:
 
     def _make_workers(self, service: ConsumeService) -> Workers:
         name, most = f"mqmesh-{self.group}", self.options.consume_thread_count
+        clock = self._engine.client.loop.clock
         if isinstance(service, ConcurrentService):
-            return SparingThreads(service, name, most, self._call_later)
-        return WorkerThreads(service, name, most)
+            return SparingThreads(service, name, most, clock, self._call_later)
+        return WorkerThreads(service, name, most, clock)
 
     def _make_retry(self) -> Retry:
         if self.options.consume_orderly:

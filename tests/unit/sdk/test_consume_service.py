@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
@@ -45,7 +46,9 @@ class Case:
         self.timers = []
         self.progress = 0
         self.service = ConcurrentService(threading.Condition(), self._on_failed)
-        self.workers = SparingThreads(self.service, "test", threads, self._call_later)
+        self.workers = SparingThreads(
+            self.service, "test", threads, SystemClock(), self._call_later
+        )
         self.broken = []
         self.work = self.new_work(batch_size, listener)
         self.span = StateSpan(0, bytearray(10_000), 0)

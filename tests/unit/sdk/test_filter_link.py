@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from mqmesh.errors import (
@@ -67,7 +69,7 @@ class Stage:
         self.timers = []
         self.clients = []
         self.outcomes = []
-        self.link = FilterLink("g", WANTED, self, self.connect)
+        self.link = FilterLink("g", WANTED, self, self.connect, threading.Event())
 
     def request(self, broker_name, code, on_done, *, header, timeout_ms):
         assert (broker_name, code) == ("broker-a", RequestCode.GET_FILTER_SERVER)

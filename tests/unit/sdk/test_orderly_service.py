@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mqmesh.clock import SystemClock
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
@@ -86,7 +87,7 @@ class Case:
         self.most_running = 0
         self.spans: dict[str, StateSpan] = {}
         self.service = OrderlyService(threading.Condition(), 1_000, self._later, self._letter)
-        self.workers = WorkerThreads(self.service, "test", threads)
+        self.workers = WorkerThreads(self.service, "test", threads, SystemClock())
 
     def close(self, timeout_s):
         self.service.close()
@@ -435,7 +436,7 @@ def test_coroutines_are_awaited_in_order_and_one_at_a_time():
             return queue
 
         service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
-        workers = WorkerTasks(service, 8)
+        workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         for queue in (work("a"), work("b")):
             for first in range(0, 100, 25):
@@ -471,7 +472,7 @@ def test_a_listener_of_asyncio_that_waits_for_something_cancelled_fails_like_any
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always(), 2)
         service = OrderlyService(threading.Condition(), 10, later, letter)
-        workers = WorkerTasks(service, 8)
+        workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 1)], StateSpan(0, bytearray(1), 0))
         async with asyncio.timeout(PATIENCE_S):
@@ -500,10 +501,10 @@ def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
 
         queue = NamedQueue(listen, 1, lambda: None, lambda error: None, Always())
         service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
-        workers = WorkerTasks(service, 8)
+        workers = WorkerTasks(service, 8, threading.Event())
         assert workers.close(0)  # nothing was attached, so nothing runs
         service = OrderlyService(threading.Condition(), 10, later, lambda *args: None)
-        workers = WorkerTasks(service, 8)
+        workers = WorkerTasks(service, 8, threading.Event())
         workers.attach(loop)
         service.submit(queue, [FakeBatch(0, 5)], StateSpan(0, bytearray(10), 0))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)

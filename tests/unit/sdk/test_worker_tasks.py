@@ -36,7 +36,7 @@ def test_what_comes_while_the_last_task_ends_is_handed_out(tasks):
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = StateSpan(0, bytearray(50), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: None)
-        workers = WorkerTasks(service, tasks)
+        workers = WorkerTasks(service, tasks, threading.Event())
         workers.attach(asyncio.get_running_loop())
         send(0)
         async with asyncio.timeout(10):
@@ -67,7 +67,7 @@ def test_a_listener_that_waits_for_something_cancelled_fails_and_the_others_go_o
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = StateSpan(0, bytearray(3), 0)
         service = ConcurrentService(threading.Condition(), on_failed)
-        workers = WorkerTasks(service, 1)
+        workers = WorkerTasks(service, 1, threading.Event())
         workers.attach(asyncio.get_running_loop())
         service.submit_again(work, messages, span, 0)
         async with asyncio.timeout(10):
@@ -89,7 +89,7 @@ def test_a_listener_that_returns_nothing_has_done_its_messages():
         work = QueueWork(listen, 1, ended.set, lambda error: None)
         span = StateSpan(0, bytearray(3), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
-        workers = WorkerTasks(service, 2)
+        workers = WorkerTasks(service, 2, threading.Event())
         workers.attach(asyncio.get_running_loop())
         messages = [StoredMessage("t", b"x", queue_offset=at) for at in range(3)]
         service.submit_again(work, messages, span, 0)
@@ -115,7 +115,7 @@ def test_a_task_that_is_cancelled_itself_ends():
         work = QueueWork(listen, 1, lambda: None, lambda error: None)
         span = StateSpan(0, bytearray(1), 0)
         service = ConcurrentService(threading.Condition(), lambda *arguments: failed.append(1))
-        workers = WorkerTasks(service, 1)
+        workers = WorkerTasks(service, 1, threading.Event())
         workers.attach(asyncio.get_running_loop())
         service.submit_again(work, [StoredMessage("t", b"x")], span, 0)
         async with asyncio.timeout(10):

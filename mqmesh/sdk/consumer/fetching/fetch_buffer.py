@@ -1,6 +1,5 @@
 """Messages that were pulled and wait for the application to poll them."""
 
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import FlowLimits
 from mqmesh.sdk.consumer.fetching.pull_loop import QueueSink
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
+from mqmesh.transport.interface import Condition
 
 
 class FetchBuffer(QueueSink):
@@ -36,7 +36,7 @@ class FetchBuffer(QueueSink):
         self,
         start: int,
         limits: FlowLimits,
-        changed: threading.Condition,
+        changed: Condition,
         on_arrival: Callable[[], None],
         on_broken: Callable[[PulledBatch, CorruptBatch], UndecodableMessages],
     ) -> None:

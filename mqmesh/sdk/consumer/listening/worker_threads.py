@@ -1,10 +1,10 @@
 """Threads that take turns of a service and call listeners."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
+from mqmesh.clock import Clock
 from mqmesh.sdk.consumer.listening.consume_service import (
     ConcurrentService,
     ConsumeService,
@@ -13,7 +13,7 @@ from mqmesh.sdk.consumer.listening.consume_service import (
 )
 
 WATCH_MS: Final = 2
-QUICK_TURN_S: Final = 0.002
+QUICK_TURN_MS: Final = 2
 """Who was done with a turn so soon will be back soon, and nobody else need be woken."""
 CALLS_PER_WATCH: Final = 2
 """A worker that begins fewer calls than this between two looks is slow: others would help."""
@@ -26,13 +26,15 @@ class WorkerThreads(Workers):
         service: Whose turns they take.
         name: For the threads' names.
         most: Most threads.
+        clock: Of the client.
     """
 
-    def __init__(self, service: ConsumeService, name: str, most: int) -> None:
+    def __init__(self, service: ConsumeService, name: str, most: int, clock: Clock) -> None:
         self._changed = service.changed
         self._service = service
         self._name = name
         self._most = most
+        self._now_ms = clock.monotonic_ms
         self._threads: list[threading.Thread] = []
         self._idle = 0  # that were not notified
         self._quick = False
@@ -56,17 +58,17 @@ class WorkerThreads(Workers):
             thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline_ms = self._now_ms() + int(timeout_s * 1_000)
         others = [one for one in self._threads if one is not threading.current_thread()]
         for thread in others:
-            thread.join(max(deadline - time.monotonic(), 0))
+            thread.join(max(deadline_ms - self._now_ms(), 0) / 1_000)
         return not any(thread.is_alive() for thread in others)
 
     def _work(self) -> None:
         while (turn := self._next()) is not None:
-            began_s = time.monotonic()
+            began_ms = self._now_ms()
             run_turn(turn)
-            self._quick = time.monotonic() - began_s < QUICK_TURN_S
+            self._quick = self._now_ms() - began_ms < QUICK_TURN_MS
 
     def _next(self) -> Turn | None:
         with self._changed:
@@ -83,7 +85,7 @@ class SparingThreads(WorkerThreads):
     and hardly moves, as many again are woken as are at work: 20 are reached in 10 ms.
 
     Args:
-        service, name, most: As for ``WorkerThreads``.
+        service, name, most, clock: As for ``WorkerThreads``.
         call_later: Calls in the client loop after so many milliseconds.
     """
 
@@ -92,9 +94,10 @@ class SparingThreads(WorkerThreads):
         service: ConcurrentService,
         name: str,
         most: int,
+        clock: Clock,
         call_later: Callable[[int, Callable[[], None]], object],
     ) -> None:
-        super().__init__(service, name, most)
+        super().__init__(service, name, most, clock)
         self._progress = service.progress
         self._call_later = call_later
         self._watching = False
