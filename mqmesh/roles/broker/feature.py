@@ -70,6 +70,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
         tick: Some ten times a second, with the monotonic clock in ms.
         sample: Now and then, each few seconds.
         client_gone: A connection broke: its routing id, and the monotonic clock in ms.
+        topic_deleting: A topic is about to be deleted: its name.
         topic_deleted: A topic is no more: its name.
         stopping: The broker stops: what was begun is finished, who waits for messages is told.
         stopped: Nothing becomes durable any more: who still waits for that is told.
@@ -83,6 +84,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
     tick: TimedHook = _nothing
     sample: Hook = _nothing
     client_gone: Callable[[BrokerContext, bytes, int], None] = _nothing
+    topic_deleting: Callable[[BrokerContext, str], None] = _nothing
     topic_deleted: Callable[[BrokerContext, str], None] = _nothing
     stopping: Hook = _nothing
     stopped: Hook = _nothing
@@ -119,9 +121,11 @@ class Features:
         self._tick = those("tick")
         self._sample = those("sample")
         self._client_gone = those("client_gone")
+        self._topic_deleting = those("topic_deleting")
         self._topic_deleted = those("topic_deleted")
         self._stopping = those("stopping")
         self._stopped = those("stopped")
+        context.topics.on_deleting = self._topic_goes
         context.topics.on_deleted = self._forget_topic
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
@@ -164,6 +168,10 @@ class Features:
         """Nothing becomes durable any more."""
         for hook in self._stopped:
             hook(self._context)
+
+    def _topic_goes(self, topic: str) -> None:
+        for hook in self._topic_deleting:
+            hook(self._context, topic)
 
     def _forget_topic(self, topic: str) -> None:
         for hook in self._topic_deleted:

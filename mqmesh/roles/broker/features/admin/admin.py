@@ -15,7 +15,6 @@ from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.storing.storing import finish_sends
 from mqmesh.roles.broker.features.topics.topics import Topic
 from mqmesh.roles.broker.state_answers import reply_when_saved
 from mqmesh.storage.interface import GetStatus
@@ -55,17 +54,9 @@ def delete_topic(
     """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
     name = asked.topic
     context.topics.check_deletable(name)
-    forget_topic(context, name)
+    context.topics.delete(name, context.clock.wall_ms())
     reply_when_saved(context, request, EMPTY_REPLY)
     return None
-
-
-def forget_topic(context: BrokerContext, name: str) -> None:
-    """Forgets a topic that is there, its messages and what features know of it."""
-    # What was sent before goes first, or it would be stored into a topic that is not there.
-    finish_sends(context)
-    context.store.delete_topic(name)
-    context.topics.delete(name, context.clock.wall_ms())
 
 
 def get_topic_stats(context: BrokerContext, request: Request, asked: TopicStatsRequest) -> Reply:

@@ -30,7 +30,6 @@ from mqmesh.protocol.groups import (
     check_client_group,
 )
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.features.admin.admin import forget_topic
 from mqmesh.roles.broker.features.groups.consumer_groups import GroupClient
 from mqmesh.roles.broker.features.retries.send_back import forget_sent_back
 from mqmesh.roles.broker.state_answers import reply_when_saved
@@ -98,7 +97,7 @@ def delete_group(
     topics = [retry_topic(name), dlq_topic(name)] if wanted.remove_topics else []
     for topic in topics:
         if context.topics.get(topic) is not None:
-            forget_topic(context, topic)
+            context.topics.delete(topic, context.clock.wall_ms())
     reply_when_saved(context, request, EMPTY_REPLY)
     return None
 

@@ -35,6 +35,12 @@ def _forget_producer(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     context.producer_keys.on_disconnect(peer)
 
 
+def _forget_messages(context: BrokerContext, topic: str) -> None:
+    # What was sent before goes first, or it would be stored into a topic that is not there.
+    storing.finish_sends(context)
+    context.store.delete_topic(topic)
+
+
 def _answer_all(context: BrokerContext) -> None:
     # None waits for longer.
     wait_ms = context.config.sync_flush_timeout_ms
@@ -67,6 +73,7 @@ SENDS: Final = Feature(
     durable=storing.answer_confirmed,
     tick=storing.answer_expired,
     client_gone=_forget_producer,
+    topic_deleting=_forget_messages,
     stopping=storing.finish_sends,
     stopped=_answer_all,
     figures=(

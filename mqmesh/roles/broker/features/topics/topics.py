@@ -70,6 +70,7 @@ class TopicTable:
     Attributes:
         changed: Topics that are to be written into the log; see ``state_log``.
         version: Another one after each change.
+        on_deleting: Told the name of a topic that is about to go; what it raises keeps the topic.
         on_deleted: Told the name of a topic that is no more.
     """
 
@@ -83,6 +84,7 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self.changed: dict[str, None] = {}
         self.version = DataVersion()
+        self.on_deleting: Callable[[str], None] = _nothing
         self.on_deleted: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
@@ -269,7 +271,8 @@ class TopicTable:
             raise NoPermission(f"topic {name!r} is reserved; it cannot be deleted")
 
     def delete(self, name: str, now_ms: TimestampMs) -> None:
-        """Forgets a topic, which is there."""
+        """Forgets a topic, which is there, and has all forget it who know of it."""
+        self.on_deleting(name)
         self._auto_count -= self._topics.pop(name).is_auto
         self._note_change(name, now_ms)
         self.on_deleted(name)
