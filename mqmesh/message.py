@@ -178,6 +178,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         first_sequence: Sequence of the first message at that producer.
         payload_crc: CRC-32 over everything that the producer wrote.
         prepared_transaction_offset: Where committed messages' half batch begins; -1 if unknown.
+        fencing_token: Of the lock by which an ordered consumer has the queue; 0 without a lock.
     """
 
     topic: str
@@ -194,6 +195,7 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
     first_sequence: int
     payload_crc: int
     prepared_transaction_offset: CommitLogOffset = CommitLogOffset(-1)
+    fencing_token: int = 0
 
 
 class StoredMessage(Message, array_like=True, gc=False):
@@ -290,6 +292,16 @@ class StoredMessage(Message, array_like=True, gc=False):
     def prepared_transaction_offset(self) -> CommitLogOffset:
         """Where the half message's batch begins in the log; -1 if there was no transaction."""
         return self.info.prepared_transaction_offset
+
+    @property
+    def fencing_token(self) -> int:
+        """Of the lock by which an ordered consumer has the message's queue; 0 without a lock.
+
+        Whoever gets the queue later has a larger one, also after a restart or a failover of the
+        broker. A store that keeps the largest it has seen of a queue, and refuses smaller ones,
+        takes nothing from a call that went on after its member was replaced.
+        """
+        return self.info.fencing_token
 
     @property
     def born_timestamp(self) -> TimestampMs:

@@ -517,6 +517,7 @@ def decode_messages(
     broker_name: str = "",
     store_host: str = "",
     containing: bytes = b"",
+    fencing_token: int = 0,
 ) -> list[StoredMessage]:
     """Decodes the messages of a batch that passed ``check_batch``.
 
@@ -527,6 +528,7 @@ def decode_messages(
         broker_name: Broker group it came from, for the messages' facts.
         store_host: Address of that broker.
         containing: Only messages that have these bytes somewhere in their encoding.
+        fencing_token: Of the lock that they are consumed under, for the messages' facts.
 
     Returns:
         All messages, or those with ``containing``, in order; of a sparse batch those it has.
@@ -565,6 +567,7 @@ def decode_messages(
         header.first_sequence,
         stored_crc,
         CommitLogOffset(prepared),
+        fencing_token,
     )
     if not containing and type(places) is range:
         plain = decode_at_once(payload, header.message_count, info)

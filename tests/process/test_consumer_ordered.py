@@ -72,6 +72,7 @@ class Collector:
         self.lock = threading.Lock()
         self.seen: list[int] = []
         self.by_key: dict[str, list[int]] = {}
+        self.tokens: dict[int, list[int]] = {}
         self.fails = lambda number, times: False
 
     def __call__(self, messages):
@@ -82,6 +83,7 @@ class Collector:
             with self.lock:
                 self.seen.append(number)
                 self.by_key.setdefault(message.sharding_key, []).append(number)
+                self.tokens.setdefault(message.queue_id, []).append(message.fencing_token)
         return ConsumeResult.SUCCESS
 
     def check(self, count):
@@ -89,6 +91,7 @@ class Collector:
         until(lambda: len(self.seen) >= count)
         assert sorted(self.seen) == list(range(count))
         assert all(found == sorted(found) for found in self.by_key.values())
+        assert all(0 < found[0] and found == sorted(found) for found in self.tokens.values())
 
 
 def consumer_of(cluster, topic, group, listener, **options):

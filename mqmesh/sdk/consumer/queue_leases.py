@@ -42,14 +42,19 @@ class Lease:
 
     Args:
         clock: Source of time.
+        token: Of the lock; 0 for one that is lost.
+
+    Attributes:
+        token: See above.
         until_ms: Monotonic time until which a message may be begun.
     """
 
-    __slots__ = ("_clock", "until_ms")
+    __slots__ = ("_clock", "token", "until_ms")
 
-    def __init__(self, clock: Clock, until_ms: int = 0) -> None:
+    def __init__(self, clock: Clock, token: int = 0) -> None:
         self._clock = clock
-        self.until_ms = until_ms
+        self.token = token
+        self.until_ms = 0
 
     def holds(self) -> bool:
         """True when a message of the queue may be begun now."""
@@ -57,13 +62,12 @@ class Lease:
 
 
 class _Held:
-    """One lock: its token, and until when the broker keeps it."""
+    """One lock, and until when the broker keeps it."""
 
-    __slots__ = ("asked_ms", "ends_ms", "lease", "sure", "token")
+    __slots__ = ("asked_ms", "ends_ms", "lease", "sure")
 
-    def __init__(self, lease: Lease, token: int) -> None:
+    def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.token = token
         self.ends_ms = 0
         self.asked_ms = 0
         self.sure = False
@@ -127,8 +131,10 @@ class QueueLeases:
             granted = []
             for queue, token in tokens.items():
                 if token > 0:
-                    held = self._held.setdefault(queue, _Held(Lease(self._clock), token))
-                    held.token = token
+                    held = self._held.get(queue)
+                    if held is None or held.lease.token != token:
+                        self.forget([queue])
+                        held = self._held[queue] = _Held(Lease(self._clock, token))
                     self._confirm(held, asked_ms, lease_ms)
                     granted.append(queue)
             on_done(granted, [queue for queue, token in tokens.items() if token <= 0])
@@ -191,7 +197,7 @@ class QueueLeases:
                 held = self._held.get(queue)
                 if held is None or token == LOCK_PENDING:
                     continue
-                if token == held.token:
+                if token == held.lease.token:
                     self._confirm(held, asked_ms, lease_ms)
                 else:
                     lost.append(queue)
@@ -217,7 +223,7 @@ class QueueLeases:
             some = queues[start : start + MAX_OFFSETS_PER_REQUEST]
             held = [self._held.get(queue) for queue in some]
             entries = [
-                LockEntry(queue.topic, queue.queue_id, one.token if one is not None else 0)
+                LockEntry(queue.topic, queue.queue_id, one.lease.token if one is not None else 0)
                 for queue, one in zip(some, held, strict=True)
             ]
 

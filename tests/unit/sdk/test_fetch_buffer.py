@@ -22,7 +22,7 @@ class FakeBatch(PulledBatch):
         self.count, self.offsets = count, None
         self.unwanted, self.error = unwanted, error
 
-    def decode(self):
+    def decode(self, fencing_token=0):
         if self.error is not None:
             raise self.error
         wanted = [at for at in range(self.first, self.end) if at not in self.unwanted]

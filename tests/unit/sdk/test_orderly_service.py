@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+import msgspec
 import pytest
 
 from mqmesh.clock import SystemClock
@@ -46,11 +47,12 @@ class FakeBatch(PulledBatch):
         self.count, self.offsets = count, None
         self.error = error
 
-    def decode(self):
+    def decode(self, fencing_token=0):
         if self.error is not None:
             raise self.error
+        info = msgspec.structs.replace(INFO, fencing_token=fencing_token)
         return [
-            StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=INFO)
+            StoredMessage("t", b"x", queue_offset=QueueOffset(at), batch=info)
             for at in range(self.first, self.end)
         ]
 
@@ -63,6 +65,8 @@ class NamedQueue(OrderlyQueue):
 
 class Permit:
     """A lease that the test gives and takes."""
+
+    token = 0
 
     def __init__(self):
         self.given = True
@@ -85,6 +89,7 @@ class Case:
         self.gate.set()
         self.running = 0
         self.most_running = 0
+        self.tokens: set[int] = set()
         self.spans: dict[str, StateSpan] = {}
         self.service = OrderlyService(threading.Condition(), 1_000, self._later, self._letter)
         self.workers = WorkerThreads(self.service, "test", threads, SystemClock())
@@ -112,6 +117,7 @@ class Case:
                 self.running += 1
                 self.most_running = max(self.most_running, self.running)
                 self.seen.append((name, offsets))
+                self.tokens |= {message.fencing_token for message in messages}
                 self.changed.notify_all()
             self.gate.wait(PATIENCE_S)
             with self.changed:
@@ -177,6 +183,14 @@ def test_each_queue_is_called_in_order_and_by_one_worker(case):
     case.until(lambda: len(case.seen) == 3_000)
     for name in "abc":
         assert case.offsets(name) == list(range(1_000))
+
+
+def test_listeners_are_told_the_token_of_the_lock(case):
+    permit = Permit()
+    permit.token = 7
+    case.submit(case.queue(lease=permit), 0, 2)
+    case.until(lambda: len(case.seen) == 2)
+    assert case.tokens == {7}
 
 
 def test_one_queue_never_has_two_calls_at_once(case):

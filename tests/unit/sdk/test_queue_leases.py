@@ -87,6 +87,18 @@ def test_what_is_granted_may_be_consumed(case):
     assert case.acquired == [[A]]
 
 
+def test_a_lease_tells_the_token_of_its_lock(case):
+    lease = case.acquire(token=7)
+    assert lease.token == 7
+    case.leases.forget([A])
+    assert (case.leases.lease(A).token, case.acquire(token=9).token) == (0, 9)
+
+
+def test_another_token_is_another_lease(case):
+    old, new = case.acquire(token=7), case.acquire(token=9)
+    assert (old.token, old.holds(), new.token, new.holds()) == (7, False, 9, True)
+
+
 @pytest.mark.parametrize(
     "answer", [LOCK_HELD_BY_OTHER, LOCK_PENDING, StaleGeneration("no member"), MQMeshError("bad")]
 )

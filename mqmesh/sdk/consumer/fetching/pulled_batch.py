@@ -76,8 +76,11 @@ class PulledBatch:
             self.offsets = [base + at for at in ordinals[bisect_left(ordinals, first - base) :]]
             self.count = len(self.offsets)
 
-    def decode(self) -> list[StoredMessage]:
+    def decode(self, fencing_token: int = 0) -> list[StoredMessage]:
         """Its messages from ``first`` on that are wanted, in order.
+
+        Args:
+            fencing_token: Of the lock that they are consumed under, 0 for none.
 
         Raises:
             CorruptBatch: The producer wrote what cannot be decoded.
@@ -89,6 +92,7 @@ class PulledBatch:
             position=self._position,
             broker_name=source.broker_name,
             store_host=source.store_host,
+            fencing_token=fencing_token,
         )
         if self.count < len(messages):
             del messages[: len(messages) - self.count]

@@ -60,6 +60,11 @@ class QueueWork:
         self.on_broken = on_broken
         self.revoked = False
 
+    @property
+    def fencing_token(self) -> int:
+        """Of the lock that the queue is consumed under; 0 without one."""
+        return 0
+
 
 class Portion:
     """Messages that workers take from one after the other. Used under the workers' lock.
@@ -133,7 +138,7 @@ class Portion:
                 messages.append(item)
                 continue
             try:
-                found = item.decode()
+                found = item.decode(self.work.fencing_token)
             except CorruptBatch as error:
                 self.work.on_broken(item, self.span, error)
                 if self.work.in_order:

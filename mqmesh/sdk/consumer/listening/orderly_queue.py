@@ -47,7 +47,13 @@ BUSY: Final = frozenset({QueueState.RUNNING, QueueState.LEAVING_MESSAGE})
 
 
 class MayBegin(Protocol):
-    """Permission to begin a message."""
+    """Permission to begin a message.
+
+    Attributes:
+        token: Of the lock; 0 where nobody else can have the queue.
+    """
+
+    token: int
 
     def holds(self) -> bool:
         """True when a message of the queue may be begun now."""
@@ -55,6 +61,8 @@ class MayBegin(Protocol):
 
 class Always(MayBegin):
     """Nobody else can have the queue: every member reads all queues."""
+
+    token = 0
 
     def holds(self) -> bool:
         return True
@@ -124,6 +132,11 @@ class OrderlyQueue(QueueWork):
         self._max_times = max_reconsume_times
         self._span: StateSpan | None = None
         self._broken = False
+
+    @property
+    def fencing_token(self) -> int:
+        """See ``QueueWork.fencing_token``."""
+        return self.lease.token
 
     @property
     def begun_offset(self) -> int:
