@@ -82,6 +82,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         perm: Broker-wide permission; without WRITE it is drained.
         instance_id: Random number of this life of the process.
         epoch: Of its log. Of two masters the one with the higher epoch is the group's.
+        is_elected: The replicas of its group elect their master.
     """
 
     cluster_name: Name
@@ -95,6 +96,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     perm: int = Perm.READ_WRITE.value
     instance_id: int = 0
     epoch: Epoch = 0
+    is_elected: bool = False
 
 
 class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -141,12 +143,14 @@ class BrokerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
         broker_name: Broker group.
         addresses: By broker id; 0 is the master.
         epoch: The highest of its masters so far. What is told with a lower one is older.
+        is_elected: Its replicas elect another master when this one is gone.
     """
 
     cluster_name: Name
     broker_name: Name
     addresses: dict[int, BrokerAddress]
     epoch: Epoch = 0
+    is_elected: bool = False
 
 
 class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):

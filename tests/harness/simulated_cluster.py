@@ -101,6 +101,7 @@ class SimulatedBroker(SimulatedServer):
         heartbeats: What clients said of themselves.
         topics: Queues and permission by name.
         epoch: Of the master; the broker is one with its successors.
+        is_elected: They come by themselves.
     """
 
     def __init__(self, cluster: "SimulatedCluster", name: str, endpoint: str) -> None:
@@ -111,6 +112,7 @@ class SimulatedBroker(SimulatedServer):
         self.heartbeats: list[HeartbeatRequest] = []
         self.topics: dict[str, QueueData] = {}
         self.epoch = 0
+        self.is_elected = False
         self._cluster = cluster
         self._store = MemoryStore(StoreConfig(), clock=cluster.network.clock)
 
@@ -271,7 +273,10 @@ class SimulatedNamesrv(SimulatedServer):
                 data = QueueData(broker.name, 4, 4, Perm.READ_WRITE.value)
             if broker.name in self.known and data is not None:
                 queues.append(data)
-                brokers.append(BrokerData("c", broker.name, {0: broker.address}, broker.epoch))
+                address = {0: broker.address}
+                brokers.append(
+                    BrokerData("c", broker.name, address, broker.epoch, broker.is_elected)
+                )
         return TopicRoute(topic, queues, brokers, self.hint_endpoint) if queues else None
 
     def forget(self) -> None:

@@ -91,7 +91,7 @@ class Collector:
         until(lambda: len(self.seen) >= count)
         assert sorted(self.seen) == list(range(count))
         assert all(found == sorted(found) for found in self.by_key.values())
-        assert all(0 < found[0] and found == sorted(found) for found in self.tokens.values())
+        assert all(found[0] > 0 and found == sorted(found) for found in self.tokens.values())
 
 
 def consumer_of(cluster, topic, group, listener, **options):

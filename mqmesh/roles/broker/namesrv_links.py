@@ -172,6 +172,7 @@ class NamesrvLinks:
             self._instance_id,
             # Alone in its group it is the master whatever its log has gone through.
             0 if config.ha.mode is HaMode.OFF else broker.store.epoch(),
+            config.ha.mode is HaMode.AUTO,
         )
         try:
             self._clients[registration.server].request(

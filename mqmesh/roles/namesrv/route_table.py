@@ -71,6 +71,8 @@ class _BrokerGroup(msgspec.Struct):
     """What the index of topics holds for this group."""
     epoch: int = 0
     """The highest of its masters so far."""
+    is_elected: bool = False
+    """Its replicas elect their master."""
 
 
 class OrderedTopics(msgspec.Struct, array_like=True, frozen=True):
@@ -153,7 +155,7 @@ class RouteTable:
         self._keys_of_peer.setdefault(peer, set()).add((name, broker_id))
         group.cluster_name = request.cluster_name
         if broker_id == MASTER_ID:
-            group.epoch = request.epoch
+            group.epoch, group.is_elected = request.epoch, request.is_elected
         group.members[broker_id] = _Member(
             request.address, version, request.instance_id, request.perm, peer, now_ms, topics
         )
@@ -455,7 +457,7 @@ def _appearance(group: _BrokerGroup) -> dict[int, tuple[BrokerAddress, int, bool
 
 def _broker_data(name: str, group: _BrokerGroup) -> BrokerData:
     addresses = {broker_id: group.members[broker_id].address for broker_id in sorted(group.members)}
-    return BrokerData(group.cluster_name, name, addresses, group.epoch)
+    return BrokerData(group.cluster_name, name, addresses, group.epoch, group.is_elected)
 
 
 def _announce(name: str, topics: Iterable[str]) -> list[Effect]:

@@ -89,6 +89,11 @@ class RouteCache:
         data = self._brokers.get(broker_name)
         return 0 if data is None else data.epoch
 
+    def elects(self, broker_name: str) -> bool:
+        """Whether another replica takes the place of a broker group's master by itself."""
+        data = self._brokers.get(broker_name)
+        return data is not None and data.is_elected
+
     def brokers_of(self, topic: str) -> list[str]:
         """Names of the broker groups that carry a topic."""
         route = self._routes.get(topic)

@@ -249,8 +249,8 @@ class Sends:
         name = batch.queue.broker_name
         if batch.doubt is None or not isinstance(error, NotMaster):
             batch.doubt = error
-        if name not in batch.holders and self._engine.routes.epoch(name):
-            # Where masters are replaced the next one recognises it; another group would not.
+        if name not in batch.holders and self._engine.routes.elects(name):
+            # Where masters are elected the next one recognises it; another group would not.
             batch.stays_until_ms = now_ms + self._patience_ms
         batch.holders |= {name}
 

@@ -320,7 +320,7 @@ def replaced_groups(world) -> None:
     """Two broker groups whose masters are replaced."""
     world.build(brokers=("a", "b"))
     for broker in world.cluster.brokers.values():
-        broker.epoch = 1
+        broker.epoch, broker.is_elected = 1, True
 
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH_AFTER, FaultKind.DEPOSE])
@@ -355,6 +355,19 @@ def test_what_may_be_stored_waits_for_a_new_master_only_so_long(world):
     assert other.sends == []
     world.run(600)
     assert future.result().message_queue.broker_name == other.name
+
+
+def test_where_an_administrator_promotes_nobody_waits_for_a_new_master(world):
+    replaced_groups(world)
+    for broker in world.cluster.brokers.values():
+        broker.is_elected = False
+    producer = world.producer(failover_patience_ms=PATIENCE_MS)
+    first, other = world.cluster.brokers.values()
+    first.faults.append(Fault(FaultKind.CRASH_AFTER))
+    futures = [producer.send_async(message(str(n))) for n in range(2)]
+    world.run(PATIENCE_MS - 200)
+    assert not first.up
+    assert {future.result().message_queue.broker_name for future in futures} == {other.name}
 
 
 def test_what_was_not_sent_yet_does_not_wait_for_a_new_master(world):

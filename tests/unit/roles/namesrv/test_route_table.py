@@ -42,7 +42,7 @@ class Broker:
     ) -> None:
         self.table, self.name, self.id = table, name, broker_id
         self.cluster, self.instance, self.perm = cluster, instance, perm
-        self.epoch = epoch
+        self.epoch, self.is_elected = epoch, False
         self.peer = f"{name}/{broker_id}/{instance}".encode()
         self.version = DataVersion(1_000, 0)
         self.address = BrokerAddress(f"{name}:{broker_id}")
@@ -59,6 +59,7 @@ class Broker:
             self.perm,
             self.instance,
             self.epoch,
+            self.is_elected,
         )
 
     def register(self, *topics: TopicConfig | str, now_ms=0):
@@ -531,6 +532,15 @@ def test_of_two_live_masters_of_one_epoch_the_second_is_refused():
     Broker(table, epoch=2).register("t")
     with pytest.raises(NoPermission, match="another live process"):
         Broker(table, instance=2, epoch=2).register("t")
+
+
+@pytest.mark.parametrize("is_elected", [False, True])
+def test_a_master_says_whether_its_group_elects_it(is_elected):
+    table = make_table()
+    master = Broker(table, epoch=1)
+    master.is_elected = is_elected
+    master.register("t")
+    assert table.route("t", HINTS).brokers[0].is_elected is is_elected
 
 
 def test_followers_say_nothing_of_the_groups_epoch():
