@@ -157,7 +157,7 @@ class RequestOutbox:
         self._max_in_flight = max_in_flight
         self._turns = turns or Turns()
         self._in_flight: dict[str, int] = {}
-        self._flying: set[Letter] = set()
+        self._flying: dict[Letter, None] = {}  # no set: they end in the order they went
         self._posted: deque[Event] = deque()
         self._planned: dict[int, Event] = {}
         self._last_plan = 0
@@ -196,7 +196,7 @@ class RequestOutbox:
         Args:
             error: The answer to what is at brokers. What was to come later comes now.
         """
-        flying, self._flying = self._flying, set()
+        flying, self._flying = self._flying, {}
         events: deque[Event] = deque(partial(letter.on_answer, error) for letter in flying)
         events += [*self._posted, *self._planned.values()]
         self._posted.clear()
@@ -231,7 +231,7 @@ class RequestOutbox:
             if letter is None:
                 break
             self._in_flight[broker_name] = self._in_flight.get(broker_name, 0) + 1
-            self._flying.add(letter)
+            self._flying[letter] = None
             self._network.request(
                 broker_name,
                 letter.code,
@@ -244,7 +244,7 @@ class RequestOutbox:
     def _answered(self, broker_name: str, letter: Letter, answer: Command | MQMeshError) -> None:
         if letter not in self._flying:
             return  # closing has answered it
-        self._flying.discard(letter)
+        del self._flying[letter]
         self._in_flight[broker_name] -= 1
         self._carry_out(letter.on_answer(answer))
 

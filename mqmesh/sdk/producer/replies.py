@@ -108,7 +108,7 @@ class Replies:
     def __init__(self, engine: ClientEngine, most: int) -> None:
         self._engine = engine
         self._most = most
-        self._open: set[_Reply] = set()
+        self._open: dict[_Reply, None] = {}
         self._waiting: dict[str, deque[_Reply]] = {}
 
     def open(self, request: Message, reply: Message, deadline_ms: int) -> _Reply:
@@ -131,12 +131,12 @@ class Replies:
             _encoder.encode(reply),
             NoRoute(f"no broker of topic {request.topic!r} is known"),
         )
-        self._open.add(one)
+        self._open[one] = None
         return one
 
     def forget(self, one: _Reply) -> None:
         """A reply that could not even begin."""
-        self._open.discard(one)
+        self._open.pop(one, None)
 
     def place(self, one: _Reply) -> Effects | None:
         """Chooses the broker where a reply is tried next."""
@@ -203,7 +203,7 @@ class Replies:
 
     def _is_over(self, one: _Reply) -> bool:
         if one.future.cancelled():
-            self._open.discard(one)
+            self._open.pop(one, None)
         elif one.deadline_ms <= self._now_ms():
             self._finish(one, one.why)
         return one not in self._open
@@ -218,7 +218,7 @@ class Replies:
         return one.others.pop() if one.others else origin
 
     def _finish(self, one: _Reply, outcome: bool | MQMeshError) -> None:
-        self._open.discard(one)
+        self._open.pop(one, None)
         if not one.future.set_running_or_notify_cancel():
             return
         if isinstance(outcome, MQMeshError):

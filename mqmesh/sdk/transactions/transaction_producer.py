@@ -121,7 +121,7 @@ class TransactionProducer(Producer):
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
         transport = self._engine.transport
         self._waits = Waits(ranked_lock(LockRank.TRANSACTIONS), transport.flag, transport.clock)
-        self._open: set[TransactionFuture] = set()
+        self._open: dict[TransactionFuture, None] = {}
         self._most_open = one.max_transactions_in_flight
         self._room = transport.condition(self._waits.lock)
 
@@ -338,14 +338,14 @@ class TransactionProducer(Producer):
                         f"{self._most_open} transactions are in flight, no more may be "
                         "(max_transactions_in_flight)"
                     )
-            self._open.add(future)
+            self._open[future] = None
 
     def _has_room(self) -> bool:
         return len(self._open) < self._most_open
 
     def _leave(self, future: TransactionFuture) -> None:
         with self._room:
-            self._open.discard(future)
+            self._open.pop(future, None)
             self._room.notify_all()
 
     def _half_sent(self, future: TransactionFuture, sent: SendFuture) -> None:

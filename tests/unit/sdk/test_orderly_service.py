@@ -530,3 +530,32 @@ def test_a_listener_of_asyncio_that_hangs_is_cancelled_at_the_end():
         await asyncio.wait_for(left.wait(), PATIENCE_S)
 
     asyncio.run(run())
+
+
+class NoWorkers:
+    """Nobody takes turns but the test."""
+
+    def wake(self, count):
+        pass
+
+    def close(self, timeout_s):
+        return True
+
+
+def test_halted_queues_go_on_in_the_order_in_which_they_halted():
+    # In any other order, addresses in memory would decide what a simulated seed does.
+    service = OrderlyService(threading.Condition(), 1_000, lambda *_: None, lambda *_: None)
+    service.attach(NoWorkers())
+    permit = Permit()
+    halted = [
+        OrderlyQueue(lambda _: None, 1, lambda: None, lambda *_: None, permit) for _ in range(64)
+    ]
+    for work in halted:
+        service.submit(work, [FakeBatch(0, 2)], StateSpan(0, bytearray(2), 0))
+    permit.given = False
+    for _ in halted:
+        turn = service.take()
+        assert next(turn.calls, None) is None
+    permit.given = True
+    service.look()
+    assert [service.take().work for _ in halted] == halted

@@ -65,7 +65,7 @@ class OrderlyService(ConsumeService):
         self._call_later = call_later
         self._to_dead_letters = to_dead_letters
         self._ready: deque[OrderlyQueue] = deque()
-        self._halted: set[OrderlyQueue] = set()
+        self._halted: dict[OrderlyQueue, None] = {}  # no set: they go on in the order they came
 
     def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         assert isinstance(work, OrderlyQueue)
@@ -136,7 +136,7 @@ class OrderlyService(ConsumeService):
 
     def _rest(self, work: OrderlyQueue) -> None:
         work.state = QueueState.IDLE
-        self._halted.discard(work)
+        self._halted.pop(work, None)
         if work.revoked:
             work.clear()
         told, work.on_idle = work.on_idle, []
@@ -168,7 +168,7 @@ class OrderlyService(ConsumeService):
         with self.changed:
             if work.state is not state:
                 return
-            self._halted.discard(work)
+            self._halted.pop(work, None)
             if self.closed or work.revoked or not work.has_more:
                 self._rest(work)
             else:
@@ -193,7 +193,7 @@ class OrderlyService(ConsumeService):
                 self._ready.append(work)
             else:
                 work.state = QueueState.HALTED
-                self._halted.add(work)
+                self._halted[work] = None
         if dead is not None and cause is not None:
             self._to_dead_letters(dead, cause, lambda safe: self._after_letter(work, safe))
         elif failure is Failure.SUSPEND:
