@@ -20,24 +20,13 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.groups import ResetOffsetRequest
 from mqmesh.protocol.retries import TO_DEAD_LETTERS, SendBackEntry, SendBackRequest
-from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
-from mqmesh.roles.broker.features.groups.consumer_groups import ConsumerGroups
-from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
-from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
-from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
-from mqmesh.roles.broker.features.replicas.follower_table import no_followers
-from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
-from mqmesh.roles.broker.features.sends.send_admission import SendAdmission
+from mqmesh.roles.broker.context import Wire
+from mqmesh.roles.broker.context_building import put_together
+from mqmesh.roles.broker.feature import Beginning
 from mqmesh.roles.broker.features.storing.inner_send import inner_send
-from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
-from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
-from mqmesh.roles.broker.features.transactions.check_timetable import TransactionSettings
-from mqmesh.roles.broker.features.transactions.transaction_desk import TransactionDesk
-from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import FlushDiskType, StoreConfig
 from mqmesh.testing.clock import ManualClock
@@ -62,28 +51,20 @@ class Broker:
         self.tables = tables = BrokerTables(config, clock, self.store)
         tables.load()
         Broker.lives += 1
-        self.context = BrokerContext(
-            config=config,
-            clock=clock,
-            instance_id=Broker.lives,
-            store=self.store,
-            commit_point=commit_point_of(config, self.store, no_followers()),
-            topics=tables.topics,
-            offsets=tables.offsets,
-            group_table=tables.groups,
-            groups=ConsumerGroups(grace_ms=1, expiry_ms=1, most_clients=1),
-            locks=QueueLocks(lease_ms=1, lost_grace_ms=1, most=1),
-            holds=PullHold(1, 1),
-            stage=SendStage(),
-            producer_keys=ProducerKeys(1),
-            metas=MetaCache(),
-            stats=BrokerStats(),
-            wire=Wire(self._answer, self._answer, lambda *notice: None),
-            state=tables.state,
-            creation_rates=CreationRates(1),
-            admission=SendAdmission(wait_limit_ms=60_000, busy_timeout_ms=60_000),
-            retries=Retries(DeadLetterMarks(Random(Broker.lives))),
-            transactions=TransactionDesk(TransactionSettings(), Random(Broker.lives)),
+        begins = Beginning(
+            config,
+            clock.monotonic_ms(),
+            Random(Broker.lives),
+            files.directory,
+            lambda work, on_done: None,
+            ReplicaCounts(),
+            epoch=0,
+            was_elected=False,
+            has_past=False,
+        )
+        wire = Wire(self._answer, self._answer, lambda *notice: None)
+        self.context = put_together(
+            begins, wire, self.store, tables, clock=clock, instance_id=Broker.lives
         )
         self._handlers = served(self.context)
         self.turn()

@@ -21,7 +21,7 @@ from mqmesh.roles.broker.features.pulls.group_pulls import GroupPulls
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
 from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable, no_followers
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
 from mqmesh.roles.broker.features.replies.reply_table import ReplyTable
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
@@ -132,17 +132,17 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     admission: SendAdmission
     creation_rates: CreationRates
     index: IndexerLink | None = None
-    schedule: ScheduleDesk = msgspec.field(default_factory=ScheduleDesk)
+    schedule: ScheduleDesk
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)
     retries: Retries
-    group_table: GroupTable = msgspec.field(default_factory=GroupTable)
+    group_table: GroupTable
     pulls: GroupPulls = msgspec.field(default_factory=GroupPulls)
     resets: OffsetResets = msgspec.field(default_factory=OffsetResets)
-    filter_servers: FilterServers = msgspec.field(default_factory=lambda: FilterServers(False, ""))
-    turns: PullTurns = msgspec.field(default_factory=PullTurns)
+    filter_servers: FilterServers
+    turns: PullTurns
     transactions: TransactionDesk
-    snapshots: SnapshotDesk = msgspec.field(default_factory=SnapshotDesk)
-    followers: FollowerTable = msgspec.field(default_factory=no_followers)
+    snapshots: SnapshotDesk
+    followers: FollowerTable
     leadership: Leadership | None = None
     is_follower: bool = False
 

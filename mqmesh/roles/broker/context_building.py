@@ -2,28 +2,24 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from mqmesh.clock import Clock
-from mqmesh.log_identity import first_number
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig
-from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
-from mqmesh.roles.broker.feature import Beginning
-from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+from mqmesh.roles.broker.context import BrokerContext, Wire
+from mqmesh.roles.broker.feature import Beginning, RunAside
+from mqmesh.roles.broker.features.delays.feature import make_schedule
 from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
-from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.feature import make_filter_servers, make_holds, make_turns
 from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
-from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
-from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
-from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
+from mqmesh.roles.broker.features.replicas.feature import make_followers
+from mqmesh.roles.broker.features.retries.feature import make_retries
 from mqmesh.roles.broker.features.sends.feature import make_admission
-from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone, SnapshotDesk
+from mqmesh.roles.broker.features.snapshots.feature import make_snapshots
 from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
 from mqmesh.roles.broker.features.transactions.feature import make_transactions
@@ -36,7 +32,7 @@ from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
-from mqmesh.storage.interface import FlushDiskType, MessageStore
+from mqmesh.storage.interface import MessageStore
 from mqmesh.transport.interface import Transport
 
 
@@ -67,7 +63,7 @@ class BrokerResources(msgspec.Struct, frozen=True):
     instance_id: int
     address: BrokerAddress
     files: tuple[Read, MakeSaver] | None
-    run_aside: Callable[[Callable[[], Any], OnDone], None]
+    run_aside: RunAside
     elections: Mapping[RequestCode, Handler] = {}
     state: Callable[[], str] = lambda: "FOLLOWING"
     on_deposed: Callable[[str], None] = lambda reason: None
@@ -108,20 +104,64 @@ def build_context(
     """
     config, server = given.config, given.shell.server
     assert server is not None
-    retry_after_ms, chance = config.busy_retry_after_ms, given.transport.random
     begins = Beginning(
         config,
         given.clock.monotonic_ms(),
-        chance,
+        given.transport.random,
+        given.root,
+        given.run_aside,
+        given.replication,
         epoch,
         was_elected=leadership is not None,
         has_past=bool(store.topics()),
     )
-    followers = _make_followers(config, given.replication)
-    return BrokerContext(
-        config=config,
+    wire = Wire(
+        given.shell.reply,
+        given.shell.fail,
+        server.notify,
+        server.note_refusal,
+        server.room,
+        given.shell.dispatch.permit,
+    )
+    return put_together(
+        begins,
+        wire,
+        store,
+        tables,
         clock=given.clock,
         instance_id=given.instance_id,
+        index=index,
+        leadership=leadership,
+        is_follower=is_follower,
+    )
+
+
+def put_together(
+    begins: Beginning,
+    wire: Wire,
+    store: MessageStore,
+    tables: BrokerTables,
+    *,
+    clock: Clock,
+    instance_id: int,
+    index: IndexerLink | None = None,
+    leadership: Leadership | None = None,
+    is_follower: bool = False,
+) -> BrokerContext:
+    """The parts that features make, and what they have in common.
+
+    Args:
+        begins: What the role begins with.
+        wire: Ways to peers.
+        store, tables, index, leadership, is_follower: As for ``build_context``.
+        clock: Source of time.
+        instance_id: Random number of this life of the process.
+    """
+    config, followers = begins.config, make_followers(begins)
+    return BrokerContext(
+        config=config,
+        clock=clock,
+        instance_id=instance_id,
         store=store,
         commit_point=commit_point_of(config, store, followers, leadership),
         followers=followers,
@@ -132,37 +172,20 @@ def build_context(
         group_table=tables.groups,
         groups=make_groups(begins),
         locks=make_locks(begins),
-        holds=PullHold(config.max_held_pulls, retry_after_ms),
-        turns=PullTurns(config.max_held_pulls, retry_after_ms),
+        holds=make_holds(begins),
+        turns=make_turns(begins),
         stage=SendStage(),
         producer_keys=ProducerKeys(config.max_producers_per_connection),
         metas=MetaCache(),
         stats=BrokerStats(),
-        wire=Wire(
-            given.shell.reply,
-            given.shell.fail,
-            server.notify,
-            server.note_refusal,
-            server.room,
-            given.shell.dispatch.permit,
-        ),
+        wire=wire,
         state=tables.state,
         creation_rates=CreationRates(config.auto_topics_per_minute),
         admission=make_admission(begins),
         index=index,
-        filter_servers=FilterServers(config.filter_server_enable, config.broker_name),
-        snapshots=SnapshotDesk(given.run_aside, given.root.absolute()),
+        filter_servers=make_filter_servers(begins),
+        snapshots=make_snapshots(begins),
         transactions=make_transactions(begins),
-        schedule=ScheduleDesk(first_number(epoch)),
-        retries=Retries(marks=DeadLetterMarks(chance)),
-    )
-
-
-def _make_followers(config: BrokerConfig, counts: ReplicaCounts) -> FollowerTable:
-    return FollowerTable(
-        window_bytes=config.ha.ha_window_bytes,
-        fall_behind_bytes=config.ha.ha_slave_fallbehind_max,
-        retain_ms=config.ha.ha_retain_for_slaves_ms,
-        counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-        counts=counts,
+        schedule=make_schedule(begins),
+        retries=make_retries(begins),
     )

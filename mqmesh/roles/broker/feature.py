@@ -5,6 +5,7 @@ Each folder of ``features/`` has one, in its ``feature.py``; ``all_features.py``
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,12 +16,15 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import OnDone
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.dispatch import Handler
 
 BrokerHandler = Callable[[BrokerContext, Request, Any], Reply | None]
 """Serves a command; None means that it answers later, through ``context.wire``."""
 Hook = Callable[[BrokerContext], None]
 TimedHook = Callable[[BrokerContext, int], None]
+RunAside = Callable[[Callable[[], Any], OnDone], None]
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -30,6 +34,9 @@ class Beginning(msgspec.Struct, frozen=True):
         config: Settings.
         now_ms: Monotonic clock.
         chance: Of the process.
+        root: Directory of everything that the broker keeps.
+        run_aside: Has another thread do something.
+        replication: What followers and links count, over all roles.
         epoch: Of a master: numbers that it gives out begin with it.
         was_elected: A master that others may not know of yet.
         has_past: There were messages before, so that somebody may be at work on them.
@@ -38,6 +45,9 @@ class Beginning(msgspec.Struct, frozen=True):
     config: BrokerConfig
     now_ms: int
     chance: Random
+    root: Path
+    run_aside: RunAside
+    replication: ReplicaCounts
     epoch: int
     was_elected: bool
     has_past: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -24,24 +25,14 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes, encode_send
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, PullRequest, PullResponse
-from mqmesh.roles.broker.commit_point import commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.context import BrokerContext, Retries, Wire
+from mqmesh.roles.broker.context import Wire
+from mqmesh.roles.broker.context_building import put_together
 from mqmesh.roles.broker.feature import Beginning
-from mqmesh.roles.broker.features.groups.feature import make_groups, make_locks
 from mqmesh.roles.broker.features.groups.membership import send_notices
-from mqmesh.roles.broker.features.pulls.meta_cache import MetaCache
 from mqmesh.roles.broker.features.pulls.pull import begin_pull_turn
-from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
-from mqmesh.roles.broker.features.replicas.follower_table import no_followers
-from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
-from mqmesh.roles.broker.features.sends.feature import make_admission
-from mqmesh.roles.broker.features.storing.staging import SendStage
 from mqmesh.roles.broker.features.storing.storing import finish_sends
-from mqmesh.roles.broker.features.topics.creation_rates import CreationRates
-from mqmesh.roles.broker.features.transactions.feature import make_transactions
-from mqmesh.roles.broker.producer_keys import ProducerKeys
-from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
@@ -92,45 +83,28 @@ class Stage:
         self.rooms: dict[bytes, int] = {}
         self._opaque = itertools.count(1)
         self._sequence = itertools.count(0, 1_000)
-        retry_after_ms = self.config.busy_retry_after_ms
         self.tables = BrokerTables(self.config, self.clock, None)
         self.tables.state.write = self._write
         begins = Beginning(
             self.config,
             self.clock.monotonic_ms(),
             Random(1),
+            Path("/nowhere"),
+            lambda work, on_done: None,
+            ReplicaCounts(),
             epoch=0,
             was_elected=False,
             has_past=False,
         )
-        self.context = BrokerContext(
-            config=self.config,
-            clock=self.clock,
-            instance_id=77,
-            store=self.store,
-            commit_point=commit_point_of(self.config, self.store, no_followers()),
-            topics=self.tables.topics,
-            offsets=self.tables.offsets,
-            groups=make_groups(begins),
-            locks=make_locks(begins),
-            holds=PullHold(self.config.max_held_pulls, retry_after_ms),
-            stage=SendStage(),
-            producer_keys=ProducerKeys(self.config.max_producers_per_connection),
-            metas=MetaCache(),
-            stats=BrokerStats(),
-            wire=Wire(
-                self._reply,
-                self._reply,
-                lambda *notice: self.notices.append(notice),
-                room=self._room,
-                permit=lambda request, topic: self.dispatch.permit(request, topic),
-            ),
-            state=self.tables.state,
-            creation_rates=CreationRates(self.config.auto_topics_per_minute),
-            admission=make_admission(begins),
-            group_table=self.tables.groups,
-            retries=Retries(DeadLetterMarks(Random(1))),
-            transactions=make_transactions(begins),
+        wire = Wire(
+            self._reply,
+            self._reply,
+            lambda *notice: self.notices.append(notice),
+            room=self._room,
+            permit=lambda request, topic: self.dispatch.permit(request, topic),
+        )
+        self.context = put_together(
+            begins, wire, self.store, self.tables, clock=self.clock, instance_id=77
         )
         self.guard = Guard()
         self.dispatch = dispatched(self.context, self.guard)

@@ -3,10 +3,17 @@
 from typing import Final
 
 from mqmesh.figures import counter, gauge, text
+from mqmesh.log_identity import first_number
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.delays import schedule
+from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+
+
+def make_schedule(begins: Beginning) -> ScheduleDesk:
+    """The desk of the schedule service, which has not come yet."""
+    return ScheduleDesk(first_number(begins.epoch))
 
 
 def _tell_service(context: BrokerContext, turn: BrokerTurn) -> None:

@@ -6,8 +6,26 @@ from mqmesh.figures import LabelValues, counter, gauge
 from mqmesh.message import is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import BrokerTurn, Feature
+from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.pulls import filter_server, pull
+from mqmesh.roles.broker.features.pulls.filter_servers import FilterServers
+from mqmesh.roles.broker.features.pulls.pull_hold import PullHold
+from mqmesh.roles.broker.features.pulls.pull_turns import PullTurns
+
+
+def make_holds(begins: Beginning) -> PullHold:
+    """Pulls that wait for a message: none."""
+    return PullHold(begins.config.max_held_pulls, begins.config.busy_retry_after_ms)
+
+
+def make_turns(begins: Beginning) -> PullTurns:
+    """Pulls that wait for their turn: none."""
+    return PullTurns(begins.config.max_held_pulls, begins.config.busy_retry_after_ms)
+
+
+def make_filter_servers(begins: Beginning) -> FilterServers:
+    """Filter servers of the broker: none has come yet."""
+    return FilterServers(begins.config.filter_server_enable, begins.config.broker_name)
 
 
 def _begin_turn(context: BrokerContext, turn: BrokerTurn) -> bool:

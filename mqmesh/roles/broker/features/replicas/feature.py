@@ -5,8 +5,22 @@ from typing import Final
 from mqmesh.figures import counter, gauge, histogram
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.feature import Beginning, Feature
 from mqmesh.roles.broker.features.replicas import replicas
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
+from mqmesh.storage.interface import FlushDiskType
+
+
+def make_followers(begins: Beginning) -> FollowerTable:
+    """Followers of a master: none has come yet."""
+    ha = begins.config.ha
+    return FollowerTable(
+        window_bytes=ha.ha_window_bytes,
+        fall_behind_bytes=ha.ha_slave_fallbehind_max,
+        retain_ms=ha.ha_retain_for_slaves_ms,
+        counts_synced=begins.config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
+        counts=begins.replication,
+    )
 
 
 def _lag(context: BrokerContext, unit: str) -> dict[tuple[str, ...], int]:

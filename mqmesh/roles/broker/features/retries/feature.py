@@ -4,8 +4,16 @@ from typing import Final
 
 from mqmesh.figures import counter
 from mqmesh.protocol.codes import RequestCode
-from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.context import Retries
+from mqmesh.roles.broker.feature import Beginning, Feature
 from mqmesh.roles.broker.features.retries import dead_letters, send_back
+from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks
+
+
+def make_retries(begins: Beginning) -> Retries:
+    """What is remembered of failed messages: nothing."""
+    return Retries(marks=DeadLetterMarks(begins.chance))
+
 
 RETRIES: Final = Feature(
     commands={

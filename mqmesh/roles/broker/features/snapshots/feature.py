@@ -5,8 +5,14 @@ from typing import Final
 from mqmesh.figures import counter
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
-from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.feature import Beginning, Feature
 from mqmesh.roles.broker.features.snapshots import snapshots
+from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotDesk
+
+
+def make_snapshots(begins: Beginning) -> SnapshotDesk:
+    """The desk where snapshots are made: none is."""
+    return SnapshotDesk(begins.run_aside, begins.root.absolute())
 
 
 def _give_up(context: BrokerContext) -> None:
