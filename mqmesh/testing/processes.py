@@ -28,6 +28,8 @@ class RoleProcess:
         settings: Keys and values, as after ``--set``.
         log_file: Where the process logs to.
         program: Arguments of the interpreter before the role.
+        before: Command and arguments before the interpreter, such as ``ip netns exec NAME``; what
+            it runs has to keep its process id.
 
     Attributes:
         endpoint: Where it listens, ``host:port``.
@@ -43,8 +45,9 @@ class RoleProcess:
         settings: Mapping[str, str],
         log_file: Path,
         program: Sequence[str] = PROGRAM,
+        before: Sequence[str] = (),
     ) -> None:
-        arguments = [sys.executable, *program, role]
+        arguments = [*before, sys.executable, *program, role]
         for key, value in settings.items():
             arguments += ["--set", f"{key}={value}"]
         with log_file.open("ab") as log:

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from harness.chaos import say, show
+from harness.machines import HERE, Machines, enter
 from harness.patience import until
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
@@ -36,7 +38,19 @@ FAULTS: Final = {
     "kill": "kill -9; he is started again",
     "stop": "SIGSTOP, until another one leads",
     "switch": "he hands the lead over",
+    "link": "his machine is gone: its link is down",
+    "late": "his followers hear nothing of him for a second, then his machine is gone",
 }
+NEEDS_MACHINES: Final = ("link", "late")
+LATE_S: Final = 1.0
+OPEN: Final = {"allow_insecure_bind": "true"}
+ASK_LAG: Final = """
+import sys
+from mqmesh.sdk.admin.admin import AdminClient
+with AdminClient(sys.argv[1]) as admin:
+    figures = {one.figure.name: one.samples for one in admin.role_info(sys.argv[1])}
+print(figures["ha_confirmed_lag_bytes"][0].value)
+"""
 SLOW_S: Final = 2.0
 """A pause that is longer is told at once."""
 
@@ -46,19 +60,33 @@ class ElectedGroup:
 
     Args:
         folder: For their data and logs.
+        machines: Where each gets one of its own, ``r1`` and so on, and ``coordinator``; the name
+            server is where this program is. None: all are there, on the loopback.
         settings: Of all replicas, as after ``--set``; two underscores for a dot.
 
     Attributes:
         replicas: Their processes, by id.
+        machines: As given.
     """
 
-    def __init__(self, folder: Path, *, count: int = 3, **settings: str) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        count: int = 3,
+        machines: Machines | None = None,
+        **settings: str,
+    ) -> None:
+        self.folder, self.machines = folder, machines
         self._settings = {name.replace("__", "."): value for name, value in settings.items()}
         self._ids = range(1, count + 1)
+        names = ["coordinator", *(f"r{one}" for one in self._ids)]
+        self._hosts = {name: machines.add(name) for name in names} if machines is not None else {}
+        here = {} if machines is None else {"listen_host": HERE, **OPEN}
         coordinator = {"listen_port": "0", "data_dir": str(folder / "coordinator")}
-        self.coordinator = RoleProcess("coordinator", coordinator, folder / "coordinator.log")
-        self.namesrv = RoleProcess("namesrv", {"listen_port": "0"}, folder / "namesrv.log")
+        self.coordinator = self._run("coordinator", "coordinator", coordinator)
+        namesrv = {"listen_port": "0", **here}
+        self.namesrv = RoleProcess("namesrv", namesrv, folder / "namesrv.log")
         self.replicas: dict[int, RoleProcess] = {}
         self._endpoints: dict[int, str] = {}
         with ThreadPoolExecutor(count) as pool:
@@ -68,21 +96,24 @@ class ElectedGroup:
 
     def start(self, replica_id: int) -> None:
         """Starts a replica, or starts it again at its old address."""
-        process = RoleProcess(
+        name = f"r{replica_id}"
+        process = self._run(
             "broker",
+            name,
             {
                 "broker_id": str(replica_id),
                 "listen_port": self._endpoints.get(replica_id, ":0").rpartition(":")[2],
                 "namesrv_addr": f'["{self.namesrv.endpoint}"]',
-                "store_path_root_dir": str(self.folder / f"r{replica_id}"),
+                "store_path_root_dir": str(self.folder / name),
                 "ha.mode": "auto",
                 "ha.ack_replicas": "all",
                 "ha.total_replicas": str(len(self._ids)),
                 "ha.min_in_sync_replicas": "2",
                 "ha.coordinator": f"embedded://{self.coordinator.endpoint}",
+                # Machines of a test share their disks, and so would take Unix sockets.
+                "enable_ipc": str(self.machines is None).lower(),
                 **self._settings,
             },
-            self.folder / f"r{replica_id}.log",
         )
         self.replicas[replica_id] = process
         self._endpoints[replica_id] = process.endpoint
@@ -100,6 +131,22 @@ class ElectedGroup:
         found = [one.status for one in self.admin.ha_status(GROUP) if one.broker_id == 0]
         return found[0].in_sync if found and found[0] is not None else []
 
+    def told_lag(self, replica_id: int) -> int:
+        """Bytes of its log that a replica says may be taken back; asked on its own machine."""
+        assert self.machines is not None
+        place = self.machines.inside(f"r{replica_id}")
+        command = [*place, sys.executable, "-P", "-c", ASK_LAG, self._endpoints[replica_id]]
+        return int(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+
+    def _run(self, role: str, name: str, settings: dict[str, str]) -> RoleProcess:
+        """Starts a process on the machine of a name."""
+        return RoleProcess(
+            role,
+            {**settings, **({"listen_host": self._hosts[name], **OPEN} if self.machines else {})},
+            self.folder / f"{name}.log",
+            before=self.machines.inside(name) if self.machines else (),
+        )
+
     def close(self) -> None:
         """Ends all."""
         self.admin.close()
@@ -114,13 +161,12 @@ class Load:
         namesrv_addr: Name server.
 
     Attributes:
-        acked: Numbers of messages that were acknowledged as safe.
-        gaps_s: How long each send took that came after a fault.
+        acked: Numbers of messages that were acknowledged as safe, and where the log had them.
         errors: What a caller of ``send`` would have had to handle.
     """
 
     def __init__(self, namesrv_addr: str) -> None:
-        self.acked: list[int] = []
+        self.acked: dict[int, int] = {}
         self.errors: list[str] = []
         self._stop = threading.Event()
         self._slowest_s = 0.0
@@ -148,7 +194,7 @@ class Load:
             try:
                 result = self._producer.send(Message(TOPIC, str(number).encode()))
                 if result.status is SendStatus.SEND_OK:
-                    self.acked.append(number)
+                    self.acked[number] = result.commitlog_offset
                 else:
                     self.errors.append(result.status.name)
             except MQMeshError as error:
@@ -156,22 +202,84 @@ class Load:
             self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
 
 
+class Reader:
+    """Reads all that is delivered meanwhile, in a thread of its own.
+
+    Args:
+        namesrv_addr: Name server.
+
+    Attributes:
+        found: Numbers of messages, as often as they came.
+    """
+
+    def __init__(self, namesrv_addr: str) -> None:
+        self.found: Counter[int] = Counter()
+        self._stop = threading.Event()
+        self._consumer = PullConsumer("meanwhile", namesrv_addr=namesrv_addr)
+        self._consumer.start()
+        queues = self._consumer.queues(TOPIC)
+        self._consumer.assign(queues)
+        self._consumer.seek_to_begin(*queues)
+        self._thread = threading.Thread(target=self._run, name="reader")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Reads no more."""
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with suppress(MQMeshError):  # nobody leads for a while
+                self.found.update(int(message.body) for message in self._consumer.poll(100))
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One failover.
+
+    Attributes:
+        gap_s: How long sends stood still.
+        last: Number of the message that was acknowledged last.
+        lag_bytes: Of the old master's log that could be taken back, as it said when it was gone.
+    """
+
+    gap_s: float
+    last: int
+    lag_bytes: int = 0
+
+
 class Result(msgspec.Struct, frozen=True):
     """What became of some failovers.
 
     Attributes:
-        gaps_s: How long sends stood still at each.
-        acked: Messages that were acknowledged.
+        rounds: Each of them.
+        acked: Messages that were acknowledged, and where the log had them.
         errors: Of sends.
         lost: Messages that were acknowledged and are gone.
         twice: That are there twice.
+        delivered: That are gone, and that a consumer had.
     """
 
-    gaps_s: list[float]
-    acked: int
+    rounds: list[Round]
+    acked: dict[int, int]
     errors: list[str]
     lost: list[int]
     twice: list[int]
+    delivered: list[int]
+
+    def untold(self) -> list[str]:
+        """Rounds that lost more of the log than the old master had said."""
+        found, first = [], 0
+        for number, one in enumerate(self.rounds, 1):
+            at = [self.acked[each] for each in self.lost if first <= each <= one.last]
+            first = one.last + 1
+            if at and max(at) - min(at) >= one.lag_bytes:
+                found.append(
+                    f"number {number} lost {len(at)} messages over {max(at) - min(at)} bytes, and "
+                    f"{one.lag_bytes} bytes were told"
+                )
+        return found
 
 
 def run_failovers(
@@ -181,7 +289,7 @@ def run_failovers(
     *,
     fault: str = "kill",
 ) -> Result:
-    """Kills the master so many times under load, and starts him again each time.
+    """Takes the master away so many times under load, and gives him back each time.
 
     Args:
         group: That runs.
@@ -189,39 +297,72 @@ def run_failovers(
         on_round: Told of each, with the time that sends stood still.
         fault: What happens to him, see ``FAULTS``.
     """
-    load, gaps = Load(group.namesrv.endpoint), []
+    load, rounds = Load(group.namesrv.endpoint), []
+    reader: Reader | None = None
     try:
         for number in range(count):
             until(lambda: len(group.in_sync()) > 2)
-            before = len(load.acked) + 50
-            until(lambda before=before: len(load.acked) >= before)  # type: ignore[misc]
+            _wait_acked(load, 50)
+            reader = reader or Reader(group.namesrv.endpoint)
             load.slowest_s()
             master = group.master()
-            if fault == "switch":
-                group.admin.switch_over(GROUP)
-            elif fault == "stop":
-                os.kill(group.replicas[master].pid, signal.SIGSTOP)
-            else:
-                group.replicas[master].kill()
-            before = len(load.acked) + 20
-            until(lambda before=before: len(load.acked) >= before)  # type: ignore[misc]
-            gaps.append(load.slowest_s())
-            if fault == "kill":
-                group.start(master)
-            elif fault == "stop":
-                os.kill(group.replicas[master].pid, signal.SIGCONT)
+            lag_bytes = _harm(group, master, fault)
+            _wait_acked(load, 20)
+            rounds.append(Round(load.slowest_s(), max(load.acked), lag_bytes))
+            _mend(group, master, fault)
             if on_round is not None:
-                on_round(number, gaps[-1])
+                on_round(number, rounds[-1].gap_s)
+        until(lambda: len(group.in_sync()) > 2)
     finally:
         load.close()
+        if reader is not None:
+            reader.close()
     found = Counter(_stored(group))
+    lost = [number for number in load.acked if not found[number]]
     return Result(
-        gaps,
-        len(load.acked),
+        rounds,
+        load.acked,
         load.errors,
-        [number for number in load.acked if not found[number]],
+        lost,
         [number for number, times in found.items() if times > 1],
+        [number for number in lost if reader is not None and reader.found[number]],
     )
+
+
+def _wait_acked(load: Load, more: int) -> None:
+    before = len(load.acked) + more
+    until(lambda: len(load.acked) >= before)
+
+
+def _harm(group: ElectedGroup, master: int, fault: str) -> int:
+    """What can be lost by that, as far as the master says."""
+    if fault == "switch":
+        group.admin.switch_over(GROUP)
+    elif fault == "stop":
+        os.kill(group.replicas[master].pid, signal.SIGSTOP)
+    elif fault == "kill":
+        group.replicas[master].kill()
+    else:
+        assert group.machines is not None
+        if fault == "late":
+            for one in group.replicas.keys() - {master}:
+                group.machines.cut(f"r{master}", f"r{one}")
+            threading.Event().wait(LATE_S)
+        group.machines.gone(f"r{master}")
+        return group.told_lag(master)
+    return 0
+
+
+def _mend(group: ElectedGroup, master: int, fault: str) -> None:
+    if fault == "kill":
+        group.start(master)
+    elif fault == "stop":
+        os.kill(group.replicas[master].pid, signal.SIGCONT)
+    elif group.machines is not None:
+        if fault == "late":
+            for one in group.replicas.keys() - {master}:
+                group.machines.heal(f"r{master}", f"r{one}")
+        group.machines.back(f"r{master}")
 
 
 def _stored(group: ElectedGroup) -> list[int]:
@@ -246,21 +387,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line says.
 
     Returns:
-        0 when all is well, 1 when something was lost or is there twice.
+        0 when all is well, 1 when something was lost that may not be, or is there twice.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="scripts/failovers", description=__doc__)
     parser.add_argument("--count", type=int, default=10, help="failovers (default: 10)")
-    parser.add_argument("--ack", default="all", help="all (default), quorum or one")
+    parser.add_argument("--ack", default="all", help="all (default), quorum, one or none")
     parser.add_argument("--folder", type=Path, help="keep data and logs there")
     parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to him")
     options = parser.parse_args(arguments)
+    machines = None
+    if options.fault in NEEDS_MACHINES:
+        enter("harness.failovers", arguments)
+        machines = Machines()
     with ExitStack() as stack:
         folder = options.folder
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mqmesh-")))
         folder.mkdir(parents=True, exist_ok=True)
         least = "2" if options.ack == "all" else "1"
-        group = ElectedGroup(folder, ha__ack_replicas=options.ack, ha__min_in_sync_replicas=least)
+        group = ElectedGroup(
+            folder,
+            machines=machines,
+            ha__ack_replicas=options.ack,
+            ha__min_in_sync_replicas=least,
+        )
         try:
             result = run_failovers(
                 group,
@@ -270,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         finally:
             group.close()
-    gaps = sorted(result.gaps_s)
+    gaps = sorted(one.gap_s for one in result.rounds)
     p99 = gaps[min(int(len(gaps) * 0.99), len(gaps) - 1)]
     median = gaps[len(gaps) // 2]
     say(
@@ -278,13 +429,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{median:.2f} s (median), {p99:.2f} s (p99), {gaps[-1]:.2f} s at most"
     )
     say(
-        f"{result.acked} messages acknowledged, {len(result.lost)} lost, "
-        f"{len(result.twice)} twice, "
+        f"{len(result.acked)} messages acknowledged, {len(result.lost)} lost, "
+        f"{len(result.delivered)} of them delivered, {len(result.twice)} twice, "
         f"{len(result.errors)} errors at the producer"
     )
     for error, times in Counter(result.errors).most_common(5):
         say(f"  {times} times {error}")
-    return 1 if result.lost or result.twice else 0
+    untold = result.untold()
+    for line in untold:
+        say(f"  {line}")
+    may_lose = options.ack == "none"
+    bad = untold or result.delivered if may_lose else result.lost
+    return 1 if bad or result.twice else 0
 
 
 if __name__ == "__main__":
