@@ -2,79 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from contextlib import ExitStack
-from fcntl import LOCK_EX, flock
-from functools import cache
 from pathlib import Path
 
 import msgspec
-import pytest
 
+from harness.debian_package import debian_program
 from mqmesh.coordination.etcd.http_line import HttpLine
 from mqmesh.errors import RemoteProtocolError, TransportError
 
-PACKAGE = "etcd-server"
 READY_S = 20.0
-DOWNLOAD_S = 60
 QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
 
 
-@cache
 def etcd_program() -> str:
-    """Where etcd is: on PATH, or in a folder of its own, from the distribution's package.
-
-    Where it cannot be had its tests are left out and say why, but never in ``.ci/run``.
-    """
-    found = shutil.which("etcd")
-    if found:
-        return found
-    folder = Path(tempfile.gettempdir()) / f"mqmesh-etcd-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    program = folder / "root" / "usr" / "bin" / "etcd"
-    with (folder / "lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        why = "" if program.exists() else _download(folder)
-    if not why:
-        return str(program)
-    said = f"no etcd: none on PATH, and `apt-get download {PACKAGE}` gave none: {why}"
-    if "MQMESH_CI_DEADLINE" in os.environ:
-        pytest.fail(said)
-    pytest.skip(said)
-
-
-def _download(folder: Path) -> str:
-    """Gets the package without installing it; returns why it could not, or nothing."""
-    for old in folder.glob("*.deb"):
-        old.unlink()
-    unpacked = folder / "unpacked"
-    try:
-        for update in (False, True):
-            if update:  # a bare machine knows of no packages
-                _run(folder, "apt-get", "update")
-            why = _run(folder, "apt-get", "download", PACKAGE)
-            if not why:
-                packages = [str(one) for one in folder.glob("*.deb")]
-                why = _run(folder, "dpkg", "-x", *packages, str(unpacked))
-                break
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if not why:
-        unpacked.rename(folder / "root")
-    return why
-
-
-def _run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False
-    )
-    return done.stderr.strip()[-500:] if done.returncode else ""
+    """Where etcd is; see ``debian_program``."""
+    return debian_program("etcd-server", "etcd")
 
 
 def free_ports(count: int) -> list[int]:

@@ -71,6 +71,8 @@ class Collector:
         # One client for each process, since a client is of one thread at a time.
         self._clients: dict[str, GroupAdmin] = {}
         self._brokers: list[BrokerData] = []
+        # Brokers by endpoint, and when name servers knew them last.
+        self._known: dict[str, tuple[Node, int]] = {}
         self._silent: set[str] = set()
         self._ask_all = ask_all
 
@@ -89,9 +91,11 @@ class Collector:
         cluster = min(clusters, default=NO_CLUSTER)
         nodes = [Node(cluster, "namesrv", one, one) for one in names]
         nodes += [Node(cluster, "", one, one) for one in self._config.other_addr]
-        nodes += _broker_nodes(self._brokers)
+        brokers = list(_broker_nodes(self._brokers))
+        nodes += brokers
         self._forget_others([node.endpoint for node in nodes])
         asked = list(self._ask_all(self._ask, nodes))
+        asked += self._left(brokers, [one.node for one in asked], began_ms)
         self._tell_silent(asked)
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         series: list[Series] = []
@@ -151,6 +155,18 @@ class Collector:
             if self._config.rocketmq4_names:
                 series += self._rocketmq4.group(node, progress, members)
         return series, len(summaries) - len(told)
+
+    def _left(
+        self, brokers: Iterable[Node], answered: Iterable[Node], now_ms: int
+    ) -> Iterator[_Asked]:
+        """Brokers that name servers knew a while ago: they drop who is gone at once."""
+        there = {node.endpoint for node in brokers}
+        self._known |= {node.endpoint: (node, now_ms) for node in answered if node.broker_name}
+        for endpoint, (node, known_ms) in list(self._known.items()):
+            if now_ms - known_ms > self._config.forget_ms:
+                del self._known[endpoint]
+            elif endpoint not in there:
+                yield _Asked(node, None, [])
 
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
         client = self._clients.get(endpoint)

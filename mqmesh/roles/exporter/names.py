@@ -167,7 +167,10 @@ def group_series(
     def metric(name: str, help: str, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
         return _rocketmq(name, _GAUGE, help, labels)
 
-    for topic, queues in by_topic(progress).items():
+    # Nothing waits in a topic that was not needed yet.
+    topics: dict[str, list[QueueLag]] = {retry_topic(progress.group): []}
+    topics |= by_topic(progress)
+    for topic, queues in topics.items():
         is_retry = str(topic == retry_topic(progress.group)).lower()
         labels = (topic, progress.group, is_retry, str(is_system_topic(topic)).lower())
         lag, in_flight = sum(one.lag for one in queues), sum(one.in_flight for one in queues)
@@ -178,7 +181,7 @@ def group_series(
             (
                 "rocketmq_consumer_lag_latency_milliseconds",
                 "how long the oldest has been waiting",
-                max(one.lag_ms for one in queues),
+                max((one.lag_ms for one in queues), default=0),
             ),
         ):
             of, constants = metric(name, help, _GROUP_LABELS)

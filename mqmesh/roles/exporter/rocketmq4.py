@@ -156,15 +156,18 @@ class RocketMQ4Names:
             "countOfOnlineConsumers": str(progress.members),
             "msgModel": progress.message_model,
         }
-        for topic, queues in by_topic(progress).items():
+        by_name = by_topic(progress)
+        topic = retry_topic(group)
+        end = sum(one.progress.max_queue_offset for one in by_name.pop(topic, []))
+        labels = {"group": group, "topic": topic} | members_and_model
+        retrying = progress.retrying
+        yield _series("rocketmq_group_retrydiff", "waiting for a retry", retrying, labels)
+        of_topic = _of_topic(node, topic)
+        yield _series("rocketmq_topic_retry_offset", "end of its queues", end, of_topic)
+        for topic, queues in by_name.items():
             lag = sum(one.lag for one in queues)
             of_topic = _of_topic(node, topic)
             end = sum(one.progress.max_queue_offset for one in queues)
-            if topic == retry_topic(group):
-                labels = {"group": group, "topic": topic} | members_and_model
-                yield _series("rocketmq_group_retrydiff", "waiting for a retry", lag, labels)
-                yield _series("rocketmq_topic_retry_offset", "end of its queues", end, of_topic)
-                continue
             labels = {"group": group, "topic": topic} | members_and_model
             yield _series("rocketmq_group_diff", "messages not done", lag, labels)
             yield _series("rocketmq_producer_offset", "end of its queues", end, of_topic)

@@ -126,6 +126,15 @@ def test_the_names_of_rocketmq_4_can_be_left_out(world):
     assert b"rocketmq_broker_tps" not in make(world, rocketmq4_names=False).collect().text()
 
 
+def test_a_broker_that_left_is_down_for_a_while_and_then_forgotten(world):
+    collector = make(world, forget_ms=1_000)
+    assert len(told(collector, "mqmesh_up")) == 5
+    world.brokers = []
+    assert told(collector, "mqmesh_up")["broker", "broker-a-r1"] == 0
+    collector._clock.advance(1_001)
+    assert len(told(collector, "mqmesh_up")) == 2
+
+
 def test_connections_to_brokers_that_left_are_closed(world):
     collector = make(world)
     collector.collect()
