@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from .contexts import find_namesrv
+from .credentials import use_credentials_of
 from .notes import Options
 
 DEFAULT_DATA_DIR: Final = "./mqmesh-data"
@@ -40,6 +41,7 @@ def namesrv_option(function: _F) -> _F:
         said = options.namesrv if namesrv is None else namesrv
         # What is said for one command stands above what is said for all.
         chosen = find_namesrv(said, options.context if namesrv is None else None)
+        use_credentials_of(Path(DEFAULT_DATA_DIR), chosen)
         return function(*args, namesrv=chosen, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type

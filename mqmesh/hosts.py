@@ -28,7 +28,7 @@ def check_listen(
         role: What to call the server in an error.
         listen_host: Address to listen at.
         advertised_host: Host that others are told, "" for ``listen_host``.
-        allow_insecure_bind: The administrator takes the risk.
+        allow_insecure_bind: The administrator takes the risk, or security is on.
 
     Raises:
         ConfigError: Names the setting and what to write instead.
@@ -36,8 +36,8 @@ def check_listen(
     if not allow_insecure_bind and not is_loopback(listen_host):
         raise ConfigError(
             f"listen_host = {listen_host!r} can be reached from other machines, and this {role} "
-            "neither encrypts nor asks who a client is; listen at 127.0.0.1, or set "
-            "allow_insecure_bind = true where everybody may do everything"
+            "neither encrypts nor asks who a client is; listen at 127.0.0.1, turn security on "
+            "(security.enable), or set allow_insecure_bind = true where everybody may do everything"
         )
     if listen_host in WILDCARDS and not advertised_host:
         raise ConfigError(

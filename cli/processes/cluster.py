@@ -27,11 +27,14 @@ from mqmesh.roles.supervisor.run_file import (
 )
 from mqmesh.roles.supervisor.supervisor import Supervisor
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.client.options import DEFAULT_NAMESRV
 
+from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
 from ..render import LogStream, duration, print_json, print_table, state_text
 from .layout import ClusterConfig, check_ports, load_cluster, role_specs
+from .secure import client_file, make_security
 
 PING_TIMEOUT_MS: Final = 1_000
 MAX_HEALTH_BYTES: Final = 10_000
@@ -63,6 +66,11 @@ _data_dir_option = click.option(
     help="Without a file: so many replicas of the broker, which elect their master.",
 )
 @click.option("--metrics", is_flag=True, help="Run an exporter for Prometheus, too.")
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="Encrypt, and let nobody in without a key; makes missing keys and access list.",
+)
 @json_option
 def up(
     config_path: Path | None,
@@ -70,6 +78,7 @@ def up(
     data_dir: str | None,
     replicas: int | None,
     metrics: bool,
+    secure: bool,
     as_json: bool,
 ) -> int:
     """Start a cluster and keep it running until Ctrl-C.
@@ -82,12 +91,15 @@ def up(
       mqmesh up
       mqmesh up --replicas 3
       mqmesh up --metrics
+      mqmesh up --secure
       mqmesh up -c conf/cluster.toml
       mqmesh up --data-dir /tmp/try --set broker.0.storage.flush_disk_type=SYNC_FLUSH
     """
     settings = _with_data_dir(overrides, data_dir)
     if metrics:
         settings.append("exporter.enable=true")
+    if secure:
+        settings.append("security.enable=true")
     config = load_cluster(config_path, settings, replicas=replicas)
     keep_private()
     if not config.folder.exists():
@@ -100,6 +112,9 @@ def up(
         if former is not None:
             end_orphans(former)
         check_ports(config)
+        if config.security.enable:
+            make_security(config)
+            use_credentials(client_file(config.folder))
         supervisor = Supervisor(
             role_specs(config),
             config.folder,
@@ -132,8 +147,9 @@ def status(
     record = read_record(folder) if pid else None
     rows: list[dict[str, Any]] = []
     if record is not None:
+        use_credentials_of(folder, record.namesrv)
         with ThreadPoolExecutor(PINGS_AT_ONCE) as pool:
-            rows = list(pool.map(_look_at, record.roles))
+            rows = list(pool.map(partial(_look_at, record.namesrv), record.roles))
     now_ms = SystemClock().wall_ms()
     uptime_ms = max(now_ms - record.started_ms, 0) if record else 0
     if as_json:
@@ -221,7 +237,7 @@ def _all_registered(config: ClusterConfig) -> bool:
     return True
 
 
-def _look_at(entry: RoleEntry) -> dict[str, Any]:
+def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
         "role": entry.role,
         "name": entry.name,
@@ -234,7 +250,7 @@ def _look_at(entry: RoleEntry) -> dict[str, Any]:
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
         return row
     try:
-        info = _ping(entry.endpoint)
+        info = _ping(namesrv, entry.endpoint)
     except (MQMeshError, OSError, msgspec.MsgspecError):
         return row
     # Another process at the same place is not the one that we ask about.
@@ -243,7 +259,7 @@ def _look_at(entry: RoleEntry) -> dict[str, Any]:
     return row
 
 
-def _ping(endpoint: str) -> RoleInfo:
+def _ping(namesrv: str, endpoint: str) -> RoleInfo:
     """What a process says of itself; an exporter says it by HTTP.
 
     Raises:
@@ -254,5 +270,5 @@ def _ping(endpoint: str) -> RoleInfo:
         with urlopen(where, timeout=PING_TIMEOUT_MS / 1_000) as answer:
             told = msgspec.json.decode(answer.read(MAX_HEALTH_BYTES), type=dict[str, Any])
         return msgspec.convert([told.get(name) for name in RoleInfo.__struct_fields__], RoleInfo)
-    with AdminClient(timeout_ms=PING_TIMEOUT_MS) as admin:
+    with AdminClient(namesrv or DEFAULT_NAMESRV, timeout_ms=PING_TIMEOUT_MS) as admin:
         return admin.ping(endpoint)

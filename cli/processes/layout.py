@@ -1,7 +1,7 @@
 """What a cluster file says: which roles there are, and the settings of each."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -54,6 +54,17 @@ total_replicas = {count}
 """
 
 
+class ClusterSecurity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may connect to the roles of a cluster.
+
+    Attributes:
+        enable: As of each role. Keys, access list and ``client.toml`` for administrators are made
+            in ``data_dir/security`` where they are missing.
+    """
+
+    enable: bool = False
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of `mqmesh up`.
 
@@ -74,6 +85,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
         ha: Settings of replication for brokers that do not say them.
+        security: Who may connect; where it is enabled, each role has its keys below ``data_dir``
+            unless it says others.
     """
 
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR
@@ -84,6 +97,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     coordinator: CoordinatorConfig = msgspec.field(default_factory=CoordinatorConfig)
     ha: HaConfig = msgspec.field(default_factory=HaConfig)
     exporter: ExporterConfig = msgspec.field(default_factory=ExporterConfig)
+    security: ClusterSecurity = ClusterSecurity()
 
     @property
     def folder(self) -> Path:
@@ -192,9 +206,13 @@ def _fill(data: dict[str, Any]) -> None:
     if shared.get("mode") == HaMode.AUTO.value:
         made = msgspec.convert(coordinator, CoordinatorConfig)
         shared = {"coordinator": f"embedded://{_where(made)}"} | shared
+    secure = _security_of(data, folder)
+    for one in (*namesrvs, coordinator):
+        secure(one, "namesrv")
     for one in data.setdefault("broker", []):
         if shared:
             one["ha"] = shared | one.get("ha", {})
+        secure(one, one.get("broker_name", BrokerConfig().broker_name))
     data["broker"] = [replica for one in data["broker"] for replica in _replicas(one, folder)]
     for one in data["broker"]:
         name = one.setdefault("broker_name", BrokerConfig().broker_name)
@@ -203,6 +221,22 @@ def _fill(data: dict[str, Any]) -> None:
             one.setdefault("namesrv_addr", addresses)
         if data.get("filter_server", {}).get("enable"):
             one.setdefault("filter_server_enable", True)
+
+
+def _security_of(data: dict[str, Any], folder: Path) -> Callable[[dict[str, Any], str], None]:
+    """What gives a role its keys: file of the user that it is, and the list of all."""
+    enable = data.get("security", {}).get("enable", False)
+
+    def secure(role: dict[str, Any], user: str) -> None:
+        if enable:
+            keys = folder / "security"
+            role["security"] = {
+                "enable": True,
+                "key_file": str(keys / f"{quote(user, safe='')}.toml"),
+                "access_list_file": str(keys / "access_list.toml"),
+            } | role.get("security", {})
+
+    return secure
 
 
 def _replicas(broker: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -292,6 +326,7 @@ def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
                 broker_name=broker.broker_name,
                 broker_addr=f"{host}:{broker.listen_port}",
                 listen_port=0,
+                security=broker.security,
             )
 
 
@@ -302,6 +337,7 @@ def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
         namesrv_addr=broker.namesrv_addr,
         store_path_root_dir=str(config.folder.absolute() / quote(name, safe="")),
         use_ipc=broker.enable_ipc,
+        security=broker.security,
     )
 
 

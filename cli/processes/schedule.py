@@ -1,5 +1,6 @@
 """`mqmesh schedule`: the schedule service alone, and the cancelling of delayed messages."""
 
+from functools import partial
 from typing import Final
 
 import click
@@ -11,7 +12,7 @@ from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..options import json_option, namesrv_option
 from ..render import duration, print_json, print_table, timestamp
-from .serve import ProcessOptions, process_options
+from .serve import ProcessOptions, open_transport, process_options
 
 DEFAULT_SHOWN: Final = 32
 
@@ -38,7 +39,8 @@ def schedule(context: click.Context, process: ProcessOptions) -> int:
 
         return ScheduleServer(config, transport)
 
-    return process.serve("schedule", config.name, make)
+    security = partial(open_transport, config.security, config.namesrv_addr)
+    return process.serve("schedule", config.name, make, security)
 
 
 @schedule.command("list")

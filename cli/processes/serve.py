@@ -1,6 +1,6 @@
 """`mqmesh namesrv`, `mqmesh broker` and others: the one door to a role's process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -11,16 +11,20 @@ import msgspec
 from mqmesh.config import load_config
 from mqmesh.logs import LEVELS, configure_logging
 from mqmesh.private_files import keep_private
+from mqmesh.roles.access_keeper import open_guard, open_ring
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
+from mqmesh.security.config import SecurityConfig
 from mqmesh.transport.zmq.transport import ZmqTransport
 
 from ..lazy_group import LazyGroup
 from ..options import config_options
+
+EMBEDDED: Final = "embedded://"
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)
 Make = Callable[[ZmqTransport], Role]
@@ -45,7 +49,14 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         return load_config(kind, self.config_path, self.table, self.overrides)
 
     def serve(
-        self, role: str, name: str, make: Make, *, log_name: str = "", is_piped: bool | None = None
+        self,
+        role: str,
+        name: str,
+        make: Make,
+        security: Callable[[], ZmqTransport] = ZmqTransport,
+        *,
+        log_name: str = "",
+        is_piped: bool | None = None,
     ) -> int:
         """Runs a role over ZeroMQ.
 
@@ -53,6 +64,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             role: ``namesrv``, ``broker``, …
             name: Name of the instance.
             make: Makes the role.
+            security: Makes its transport, with the keys that it has.
             log_name: Name in the log, if it is another one.
             is_piped: Whoever reads its log must not hold it up; so it is if it is supervised, by
                 default.
@@ -68,7 +80,10 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             self.log_file,
             supervised=supervised if is_piped is None else is_piped,
         )
-        transport = ZmqTransport()
+        try:
+            transport = security()
+        except Exception as error:
+            return tell_failure(name, error)
         try:
             try:
                 server = make(transport)
@@ -78,6 +93,20 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         finally:
             transport.loop.close()
             transport.close()
+
+
+def open_transport(security: SecurityConfig, common: Iterable[str] = ()) -> ZmqTransport:
+    """The transport of a role that others connect to.
+
+    Args:
+        security: Settings. Where it is enabled, keys and access list are read before anything is
+            opened, and ZeroMQ asks about every connection from the first one on.
+        common: Addresses of name servers and coordinators that it uses.
+
+    Raises:
+        ConfigError: Keys or access list cannot be used.
+    """
+    return ZmqTransport(open_ring(security, common), open_guard(security))
 
 
 def process_options(function: Callable[..., int]) -> Callable[..., int]:
@@ -124,7 +153,7 @@ def namesrv(process: ProcessOptions) -> int:
 
         return NameServer(config, transport)
 
-    return process.serve("namesrv", config.name, make)
+    return process.serve("namesrv", config.name, make, partial(open_transport, config.security))
 
 
 # A broker's own process does not carry what draws tables.
@@ -159,7 +188,10 @@ def broker(context: click.Context, process: ProcessOptions) -> int:
 
         return BrokerServer(config, transport)
 
-    return process.serve("broker", config.broker_name, make)
+    embedded = config.ha.coordinator.removeprefix(EMBEDDED)
+    common = [*config.namesrv_addr, *([embedded] if embedded != config.ha.coordinator else [])]
+    security = partial(open_transport, config.security, common)
+    return process.serve("broker", config.broker_name, make, security)
 
 
 @click.command()
@@ -181,7 +213,7 @@ def filtersrv(process: ProcessOptions) -> int:
 
         return FilterServer(config, transport, partial(WorkerProcess, transport.loop))
 
-    return process.serve("filtersrv", config.name, make)
+    return process.serve("filtersrv", config.name, make, partial(open_transport, config.security))
 
 
 @click.command()
@@ -201,7 +233,8 @@ def coordinator(process: ProcessOptions) -> int:
 
         return CoordinatorServer(config, transport)
 
-    return process.serve("coordinator", config.name, make)
+    security = partial(open_transport, config.security)
+    return process.serve("coordinator", config.name, make, security)
 
 
 @click.group(

@@ -1,6 +1,6 @@
 """Words of administration: topics, statistics, what a process says of itself."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -95,3 +95,46 @@ class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     figures: Annotated[list[FigureReading], msgspec.Meta(max_length=1_024)]
+
+
+MAX_LIST_CHARACTERS: Final = 1 << 20
+
+ListText = Annotated[str, msgspec.Meta(max_length=MAX_LIST_CHARACTERS)]
+ListVersion = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+
+
+class GetAccessListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """GET_ACCESS_LIST, answered with ``AccessListInfo``.
+
+    Attributes:
+        known_version: The text is wanted if the version is higher.
+    """
+
+    known_version: ListVersion = 0
+
+
+class AccessListInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to GET_ACCESS_LIST.
+
+    Attributes:
+        version: In force.
+        digest: Equal for lists that say the same.
+        text: TOML; "" if it was not wanted.
+    """
+
+    version: int
+    digest: str
+    text: str = ""
+
+
+class UpdateAccessListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """UPDATE_ACCESS_LIST, answered with an empty header once the list is in force, and on disk.
+
+    Attributes:
+        text: TOML.
+        expected_version: That was changed to make this one. It is refused if another is in force,
+            unless that says the same as this one.
+    """
+
+    text: ListText
+    expected_version: ListVersion

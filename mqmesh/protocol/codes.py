@@ -121,6 +121,10 @@ class RequestCode(enum.IntEnum):
     DELETE_TOPIC_IN_NAMESRV = 216
     LIST_KV_CONFIG = 219
 
+    # Every role that others connect to, if security is on; see ``protocol/admin.py``.
+    GET_ACCESS_LIST = 1_080
+    UPDATE_ACCESS_LIST = 1_081
+
     # Coordinator; see ``protocol/coordination.py``.
     BEGIN_SESSION = 1_100
     KEEP_SESSION = 1_101

@@ -174,6 +174,9 @@ _ROWS: Final = (
     _row(C.PING, ALL, NONE, "", "", None, admin.RoleInfo),
     _row(C.GET_BROKER_RUNTIME_INFO, ALL, VIEW, "", "",
          admin.RuntimeInfoRequest, admin.RuntimeInfo),
+    _row(C.GET_ACCESS_LIST, ALL, VIEW, "", "",
+         admin.GetAccessListRequest, admin.AccessListInfo),
+    _row(C.UPDATE_ACCESS_LIST, ALL, ADMIN, "", "", admin.UpdateAccessListRequest),
     _row(C.PROBE_CLIENT, CLIENT, INTERNAL, "", "", oneway=True),
     # Name server.
     _row(C.REGISTER_BROKER, NAMESRV, INTERNAL, "topics[].topic", "",

@@ -62,11 +62,14 @@ class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         tcp: ``host:port``.
         ipc: Path of its Unix socket, "" for none.
         host_id: Identifies the machine; equal ids may use ``ipc``.
+        server_key: Public key that it proves to who connects; "" where nothing is encrypted. The
+            name server says the one that the broker has proved to it, whatever the broker says.
     """
 
     tcp: Name
     ipc: Name = ""
     host_id: Name = ""
+    server_key: Annotated[str, msgspec.Meta(max_length=40)] = ""
 
 
 class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

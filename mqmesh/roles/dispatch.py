@@ -60,6 +60,17 @@ class Authorizer(Protocol):
             NoPermission: The principal lacks the right to it.
         """
 
+    def check_creation(self, principal: Principal, topic: str) -> None:
+        """The right to have a topic made by sending to it.
+
+        Args:
+            principal: Who sends.
+            topic: That is to be made.
+
+        Raises:
+            NoPermission: The principal lacks it.
+        """
+
 
 class AllowAll:
     """Everybody who is connected may do everything."""
@@ -68,6 +79,9 @@ class AllowAll:
         """Permits it."""
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
+        """Permits it."""
+
+    def check_creation(self, principal: Principal, topic: str) -> None:
         """Permits it."""
 
 
@@ -152,6 +166,18 @@ class Dispatch:
         """
         spec = self._specs[RequestCode(request.command.code)]
         self._authorizer.check_topic(request.principal, spec, topic)
+
+    def permit_creation(self, request: Request, topic: str) -> None:
+        """Looks up the right to have a topic made by sending to it.
+
+        Args:
+            request: That is being served.
+            topic: That is to be made.
+
+        Raises:
+            NoPermission: Whoever asks lacks it.
+        """
+        self._authorizer.check_creation(request.principal, topic)
 
     def answered(self, request: Request) -> None:
         """A request gets its answer, or its error, that its handler did not give at once."""

@@ -11,6 +11,7 @@ from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles import dispatch as dispatching
+from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
 from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
@@ -33,6 +34,7 @@ class RoleShell:
         state: ``starting``, ``recovering``, ``running``, ``stopping``.
         server: Command server, None unless it is open.
         dispatch: Serves the role's commands.
+        on_access_change: Called, if it is set, when another access list is in force.
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class RoleShell:
         self._started_ms: int | None = None
         self.state = "starting"
         self.server: Server | None = None
-        self.dispatch = Dispatch(role, self._clock.monotonic_ns)
+        guard = transport.guard
+        self.dispatch = Dispatch(role, self._clock.monotonic_ns, guard)
         self.dispatch.open({RequestCode.PING: self._ping})
+        self._access = None if guard is None else AccessKeeper(guard)
+        self.on_access_change: Callable[[], None] | None = None
         self._board = FigureBoard()
         self.tell(_PROCESS_FIGURES, lambda: self)
         self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
@@ -84,6 +89,9 @@ class RoleShell:
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
         self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info})
         self.dispatch.open(handlers or {})
+        if self._access is not None:
+            self.dispatch.open(self._access.handlers)
+            self.every(LOOK_MS, self._review)
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
         self.tell(_CONNECTION_FIGURES, self._opened)
         return self.server
@@ -146,6 +154,13 @@ class RoleShell:
     def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> Reply:
         """Answers GET_BROKER_RUNTIME_INFO."""
         return reply_with(RuntimeInfo(self._board.read()))
+
+    def _review(self) -> None:
+        assert self._access is not None
+        if self._access.take_news():
+            self._opened().review()
+            if self.on_access_change is not None:
+                self.on_access_change()
 
     def _opened(self) -> Server:
         assert self.server is not None

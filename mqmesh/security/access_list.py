@@ -36,7 +36,7 @@ class UserRole(enum.StrEnum):
     ADMIN = "admin"
     """May do everything but what processes of the cluster do among themselves."""
     BROKER = "broker"
-    """A replica of one of its ``brokers``."""
+    """A replica of one of its ``brokers``, or a process beside one that has the same key."""
     SERVICE = "service"
     """A process beside brokers: a schedule service, a filter server. Reads every topic."""
 

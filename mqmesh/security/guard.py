@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from mqmesh.errors import NoPermission, TopicNotFound
@@ -18,7 +19,7 @@ MAX_PASSED: Final = 100_000
 """Permitted requests that are remembered; then all are forgotten."""
 
 _INTERNAL: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
-_VIEWS: Final = frozenset({UserRole.VIEW, UserRole.ADMIN})
+_VIEWS: Final = _INTERNAL | {UserRole.VIEW, UserRole.ADMIN}
 _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: Action.FILTER}
 
 
@@ -30,9 +31,19 @@ class Guard:
     Args:
         access_list: In force at first.
         today: The day by UTC; whoever has expired is nobody.
+        path: File that the list is kept in; None for none.
+
+    Attributes:
+        path: As given.
     """
 
-    def __init__(self, access_list: AccessList, today: Callable[[], datetime.date]) -> None:
+    def __init__(
+        self,
+        access_list: AccessList,
+        today: Callable[[], datetime.date],
+        path: Path | None = None,
+    ) -> None:
+        self.path = path
         self._today = today
         self._permissions = Permissions(access_list, today())
         self._passed: set[tuple[str, Right, str, bool]] = set()

@@ -110,6 +110,10 @@ class KeyRing:
             if len(self._learnt) > MAX_KNOWN_SERVERS:
                 del self._learnt[next(iter(self._learnt))]
 
+    def knows(self, endpoint: str) -> bool:
+        """Somebody told which key the server at this endpoint has."""
+        return endpoint in self._learnt
+
     def server_key(self, endpoint: str) -> str:
         """The key that a server at this endpoint must prove to have."""
         return self._learnt.get(endpoint, self._default)

@@ -9,6 +9,9 @@ import msgspec
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
 from mqmesh.security.access_list import EVERYTHING, AccessList, Action, Rule, User, UserRole
 
+_READERS: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
+"""A replica has the whole log, and a filter server pulls what it filters."""
+
 MAX_REMEMBERED: Final = 100_000
 """Verdicts that are kept; then all are forgotten."""
 
@@ -97,7 +100,7 @@ class Permissions:
 
 def _by_role(role: UserRole, action: Action) -> Judgement | None:
     everything = role is UserRole.ADMIN
-    reads = role is UserRole.SERVICE and action is Action.SUB
+    reads = role in _READERS and action is Action.SUB
     return Judgement(True, f"role {role.value}") if everything or reads else None
 
 

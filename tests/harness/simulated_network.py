@@ -187,6 +187,8 @@ class SimulatedTransport:
         self.flag = threading.Event
         self.condition = threading.Condition
         self.pause = time.sleep
+        self.ring = None
+        self.guard = None
 
     @property
     def loop(self) -> EventLoop:

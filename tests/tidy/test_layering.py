@@ -134,7 +134,8 @@ CONFINED = {
     # and what clients have by default.
     "mqmesh.transport.zmq": (
         "mqmesh.transport.zmq mqmesh.sdk.client.options mqmesh.testing.thread_cluster "
-        "mqmesh.cli.processes.serve mqmesh.cli.processes.schedule mqmesh.cli.processes.indexer"
+        "mqmesh.cli.processes.serve mqmesh.cli.processes.schedule mqmesh.cli.processes.indexer "
+        "mqmesh.cli.processes.secure"
     ),
     "mmap": "mqmesh.storage.log.mapped_file",
     "lmdb": "mqmesh.storage.lmdb.env",
@@ -149,7 +150,15 @@ CONFINED = {
 }
 
 # In a role's folder only these files may hold sockets, files, threads and clocks.
-CARRY_OUT = {"server", "shell", "role", "master_role", "follower_role", "context_building"}
+CARRY_OUT = {
+    "access_keeper",
+    "server",
+    "shell",
+    "role",
+    "master_role",
+    "follower_role",
+    "context_building",
+}
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""
 IMPURE = {

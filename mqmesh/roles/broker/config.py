@@ -13,6 +13,7 @@ from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
+from mqmesh.security.config import SecurityConfig
 from mqmesh.storage.index.config import IndexConfig
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.units import GIB, KIB, MIB
@@ -52,6 +53,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             Needed when that is a wildcard or lies behind a translated address.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
+        security: Keys and access list; see docs/security.md.
         enable_ipc: Also listen at a Unix socket, which clients on the same host prefer.
         auto_create_topic_enable: The first message to an unknown topic creates it. Turn it
             off where a misspelt topic should be an error.
@@ -152,6 +154,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_port: _Port = 10_911
     advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
     allow_insecure_bind: bool = False
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
     enable_ipc: bool = True
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -218,7 +221,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "broker",
             self.listen_host,
             self.advertised_host,
-            allow_insecure_bind=self.allow_insecure_bind,
+            allow_insecure_bind=self.allow_insecure_bind or self.security.enable,
         )
 
     def _check_ha(self) -> None:

@@ -51,6 +51,7 @@ class Wire(msgspec.Struct, frozen=True):
             pieces.
         permit: Looks up the right of whoever sent a request to a topic that its header does not
             tell; raises ``NoPermission``.
+        permit_creation: The same of the right to have a topic made by sending to it.
         room: How many bytes an answer to a peer may have now, at least 1; raises ``SystemBusy`` if
             there is none.
     """
@@ -61,6 +62,7 @@ class Wire(msgspec.Struct, frozen=True):
     note_refusal: Callable[[int, str], None] = lambda code, remark: None
     room: Callable[[bytes], int] = lambda peer: MAX_PULL_BYTES
     permit: Callable[[Request, str], None] = lambda request, topic: None
+    permit_creation: Callable[[Request, str], None] = lambda request, topic: None
 
 
 class Retries(msgspec.Struct, frozen=True):

@@ -122,6 +122,7 @@ def build_context(
         server.note_refusal,
         server.room,
         given.shell.dispatch.permit,
+        given.shell.dispatch.permit_creation,
     )
     return put_together(
         begins,

@@ -7,6 +7,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import check_group
+from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
 
@@ -19,6 +20,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
+        security: Keys and access list; see docs/security.md.
         data_dir: Directory of its file. Who loses it loses no message, but must tell the
             coordinator of every group again; see docs/high-availability.md.
 
@@ -35,6 +37,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     listen_host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] = "127.0.0.1"
     listen_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9_870
     allow_insecure_bind: bool = False
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = "./mqmesh-data/coordinator"
 
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4_096
@@ -58,5 +61,5 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "coordinator",
             self.listen_host,
             self.listen_host,
-            allow_insecure_bind=self.allow_insecure_bind,
+            allow_insecure_bind=self.allow_insecure_bind or self.security.enable,
         )

@@ -7,6 +7,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import check_group
+from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -27,6 +28,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         advertised_host: Host that consumers are told to connect to; empty for ``listen_host``.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
+        security: Keys and access list; see docs/security.md.
         enable_ipc: Also listen at a Unix socket, which consumers on the same host prefer.
         require_seccomp: Refuse filters where the platform has no filter of system calls
             (Linux on x86-64 and aarch64 has). Without it, limits and namespaces alone hold.
@@ -64,6 +66,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     listen_port: _Port = 0
     advertised_host: Annotated[str, msgspec.Meta(max_length=255)] = ""
     allow_insecure_bind: bool = False
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
     enable_ipc: bool = True
     require_seccomp: bool = True
 
@@ -107,7 +110,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "filter server",
             self.listen_host,
             self.advertised_host,
-            allow_insecure_bind=self.allow_insecure_bind,
+            allow_insecure_bind=self.allow_insecure_bind or self.security.enable,
         )
 
     @property

@@ -7,6 +7,7 @@ import msgspec
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.message import check_group
+from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, KIB, MIB
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -25,6 +26,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ``listen_host``. Needed when that is a wildcard or behind a translated address.
         allow_insecure_bind: Listen beyond this machine without encryption and without
             asking who a client is. Only for networks in which everybody may do everything.
+        security: Keys and access list; see docs/security.md.
         broker_expire_ms: A broker silent for so long is dropped though its connection stands,
             1,000 to 3,600,000 ms. Must be well above the brokers' heartbeat of 30 s.
         scan_interval_ms: How often silence is looked for, 10 to 600,000 ms.
@@ -51,6 +53,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     broker_expire_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = 120_000
     scan_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=600_000)] = 10_000
 
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
     data_dir: str = ""
 
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
@@ -73,7 +76,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "name server",
             self.listen_host,
             self.advertised_host,
-            allow_insecure_bind=self.allow_insecure_bind,
+            allow_insecure_bind=self.allow_insecure_bind or self.security.enable,
         )
         if self.publish_port and self.publish_port == self.listen_port:
             raise ConfigError(

@@ -135,6 +135,7 @@ class NameServer:
         self._shell.ready()
         if config.allow_insecure_bind:
             _log.warning("allow_insecure_bind: everybody who reaches %s may do all", endpoint)
+        self._shell.on_access_change = self._publisher.review
         return endpoint
 
     def stop(self) -> None:
@@ -167,6 +168,9 @@ class NameServer:
         }
 
     def _register(self, request: Request, header: RegisterBrokerRequest) -> Reply:
+        # What a broker says of its key counts for nothing: clients trust what it proved.
+        address = msgspec.structs.replace(header.address, server_key=request.principal.key)
+        header = msgspec.structs.replace(header, address=address)
         response, effects = self._table.on_register(
             header, request.peer, self._clock.monotonic_ms()
         )

@@ -6,6 +6,7 @@ import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.message import check_group
+from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
 
@@ -19,6 +20,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         store_path_root_dir: Directory of the timetable. It can be lost: it is then made anew
             from the broker's log.
         use_ipc: Prefer the broker's Unix socket when it runs on this machine.
+        security: Its keys; see docs/security.md.
 
         map_size: Room for the timetable at first, 1 MiB to 64 GiB; it grows by itself.
         max_requests_in_flight: Deliveries asked for at a time, 1 to 64. More are quicker only
@@ -36,6 +38,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "./mqmesh-data/schedule-broker-a"
     )
     use_ipc: bool = True
+    security: SecurityConfig = msgspec.field(default_factory=SecurityConfig)
 
     map_size: Annotated[int, msgspec.Meta(ge=1 * MIB, le=64 * GIB)] = 64 * MIB
     max_requests_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2

@@ -26,6 +26,7 @@ from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.files.store_lock import StoreLock
 from mqmesh.storage.lmdb.env import DATA_FILE, LmdbEnv
+from mqmesh.transport.endpoints import learn_keys
 from mqmesh.transport.interface import Connection, Transport
 
 TIMETABLE_DIRECTORY: Final = "timetable"
@@ -182,6 +183,7 @@ class ScheduleServer:
             return
         for group in cluster.brokers:
             if group.broker_name == self._config.broker_name and MASTER_ID in group.addresses:
+                learn_keys(self._transport.ring, group.addresses.values())
                 self._connect(choose_endpoint(group.addresses[MASTER_ID], self._host_id))
 
     def _connect(self, endpoint: str) -> None:

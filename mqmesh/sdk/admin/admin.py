@@ -8,6 +8,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     ClientClosed,
     InvalidArgument,
     MQMeshError,
@@ -50,7 +51,8 @@ from mqmesh.sdk.client.options import (
     client_transport,
     namesrv_addresses,
 )
-from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.security.keys import Credentials
+from mqmesh.transport.endpoints import endpoint_of, learn_keys
 from mqmesh.transport.interface import Channel, Transport
 
 NAMESRV_TIMEOUT_MS: Final = 1_000
@@ -84,9 +86,11 @@ class AdminClient:
         timeout_ms: For each answer, 1 to 3,600,000 ms.
         broker_name: Only this broker group is asked and changed; all by default.
         transport: The world; ZeroMQ by default.
+        credentials: As of ``ClientOptions``.
 
     Raises:
         InvalidArgument: An address that is none.
+        ConfigError: The file of credentials cannot be used.
     """
 
     def __init__(
@@ -96,11 +100,12 @@ class AdminClient:
         timeout_ms: int = 3_000,
         broker_name: str = "",
         transport: Transport | None = None,
+        credentials: str | Credentials = "",
     ) -> None:
         self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
         self._broker_name = broker_name
-        self._transport = client_transport(transport)
+        self._transport = client_transport(transport, credentials)
         self._channels: dict[str, Channel] = {}
         self._closed = False
 
@@ -145,9 +150,12 @@ class AdminClient:
         Raises:
             TransportError: No name server answers.
         """
-        return self._ask_namesrv(
+        found = self._ask_namesrv(
             RequestCode.GET_BROKER_CLUSTER_INFO, GetClusterRequest(), ClusterInfo
         )
+        for group in found.brokers:
+            learn_keys(self._transport.ring, group.addresses.values())
+        return found
 
     def topics(self) -> list[str]:
         """Names of all topics, sorted.
@@ -166,7 +174,10 @@ class AdminClient:
             TransportError: No name server answers.
         """
         request = GetRouteRequest(check_topic(topic))
-        return self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, request, TopicRoute)
+        found = self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, request, TopicRoute)
+        for group in found.brokers:
+            learn_keys(self._transport.ring, group.addresses.values())
+        return found
 
     def topic_configs(self, topic: str = "") -> dict[str, list[TopicConfig]]:
         """Configuration of a topic, or of all topics, by broker group.
@@ -423,6 +434,8 @@ class AdminClient:
                 answer = self._request(endpoint_of(address), code, header, timeout_ms)
             except TransportError as error:
                 if address == self._namesrvs[-1]:
+                    if isinstance(error, AuthenticationFailed):
+                        raise
                     raise type(error)(
                         f"no name server answers ({'; '.join(self._namesrvs)}); is the cluster "
                         "running? `mqmesh up` starts one"
@@ -467,10 +480,20 @@ class AdminClient:
             raise ClientClosed("the admin client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
+            self._find_key(endpoint)
             channel = self._channels[endpoint] = self._transport.channel(endpoint)
         return channel.request(
             code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
         )
+
+    def _find_key(self, endpoint: str) -> None:
+        """Which key a server must prove is asked for where it was not told before."""
+        ring = self._transport.ring
+        own = {endpoint_of(address) for address in self._namesrvs}
+        if ring is None or endpoint in own or ring.knows(endpoint):
+            return
+        with suppress(TransportError):  # what is asked then says what is wrong
+            self.cluster()
 
 
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, BrokerAddress]:

@@ -29,6 +29,7 @@ from mqmesh.protocol.retries import (
 )
 from mqmesh.sdk.admin.queries import GROUP, QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.units import MAX_TIMESTAMP_MS, MIB
 
@@ -120,10 +121,11 @@ class DeadLetterClient(QueryClient):
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
-        broker_name: As for ``AdminClient``.
+        broker_name, credentials: As for ``AdminClient``.
 
     Raises:
         InvalidArgument: An address that is none.
+        ConfigError: The file of credentials cannot be used.
     """
 
     def __init__(
@@ -132,8 +134,11 @@ class DeadLetterClient(QueryClient):
         *,
         timeout_ms: int = TIMEOUT_MS,
         broker_name: str = "",
+        credentials: str | Credentials = "",
     ) -> None:
-        super().__init__(namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name)
+        super().__init__(
+            namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name, credentials=credentials
+        )
         self._hosts: dict[str, str] = {}
 
     def groups(self) -> dict[str, int]:

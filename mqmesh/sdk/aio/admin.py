@@ -19,6 +19,7 @@ from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.probes import ProbeClient as BlockingProbeClient
+from mqmesh.security.keys import Credentials
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -62,7 +63,8 @@ class AdminClient:
     never waits for an answer. Who cancels a call does not take its request back.
 
     Args:
-        namesrv_addr, timeout_ms, broker_name: As for ``mqmesh.sdk.admin.admin.AdminClient``.
+        namesrv_addr, timeout_ms, broker_name, credentials: As for
+            ``mqmesh.sdk.admin.admin.AdminClient``.
     """
 
     _kind: ClassVar[type[BlockingAdminClient]] = BlockingAdminClient
@@ -73,8 +75,11 @@ class AdminClient:
         *,
         timeout_ms: int = 3_000,
         broker_name: str = "",
+        credentials: str | Credentials = "",
     ) -> None:
-        self._inner = self._kind(namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name)
+        self._inner = self._kind(
+            namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name, credentials=credentials
+        )
         # One thread: the blocking clients serve one caller at a time.
         self._thread = ThreadPoolExecutor(1, "mqmesh-admin")
 

@@ -22,6 +22,7 @@ from mqmesh.sdk.consumer.pull_consumer import PullConsumer as BlockingPullConsum
 from mqmesh.sdk.consumer.push_consumer import PushConsumer as BlockingPushConsumer
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.hooks import HookCalls, Hooks
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 
@@ -36,7 +37,7 @@ class PullConsumer:
                 print(message.body)
 
     Args:
-        group, namesrv_addr, strategy, client, transport, hooks, options: As for
+        group, namesrv_addr, credentials, strategy, client, transport, hooks, options: As for
             ``mqmesh.PullConsumer``.
     """
 
@@ -45,6 +46,7 @@ class PullConsumer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
@@ -54,6 +56,7 @@ class PullConsumer:
         self._inner = BlockingPullConsumer(
             group,
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             strategy=strategy,
             client=client,
             transport=transport,
@@ -297,7 +300,7 @@ class PushConsumer:
     ``start`` was called in. A listener that computes for long holds up the whole loop.
 
     Args:
-        group, namesrv_addr, strategy, client, transport, hooks, options: As for
+        group, namesrv_addr, credentials, strategy, client, transport, hooks, options: As for
             ``mqmesh.PushConsumer``.
     """
 
@@ -306,6 +309,7 @@ class PushConsumer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
@@ -315,6 +319,7 @@ class PushConsumer:
         self._inner = _InnerPushConsumer(
             group,
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             strategy=strategy,
             client=client,
             transport=transport,

@@ -14,6 +14,7 @@ from mqmesh.sdk.producer.producer import Producer as BlockingProducer
 from mqmesh.sdk.producer.producer_options import ProducerKeywords
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 
@@ -25,7 +26,8 @@ class Producer:
     loop that it was started in.
 
     Args:
-        group, namesrv_addr, client, transport, hooks, options: As for ``mqmesh.Producer``.
+        group, namesrv_addr, credentials, client, transport, hooks, options: As for
+            ``mqmesh.Producer``.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Producer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -41,6 +44,7 @@ class Producer:
         self._inner = self._make(
             group,
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             client=client,
             transport=transport,
             hooks=hooks,

@@ -24,6 +24,7 @@ from mqmesh.sdk.transactions.transactions import (
     TransactionSendResult,
 )
 from mqmesh.sdk.transactions.transactions import TransactionListener as BlockingTransactionListener
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 METHODS: Final = ("execute_local_transaction", "check_local_transaction")
@@ -103,7 +104,7 @@ class TransactionProducer(Producer):
     asks another member of the group, or again later.
 
     Args:
-        group, namesrv_addr, client, transport, hooks, options: As for
+        group, namesrv_addr, credentials, client, transport, hooks, options: As for
             ``mqmesh.TransactionProducer``.
         listener: Has coroutine methods ``execute_local_transaction`` and
             ``check_local_transaction``.
@@ -118,6 +119,7 @@ class TransactionProducer(Producer):
         listener: TransactionListener,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -130,6 +132,7 @@ class TransactionProducer(Producer):
         super().__init__(
             group,
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             client=client,
             transport=transport,
             hooks=hooks,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     ClientClosed,
     EndpointUnreachable,
     MQMeshError,
@@ -70,7 +71,7 @@ class ClientEngine:
     ) -> None:
         addresses = options.namesrv_addresses()
         self.options = options
-        self.transport = client_transport(transport)
+        self.transport = client_transport(transport, options.credentials)
         self.client_id = new_client_id(options, self.transport.random)
         self.routes = RouteCache()
         self.loop = self.transport.loop
@@ -197,6 +198,7 @@ class ClientEngine:
 
         Raises:
             NoRoute: No name server knows the topic, or none answered.
+            AuthenticationFailed: The name servers do not trust the client, or the other way round.
         """
         route = None if fresh else self.routes.route(topic)
         if route is not None:
@@ -207,6 +209,8 @@ class ClientEngine:
 
         try:
             return self.call(ask, timeout_ms)
+        except AuthenticationFailed:
+            raise  # the topic has nothing to do with it
         except (TopicNotFound, TransportError) as error:
             raise NoRoute(
                 f"no route for topic {topic!r} from {self.options.namesrv_addr}: {error}"

@@ -136,6 +136,9 @@ class NamesrvLink:
         if not endpoint or (self._hints is not None and endpoint == self._hints.endpoint):
             return
         self._drop_hints()
+        ring = self._transport.ring
+        if ring is not None:
+            ring.learn(endpoint, ring.server_key(client.endpoint))  # it is the same process
         self._hints = self._transport.subscribe(
             endpoint,
             on_hint=self._read_hint,

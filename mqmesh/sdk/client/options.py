@@ -6,12 +6,14 @@ import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from mqmesh.config import convert_values
 from mqmesh.errors import ConfigError, InvalidArgument
+from mqmesh.security.keys import Credentials, KeyRing, load_credentials
 from mqmesh.transport.interface import Transport
 from mqmesh.transport.zmq.transport import ZmqTransport
 
@@ -21,6 +23,8 @@ DEFAULT_NAMESRV: Final = "127.0.0.1:9876;127.0.0.1:9877"
 MAX_PORT: Final = 65_535
 
 MAX_NAMESRVS: Final = 16
+
+CREDENTIALS_VARIABLE: Final = "MQMESH_CREDENTIALS"
 
 NamesrvAddr = str | Sequence[str]
 """Name servers: one text, separated by commas or semicolons, or a text for each."""
@@ -45,6 +49,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         heartbeat_broker_interval_ms: Between heartbeats to brokers in use.
         namesrv_timeout_ms: For one answer of one name server, before the next one is asked.
         use_ipc: Prefer a broker's Unix socket when it runs on this machine.
+        credentials: Path of the file with the client's keys, for clusters with security on (see
+            docs/security.md); or ``Credentials`` themselves. "" takes the file that the
+            environment names by MQMESH_CREDENTIALS; without one nothing is encrypted.
     """
 
     namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV
@@ -54,6 +61,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heartbeat_broker_interval_ms: Ms = 30_000
     namesrv_timeout_ms: Ms = 1_000
     use_ipc: bool = True
+    credentials: str | Credentials = ""
 
     def namesrv_addresses(self) -> list[str]:
         """The addresses, one by one.
@@ -102,17 +110,50 @@ def _is_ipv6(host: str | None) -> bool:
     return True
 
 
-def client_options(client: ClientOptions | None, namesrv_addr: NamesrvAddr | None) -> ClientOptions:
-    """The settings of a connection, and the name servers if they are said beside them."""
-    client = client or ClientOptions()
-    if namesrv_addr is None:
-        return client
-    return msgspec.structs.replace(client, namesrv_addr=namesrv_addr)
+def client_options(
+    client: ClientOptions | None,
+    namesrv_addr: NamesrvAddr | None,
+    credentials: str | Credentials | None = None,
+) -> ClientOptions:
+    """The settings of a connection, and name servers and keys if they are said beside them.
+
+    Raises:
+        ConfigError: The file of credentials cannot be used.
+    """
+    found = find_credentials(credentials or (client.credentials if client is not None else ""))
+    if client is None and namesrv_addr is None and found is not None and found.namesrv_addr:
+        namesrv_addr = found.namesrv_addr
+    said = {"namesrv_addr": namesrv_addr, "credentials": found}
+    kept = {name: value for name, value in said.items() if value is not None}
+    return msgspec.structs.replace(client or ClientOptions(), **kept)
 
 
-def client_transport(transport: Transport | None) -> Transport:
-    """The world that a client was given; where none was, ZeroMQ and a loop of its own."""
-    return transport or ZmqTransport()
+def find_credentials(said: str | Credentials) -> Credentials | None:
+    """The keys that were said, else those that the environment names; None if neither does.
+
+    Raises:
+        ConfigError: The file cannot be used.
+    """
+    said = said or os.environ.get(CREDENTIALS_VARIABLE, "")
+    if not said:
+        return None
+    return load_credentials(Path(said)) if isinstance(said, str) else said
+
+
+def client_transport(transport: Transport | None, credentials: str | Credentials = "") -> Transport:
+    """The world that a client was given; where none was, ZeroMQ and a loop of its own.
+
+    Args:
+        transport: That was given.
+        credentials: As of ``ClientOptions``; without a meaning where a transport was given.
+
+    Raises:
+        ConfigError: The file of credentials cannot be used.
+    """
+    if transport is not None:
+        return transport
+    own = find_credentials(credentials)
+    return ZmqTransport(None if own is None else KeyRing(own, own.namesrv_server_key))
 
 
 def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:

@@ -11,6 +11,7 @@ from mqmesh.protocol.route import GetRouteRequest, RouteHint, TopicRoute
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
 from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.transport.endpoints import learn_keys
 from mqmesh.transport.interface import Transport
 
 LOST_MASTER_MS: Final = 500
@@ -157,6 +158,8 @@ class RouteFinder:
         else:
             try:
                 outcome = decode_header(TopicRoute, answer.header)
+                for group in outcome.brokers:
+                    learn_keys(self._transport.ring, group.addresses.values())
             except RemoteProtocolError as error:
                 outcome = error
         if isinstance(outcome, TopicRoute) and self._routes.update(outcome):

@@ -10,6 +10,7 @@ from mqmesh.sdk.admin.admin import masters_of
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Transport
 
@@ -28,6 +29,7 @@ class PatientClient(QueryClient):
         timeout_ms: For each try, 1 to 3,600,000 ms.
         patience_ms: For all tries of a request together, from 0, which is one try.
         transport: The world; ZeroMQ by default.
+        credentials: As of ``AdminClient``.
     """
 
     def __init__(
@@ -37,8 +39,11 @@ class PatientClient(QueryClient):
         timeout_ms: int = 3_000,
         patience_ms: int = PATIENCE_MS,
         transport: Transport | None = None,
+        credentials: str | Credentials = "",
     ) -> None:
-        super().__init__(namesrv_addr, timeout_ms=timeout_ms, transport=transport)
+        super().__init__(
+            namesrv_addr, timeout_ms=timeout_ms, transport=transport, credentials=credentials
+        )
         self.patience_ms = patience_ms
         self._endpoints: dict[str, str] = {}
 

@@ -33,6 +33,7 @@ from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
+from mqmesh.transport.endpoints import learn_keys
 from mqmesh.transport.interface import Connection, Flag, OnDone
 
 FIND_TIMEOUT_MS: Final = 3_000
@@ -308,6 +309,7 @@ class FilterLinks:
 
     def _connect(self, address: BrokerAddress, on_connection: Callable[[bool], None]) -> Connection:
         client = self._client
+        learn_keys(client.transport.ring, [address])
         own_host = host_id() if client.options.use_ipc else None
         endpoint = choose_endpoint(address, own_host)
         try:

@@ -32,6 +32,7 @@ from mqmesh.sdk.consumer.fetching.pull_loop import PullCounters
 from mqmesh.sdk.consumer.polled_queues import PolledQueues
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.hooks import ConsumeContext, Hooks, make_hook_calls
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 from mqmesh.units import MAX_OFFSET, MIB
 
@@ -61,6 +62,8 @@ class PullConsumer:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        credentials: Path of the file with the client's keys, or ``Credentials``, where security
+            is on; by default those of ``client``.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
@@ -79,6 +82,7 @@ class PullConsumer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
@@ -89,7 +93,7 @@ class PullConsumer:
         self.options = make_options(PullConsumerOptions, options, "consumer option")
         self._engine: ConsumerEngine[FetchBuffer] = ConsumerEngine(
             self.group,
-            client_options(client, namesrv_addr),
+            client_options(client, namesrv_addr, credentials),
             self.options,
             allocate_strategy(strategy),
             lambda queue, start: self._queues.add(queue, start),

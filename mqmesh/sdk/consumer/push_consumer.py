@@ -44,6 +44,7 @@ from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy, allocate_strategy
 from mqmesh.sdk.hooks import HookCalls, Hooks, make_hook_calls
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 WATCH_INTERVAL_MS: Final = 1_000
@@ -167,6 +168,8 @@ class PushConsumer:
         group: Consumer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        credentials: Path of the file with the client's keys, or ``Credentials``, where security
+            is on; by default those of ``client``.
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
@@ -184,6 +187,7 @@ class PushConsumer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
@@ -195,7 +199,7 @@ class PushConsumer:
         self._hooks = make_hook_calls(hooks, self.group)
         self._engine: ConsumerEngine[PushSink] = ConsumerEngine(
             self.group,
-            client_options(client, namesrv_addr),
+            client_options(client, namesrv_addr, credentials),
             self.options,
             allocate_strategy(strategy),
             self._make_sink,

@@ -45,6 +45,7 @@ from mqmesh.sdk.producer.send_result import (
     tell_hooks,
 )
 from mqmesh.sdk.producer.sender import Sender
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import OnDone as OnAnswer
 from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
@@ -80,6 +81,8 @@ class Producer:
         group: Producer group, 1 to 255 characters of ``[%|a-zA-Z0-9_.-]``.
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
+        credentials: Path of the file with the client's keys, or ``Credentials``, where security
+            is on; by default those of ``client``.
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
         hooks: Called around each batch that is sent, in this order.
@@ -96,6 +99,7 @@ class Producer:
         group: str,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -103,7 +107,7 @@ class Producer:
     ) -> None:
         self.group = check_group(group)
         self.options = make_options(self._options_type, options, "producer option")
-        self._client = client_options(client, namesrv_addr)
+        self._client = client_options(client, namesrv_addr, credentials)
         self._transport = transport
         self._hooks = make_hook_calls(hooks, self.group)
         self._make_parts()

@@ -4,6 +4,7 @@ import logging
 from typing import Any, Final
 
 from mqmesh.errors import (
+    AuthenticationFailed,
     ClientClosed,
     InvalidArgument,
     MQMeshError,
@@ -250,7 +251,7 @@ class PublishRoutes:
     def _look(self, topic: str, deadline_ms: int) -> tuple[tuple[MessageQueue, ...], MQMeshError]:
         try:
             self._wait_queues(topic, deadline_ms)
-        except ClientClosed:
+        except (AuthenticationFailed, ClientClosed):
             raise
         except MQMeshError as error:
             if isinstance(error.__cause__, TopicNotFound):

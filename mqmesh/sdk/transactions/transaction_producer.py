@@ -49,6 +49,7 @@ from mqmesh.sdk.transactions.transactions import (
     judge_end,
     local_message,
 )
+from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import Transport
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class TransactionProducer(Producer):
     Args:
         group: Producer group; its members share the transactions.
         listener: Runs and checks local transactions.
-        namesrv_addr, client, transport, hooks: As for ``Producer``.
+        namesrv_addr, credentials, client, transport, hooks: As for ``Producer``.
         options: Fields of ``TransactionOptions``, by name.
 
     Raises:
@@ -81,6 +82,7 @@ class TransactionProducer(Producer):
         listener: TransactionListener,
         *,
         namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -95,6 +97,7 @@ class TransactionProducer(Producer):
         super().__init__(
             group,
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             client=client,
             transport=transport,
             hooks=hooks,

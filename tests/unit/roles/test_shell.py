@@ -39,6 +39,7 @@ class PlannedWorld:
         self.clock = ManualClock()
         self.loop = self
         self.callback_failures = 2
+        self.guard = None
         self.serve = Served
         self.timers: list[tuple[int, object, Planned]] = []
 

@@ -43,6 +43,8 @@ ROUTE = TopicRoute("t", [QueueData(name, 4, 4, 6) for name in ("broker-a", "brok
 class Network:
     """The client's transport: what each endpoint answers, and what it was asked."""
 
+    ring = None
+
     def __init__(self):
         self.answers = {}
         self.asked = []

@@ -16,6 +16,8 @@ ONE, TWO = "tcp://ns-1:1", "tcp://ns-2:2"
 class Network:
     """The client's transport: what each name server answers, and what it was asked."""
 
+    ring = None
+
     def __init__(self):
         self.answers = {ONE: b"", TWO: b""}
         self.asked = []

@@ -32,7 +32,7 @@ def test_addresses_come_as_a_list_or_as_a_text(given) -> None:
 
 def test_what_is_said_beside_the_options_of_a_connection_goes_first() -> None:
     client = ClientOptions(namesrv_addr="a:1", instance_name="x")
-    assert client_options(client, None) is client
+    assert client_options(client, None) == client
     assert client_options(client, ["b:2"]) == ClientOptions(namesrv_addr=["b:2"], instance_name="x")
     assert client_options(None, None).namesrv_addresses() == DEFAULT_NAMESRV.split(";")
 

@@ -62,14 +62,14 @@ def test_each_command_is_for_those_roles(gate, spec):
     allowed = {
         Right.NONE: set(UserRole),
         Right.PUB: {UserRole.ADMIN},
-        Right.SUB: {UserRole.ADMIN, UserRole.SERVICE},
+        Right.SUB: {UserRole.ADMIN, UserRole.BROKER, UserRole.SERVICE},
         Right.FILTER: {UserRole.ADMIN},
-        Right.VIEW: {UserRole.ADMIN, UserRole.VIEW},
+        Right.VIEW: {*UserRole} - {UserRole.NONE},
         Right.ADMIN: {UserRole.ADMIN},
         Right.INTERNAL: {UserRole.BROKER} if spec.broker else {UserRole.BROKER, UserRole.SERVICE},
     }[spec.right]
     if spec.right is Right.NONE and spec.topics:
-        allowed = {UserRole.ADMIN, UserRole.SERVICE}
+        allowed = {UserRole.ADMIN, UserRole.BROKER, UserRole.SERVICE}
     assert spec.topics or spec.groups or spec.right not in (Right.PUB, Right.SUB)
     found = {
         role

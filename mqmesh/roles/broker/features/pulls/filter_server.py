@@ -2,6 +2,8 @@
 
 import logging
 
+import msgspec
+
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
 from mqmesh.protocol.filters import GetFilterServerRequest, RegisterFilterServerRequest
 from mqmesh.protocol.groups import check_client_group
@@ -15,6 +17,9 @@ def register_filter_server(
 ) -> Reply:
     """A filter server says that it is there."""
     now_ms = context.clock.monotonic_ms()
+    # Consumers trust the key that it proved, whatever it says.
+    address = msgspec.structs.replace(asked.address, server_key=request.principal.key)
+    asked = msgspec.structs.replace(asked, address=address)
     if context.filter_servers.on_register(request.peer, asked, now_ms):
         _log.info("filter server %s registered, at %s", asked.name, asked.address.tcp)
     return EMPTY_REPLY

@@ -147,7 +147,7 @@ def _admit(
         if isinstance(meta, HalfMeta):
             goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
         context.wire.permit(request, goal)
-        topic = context.topics.get(goal) or _create(context, request.peer, goal, queue_id)
+        topic = context.topics.get(goal) or _create(context, request, goal, queue_id)
         if queue_id >= topic.writable_queues:
             context.topics.require_writable(goal, queue_id)
         if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
@@ -201,7 +201,7 @@ def _read_meta(context: BrokerContext, header: BatchHeader, data: memoryview) ->
     return context.metas.read(data, header)
 
 
-def _create(context: BrokerContext, peer: bytes, name: str, queue_id: int) -> Topic:
+def _create(context: BrokerContext, request: Request, name: str, queue_id: int) -> Topic:
     config = context.config
     if not config.auto_create_topic_enable:
         raise TopicNotFound(
@@ -209,12 +209,13 @@ def _create(context: BrokerContext, peer: bytes, name: str, queue_id: int) -> To
             "itself (auto_create_topic_enable)"
         )
     now_ms = context.clock.monotonic_ms()
-    context.creation_rates.check(peer, now_ms)
+    context.wire.permit_creation(request, name)
+    context.creation_rates.check(request.peer, now_ms)
     if queue_id >= config.default_topic_queue_nums:
         raise InvalidArgument(
             f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
             f"default_topic_queue_nums = {config.default_topic_queue_nums}"
         )
     topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
-    context.creation_rates.note(peer, now_ms)
+    context.creation_rates.note(request.peer, now_ms)
     return topic

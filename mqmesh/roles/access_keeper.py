@@ -1,0 +1,194 @@
+"""What a role keeps for security: its keys, and the access list on disk and in force."""
+
+import datetime
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from mqmesh.errors import ConfigError, MessageIllegal, MQMeshError
+from mqmesh.private_files import open_private
+from mqmesh.protocol.admin import (
+    MAX_LIST_CHARACTERS,
+    AccessListInfo,
+    GetAccessListRequest,
+    UpdateAccessListRequest,
+)
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import EMPTY_REPLY, Reply, Request, reply_with
+from mqmesh.roles.dispatch import Handler
+from mqmesh.security.access_list import AccessList, read_access_list, write_access_list
+from mqmesh.security.config import SecurityConfig
+from mqmesh.security.guard import Guard
+from mqmesh.security.keys import KeyRing, load_credentials
+from mqmesh.storage.files.atomic_file import storage_error, sync_directory
+from mqmesh.transport.endpoints import endpoint_of
+
+LOOK_MS: Final = 1_000
+"""The access list's file is looked at so often: whoever is taken from it is out that soon."""
+
+_log = logging.getLogger(__name__)
+
+
+def open_ring(config: SecurityConfig, common: Iterable[str] = ()) -> KeyRing | None:
+    """The keys of a role; None if security is off.
+
+    Args:
+        config: Settings.
+        common: Addresses of name servers and coordinators, which share one key. Who else it
+            connects to has the role's own key, or one that a name server tells.
+
+    Raises:
+        ConfigError: The key file cannot be used.
+    """
+    if not config.enable:
+        return None
+    own = load_credentials(Path(config.key_file))
+    ring = KeyRing(own, own.public_key)
+    for address in common:
+        ring.learn(endpoint_of(address), own.namesrv_server_key)
+    return ring
+
+
+def open_guard(config: SecurityConfig) -> Guard | None:
+    """The access list of a role that others connect to; None if security is off.
+
+    Raises:
+        ConfigError: There is none, or it cannot be used.
+    """
+    if not config.enable:
+        return None
+    if not config.access_list_file:
+        raise ConfigError(
+            "security.enable needs security.access_list_file; without it nobody may do anything"
+        )
+    path = Path(config.access_list_file)
+    return Guard(read_access_file(path), _today, path)
+
+
+class AccessKeeper:
+    """Keeps the access list of a role: follows its file, and takes what administrators send.
+
+    Args:
+        guard: Has the list that is in force.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._path = guard.path
+        self._seen = self._mark()
+        self.handlers: dict[RequestCode, Handler] = {
+            RequestCode.GET_ACCESS_LIST: self._get,
+            RequestCode.UPDATE_ACCESS_LIST: self._update,
+        }
+        self._changed = False
+
+    def take_news(self) -> bool:
+        """Returns True if another list is in force since the last call, or another day began."""
+        mark = self._mark()
+        if mark != self._seen:
+            self._seen = mark
+            self._read_again()
+        changed, self._changed = self._changed, False
+        return self._guard.look_at_date() or changed
+
+    def _get(self, request: Request, asked: GetAccessListRequest) -> Reply:
+        now = self._guard.access_list
+        text = write_access_list(now) if now.version > asked.known_version else ""
+        return reply_with(AccessListInfo(now.version, now.digest(), text))
+
+    def _update(self, request: Request, asked: UpdateAccessListRequest) -> Reply:
+        now = self._guard.access_list
+        try:
+            new = read_access_list(asked.text, "access list", _today())
+        except ConfigError as error:
+            raise MessageIllegal(str(error)) from error
+        if new.digest() == now.digest():
+            return EMPTY_REPLY
+        if now.version != asked.expected_version or new.version <= now.version:
+            raise MessageIllegal(
+                f"the access list is version {now.version} here, yours is version {new.version}, "
+                f"made from {asked.expected_version}; `mqmesh acl show > acl.toml` and edit again"
+            )
+        if self._path is not None:
+            write_access_file(self._path, new)
+        self._put(new)
+        self._seen = self._mark()
+        _log.warning("user %r changed the access list", request.principal.name)
+        return EMPTY_REPLY
+
+    def _read_again(self) -> None:
+        if self._path is None:
+            return
+        try:
+            new = read_access_file(self._path)
+        except MQMeshError as error:
+            _log.error("the access list stays at version %d: %s", self._version, error)
+            return
+        if new.version > self._version:
+            self._put(new)
+        elif new.digest() != self._guard.access_list.digest():
+            _log.error(
+                "%s has version %d with another content than the list in force, which is version "
+                "%d; give it a higher version to put it in force",
+                self._path, new.version, self._version,
+            )  # fmt: skip
+
+    def _put(self, new: AccessList) -> None:
+        self._guard.put(new)
+        self._changed = True
+        _log.info("the access list is version %d, with %d users", new.version, len(new.user))
+
+    @property
+    def _version(self) -> int:
+        return self._guard.access_list.version
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        """Changes when the file does."""
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            return None
+        return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def read_access_file(path: Path) -> AccessList:
+    """Reads an access list.
+
+    Raises:
+        ConfigError: It cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_LIST_CHARACTERS + 1).decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+    if len(text) > MAX_LIST_CHARACTERS:
+        raise ConfigError(f"{path}: over {MAX_LIST_CHARACTERS} characters")
+    return read_access_list(text, str(path), _today())
+
+
+def write_access_file(path: Path, access_list: AccessList) -> None:
+    """Puts an access list in the place of the one that was there, all or nothing, durably.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with open(new, "x", encoding="utf-8", opener=open_private) as file:
+            file.write(write_access_list(access_list))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, f"cannot write {path}") from error
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()

@@ -1,0 +1,36 @@
+"""Settings of security, the same for every role."""
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+
+
+class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may connect to a role, and who may do what there.
+
+    Attributes:
+        enable: Encrypt every tcp connection, let in only who is in the access list, and serve only
+            what that permits. Unix sockets are for processes of the role's own user, who may do
+            everything.
+        key_file: Keys of this role, made by `mqmesh key generate`. All replicas of a broker group
+            have the same, and so have the processes beside them; so have all name servers and the
+            coordinator.
+        access_list_file: Who may do what; kept up to date by the role, which writes it when an
+            administrator changes the list (`mqmesh acl apply`), and reads it again when it
+            changed.
+    """
+
+    enable: bool = False
+    key_file: str = ""
+    access_list_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks what belongs together.
+
+        Raises:
+            ConfigError: It is enabled without keys.
+        """
+        if self.enable and not self.key_file:
+            raise ConfigError(
+                "security.enable needs security.key_file; `mqmesh key generate` makes one"
+            )
