@@ -162,7 +162,6 @@ OUT_OF_BOUNDS = [
     (route.RegisterBrokerRequest, ["C", "b", 2**31 + 1, ["a"], [0, 0]]),
     (route.RegisterBrokerRequest, ["C", LONG, 0, ["a"], [0, 0]]),
     (route.RegisterBrokerRequest, ["C", "b", 0, ["a"], [0, 0], [["t"]] * 100_001]),
-    (route.KvRequest, [""]),
     (route.KvRequest, ["x" * 256]),
     (route.KvRequest, ["n", "x" * 256]),
     (route.KvRequest, ["n", "k", "x" * 65_537]),
