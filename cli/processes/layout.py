@@ -342,11 +342,9 @@ def _schedule_of(config: ClusterConfig, broker: BrokerConfig) -> ScheduleConfig:
 
 
 def _exporter_of(config: ClusterConfig) -> ExporterConfig:
-    """Asks the name servers and the coordinator of this file, too."""
-    coordinator = [_where(config.coordinator)] if _needs_coordinator(config) else []
-    others = [*config.exporter.other_addr, *coordinator]
-    namesrvs = config.namesrv_addr.split(";")
-    return msgspec.structs.replace(config.exporter, namesrv_addr=namesrvs, other_addr=others)
+    """Asks all processes of this file."""
+    namesrvs, folder = config.namesrv_addr.split(";"), str(config.folder.absolute())
+    return msgspec.structs.replace(config.exporter, namesrv_addr=namesrvs, data_dir=folder)
 
 
 def _ports(config: ClusterConfig) -> Iterator[tuple[str, str, str, int]]:

@@ -51,6 +51,7 @@ class Collector:
     Args:
         config: Settings.
         clock: Source of time.
+        others: Where processes are that name servers do not know.
         ask_all: Asks all of many nodes, several at the same time, like ``map``.
         connect: Makes an administration client of name servers, restricted to a broker group
             unless that is empty.
@@ -60,6 +61,7 @@ class Collector:
         self,
         config: ExporterConfig,
         clock: Clock,
+        others: Callable[[], Iterable[str]] = tuple,
         ask_all: AskAll = map,
         connect: Callable[[str], GroupAdmin] | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Collector:
         # Brokers by endpoint, and when name servers knew them last.
         self._known: dict[str, tuple[Node, int]] = {}
         self._silent: set[str] = set()
+        self._others = others
         self._ask_all = ask_all
 
     def close(self) -> None:
@@ -90,7 +93,8 @@ class Collector:
         clusters = {one.cluster_name for one in self._brokers}
         cluster = min(clusters, default=NO_CLUSTER)
         nodes = [Node(cluster, "namesrv", one, one) for one in names]
-        nodes += [Node(cluster, "", one, one) for one in self._config.other_addr]
+        others = dict.fromkeys((*self._config.other_addr, *self._others()))
+        nodes += [Node(cluster, "", one, one) for one in others]
         brokers = list(_broker_nodes(self._brokers))
         nodes += brokers
         self._forget_others([node.endpoint for node in nodes])
@@ -133,8 +137,8 @@ class Collector:
         try:
             readings = client.role_info(node.endpoint)
             if not node.node_type:
-                kind = client.ping(node.endpoint).role
-                node = msgspec.structs.replace(node, node_type=kind)
+                info = client.ping(node.endpoint)
+                node = msgspec.structs.replace(node, node_type=info.role, node_id=info.name)
             node = _named(node, readings)
             series, left_out = self._groups(client, node) if node.is_leader else ([], 0)
         except MQMeshError as error:

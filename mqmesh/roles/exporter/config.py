@@ -25,6 +25,8 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
         other_addr: Other processes to ask for their figures, ``host:port`` each: coordinators,
             schedule services, filter servers.
+        data_dir: Data folder of a cluster that `mqmesh up` runs on this machine: those of its
+            processes are asked that name servers do not know. "" for none.
         timeout_ms: For each answer of a process, 100 to 60,000 ms; keep it below the
             ``scrape_timeout`` of Prometheus.
         min_interval_ms: Whoever asks again within so long gets the same page, 0 to 600,000 ms.
@@ -45,6 +47,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.field(default_factory=lambda: ["127.0.0.1:9876"])
     )
     other_addr: Annotated[list[_Address], msgspec.Meta(max_length=1_024)] = []
+    data_dir: str = ""
     timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
     min_interval_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 1_000
     forget_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000

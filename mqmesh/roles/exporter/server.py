@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +19,13 @@ from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import CONTENT_TYPE
+from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
 """Processes that are asked at the same time."""
+LISTED: Final = ("namesrv", "broker", "exporter")
+"""Roles that need no run file to be found."""
 MOST_CONNECTIONS: Final = 16
 """At a time; more are closed at once."""
 CONNECTION_S: Final = 10
@@ -72,7 +76,7 @@ class ExporterServer:
         self._config = config
         self._clock = clock
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
-        self._collector = collector or Collector(config, clock, self._pool.map)
+        self._collector = collector or Collector(config, clock, self._others, self._pool.map)
         self._page = Page(self._collector, clock, config.min_interval_ms)
         self._started_ms = clock.monotonic_ms()
         self._http: _HttpServer | None = None
@@ -101,6 +105,15 @@ class ExporterServer:
             self._http = None
         self._pool.shutdown()
         self._collector.close()
+
+    def _others(self) -> list[str]:
+        """Endpoints of the cluster's processes by its run file, unless name servers know them."""
+        record = read_record(Path(self._config.data_dir)) if self._config.data_dir else None
+        return [
+            entry.endpoint
+            for entry in (() if record is None else record.roles)
+            if entry.role not in LISTED and entry.endpoint
+        ]
 
     def _info(self) -> bytes:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms

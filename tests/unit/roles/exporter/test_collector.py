@@ -29,7 +29,7 @@ class World:
         self.clients = []
         addresses = {number: BrokerAddress(f"host:{number}") for number in range(3)}
         self.brokers = [BrokerData("c", "broker-a", addresses)]
-        self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0}
+        self.own_ids = {"host:0": 2, "host:1": 1, "host:2": 3, "ns:1": 0, "co:1": 0, "co:2": 0}
         self.groups = ["billing", "mail", "stock"]
 
     def connect(self, broker_name):
@@ -57,7 +57,8 @@ class Client:
         return Readings([gauge("broker_id", self.world.own_ids[endpoint])])
 
     def ping(self, endpoint):
-        return RoleInfo("coordinator", "coordinator", "0", 1, "running", 1)
+        name = "coordinator" if endpoint == "co:1" else endpoint
+        return RoleInfo("coordinator", name, "0", 1, "running", 1)
 
     def groups(self):
         names = self.world.groups
@@ -74,7 +75,8 @@ def world() -> World:
 
 def make(world, **settings) -> Collector:
     config = ExporterConfig(namesrv_addr=["ns:1"], other_addr=["co:1"], **settings)
-    return Collector(config, ManualClock(), connect=world.connect)
+    others = lambda: ["co:1", "co:2"]  # noqa: E731
+    return Collector(config, ManualClock(), others, connect=world.connect)
 
 
 def told(collector, name):
@@ -91,7 +93,8 @@ def told(collector, name):
 def test_everybody_is_asked_and_replicas_have_their_own_numbers(world):
     assert told(make(world), "mqmesh_up") == {
         ("namesrv", "ns:1"): 1,
-        ("coordinator", "co:1"): 1,
+        ("coordinator", "coordinator"): 1,
+        ("coordinator", "co:2"): 1,
         ("broker", "broker-a-r2"): 1,
         ("broker", "broker-a-r1"): 1,
         ("broker", "broker-a-r3"): 1,
@@ -108,7 +111,7 @@ def test_who_does_not_answer_is_down_and_hides_nobody(world):
 
 
 def test_without_any_answer_there_is_a_page(world):
-    world.gone = {"ns:1", "co:1"}
+    world.gone = {"ns:1", "co:1", "co:2"}
     assert set(told(make(world), "mqmesh_up").values()) == {0}
 
 
@@ -128,11 +131,11 @@ def test_the_names_of_rocketmq_4_can_be_left_out(world):
 
 def test_a_broker_that_left_is_down_for_a_while_and_then_forgotten(world):
     collector = make(world, forget_ms=1_000)
-    assert len(told(collector, "mqmesh_up")) == 5
+    assert len(told(collector, "mqmesh_up")) == 6
     world.brokers = []
     assert told(collector, "mqmesh_up")["broker", "broker-a-r1"] == 0
     collector._clock.advance(1_001)
-    assert len(told(collector, "mqmesh_up")) == 2
+    assert len(told(collector, "mqmesh_up")) == 3
 
 
 def test_connections_to_brokers_that_left_are_closed(world):

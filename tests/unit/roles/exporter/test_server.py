@@ -14,6 +14,7 @@ from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
 from mqmesh.roles.exporter.server import MOST_CONNECTIONS, ExporterServer
+from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 from mqmesh.testing.clock import ManualClock
 
 
@@ -53,6 +54,18 @@ def test_who_asks_often_gets_the_same_page(exporter):
     assert get(url)[1] == text
     clock.advance(1)
     assert b"\nasked 2.0\n" in get(url)[1]
+
+
+def test_processes_that_name_servers_do_not_know_are_found_by_the_run_file(tmp_path):
+    roles = [
+        RoleEntry(role="broker", name="broker-a", endpoint="tcp://127.0.0.1:1"),
+        RoleEntry(role="schedule", name="schedule-broker-a", endpoint="ipc:///s"),
+        RoleEntry(role="filtersrv", name="f"),
+    ]
+    write_record(tmp_path, RunRecord(pid=1, started_ms=1, namesrv="", roles=roles))
+    config = ExporterConfig(data_dir=str(tmp_path))
+    server = ExporterServer(config, ManualClock(), Counting())
+    assert server._others() == ["ipc:///s"]
 
 
 def test_it_says_how_it_is_and_nothing_else(exporter):
