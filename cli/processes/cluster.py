@@ -26,9 +26,11 @@ from mqmesh.roles.supervisor.run_file import (
     supervisor_pid,
 )
 from mqmesh.roles.supervisor.supervisor import Supervisor
+from mqmesh.roles.supervisor.supervisor_figures import read_figures
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV
 
+from ..admin.broker import figures_as_json
 from ..credentials import use_credentials, use_credentials_of
 from ..notes import tell_error, tell_note
 from ..options import config_options, json_option
@@ -161,6 +163,7 @@ def status(
                 "namesrv": record.namesrv if record else "",
                 "uptime_ms": uptime_ms,
                 "roles": rows,
+                "figures": figures_as_json(read_figures(record, now_ms)) if record else {},
             }
         )
     elif not pid:
@@ -171,7 +174,7 @@ def status(
             f"cluster on {folder}: process {pid}, up {duration(uptime_ms)}, name servers {namesrv}"
         )
         print_table(
-            ("ROLE", "NAME", "PID", "STATE", "ENDPOINT", "UPTIME", "RESTARTS"),
+            ("ROLE", "NAME", "PID", "STATE", "ENDPOINT", "UPTIME", "RESTARTS", "ENDED BY"),
             [
                 (
                     row["role"],
@@ -181,6 +184,7 @@ def status(
                     row["endpoint"],
                     duration(row["uptime_ms"]) if row["state"] == "running" else "-",
                     row["restarts"],
+                    ", ".join(f"{count} x {why}" for why, count in row["exits"].items()) or "-",
                 )
                 for row in rows
             ],
@@ -246,6 +250,7 @@ def _look_at(namesrv: str, entry: RoleEntry) -> dict[str, Any]:
         "endpoint": entry.endpoint,
         "uptime_ms": 0,
         "restarts": entry.restarts,
+        "exits": entry.exits,
     }
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
         return row

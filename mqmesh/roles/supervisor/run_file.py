@@ -41,6 +41,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         state: ``starting``, ``running``, ``waiting`` (for its next start) or ``stopping``.
         started_ms: Wall-clock time of its last start, in ms.
         restarts: How often it was started again.
+        exits: How often it ended without being asked to, by reason: ``killed by SIGKILL``, …
         argv: Its command line.
     """
 
@@ -51,6 +52,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "starting"
     started_ms: int = 0
     restarts: int = 0
+    exits: dict[str, int] = {}
     argv: list[str] = []
 
 

@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -74,6 +75,7 @@ class _Child:
         self.started_wall_ms = 0
         self.start_due_ms = 0
         self.starts = 0
+        self.exits: Counter[str] = Counter()
         self.is_slow = False
         self.last_error = ""
 
@@ -86,6 +88,7 @@ class _Child:
             state=self.state,
             started_ms=self.started_wall_ms,
             restarts=max(self.starts - 1, 0),
+            exits=dict(self.exits),
             argv=self.spec.argv,
         )
 
@@ -277,20 +280,21 @@ class Supervisor:
             child.state = "stopped"
             return
         name = child.spec.name
+        reason = describe_exit(exit_code)
+        child.exits[reason] += 1
         decision = child.policy.on_exit(exit_code, now_ms)
         if decision.action is RestartAction.GIVE_UP:
             child.state = "stopped"
-            self.failure = child.last_error or f"{name}: {describe_exit(exit_code)}"
+            self.failure = child.last_error or f"{name}: {reason}"
             self._exit_code = ExitCode.USAGE
             self._stop(f"{name} cannot be started; stopping")
             return
         child.state = "waiting"
         child.start_due_ms = now_ms + decision.delay_ms
-        reason = f" ({child.last_error})" if child.last_error else ""
+        why = f" ({child.last_error})" if child.last_error else ""
         self._say(
             "WARNING",
-            f"{name} ended: {describe_exit(exit_code)}{reason}; "
-            f"starting it again in {decision.delay_ms / 1_000:g} s",
+            f"{name} ended: {reason}{why}; starting it again in {decision.delay_ms / 1_000:g} s",
         )
         if decision.is_crash_loop:
             self._say(
