@@ -25,12 +25,33 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+COURSES = """
+import sys
+from harness.simulation.election import ElectionRun
+from harness.simulation.run import run_seed
+
+for word in sys.argv[1:]:
+    option, seed = word.split(":")
+    print(word, run_seed(int(seed), kind=ElectionRun) if option else run_seed(int(seed)))
+"""
+"""What became of seeds, one behind the other in one process."""
+
+
+def courses(*seeds: str) -> list[str]:
+    """A line for each."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(TESTS)}
+    program = [sys.executable, "-P", "-c", COURSES, *seeds]
+    return subprocess.run(
+        program, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [3, 5])
-def test_a_seed_is_one_course_of_events(seed):
-    first, second = (simulate("--seed", str(seed)).stdout for _ in range(2))
-    assert "events" in first
-    assert first.splitlines()[0] == second.splitlines()[0]
+def test_a_seed_is_one_course_of_events_alone_and_behind_others():
+    seeds = (":3", ":5", "election:1")
+    there, back = courses(*seeds), courses(*reversed(seeds))
+    assert "events=" in there[0]
+    assert there == back[::-1]
 
 
 @pytest.mark.timeout(900)
