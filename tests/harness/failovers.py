@@ -62,6 +62,7 @@ class ElectedGroup:
         folder: For their data and logs.
         machines: Where each gets one of its own, ``r1`` and so on, and ``coordinator``; the name
             server is where this program is. None: all are there, on the loopback.
+        before: What the command of the process of a name begins with.
         settings: Of all replicas, as after ``--set``; two underscores for a dot.
 
     Attributes:
@@ -75,16 +76,17 @@ class ElectedGroup:
         *,
         count: int = 3,
         machines: Machines | None = None,
+        before: Callable[[str], Sequence[str]] = lambda name: (),
         **settings: str,
     ) -> None:
-        self.folder, self.machines = folder, machines
+        self.folder, self.machines, self._before = folder, machines, before
         self._settings = {name.replace("__", "."): value for name, value in settings.items()}
         self._ids = range(1, count + 1)
         names = ["coordinator", *(f"r{one}" for one in self._ids)]
         self._hosts = {name: machines.add(name) for name in names} if machines is not None else {}
         here = {} if machines is None else {"listen_host": HERE, **OPEN}
-        coordinator = {"listen_port": "0", "data_dir": str(folder / "coordinator")}
-        self.coordinator = self._run("coordinator", "coordinator", coordinator)
+        self.coordinator: RoleProcess
+        self.start_coordinator("0")
         namesrv = {"listen_port": "0", **here}
         self.namesrv = RoleProcess("namesrv", namesrv, folder / "namesrv.log")
         self.replicas: dict[int, RoleProcess] = {}
@@ -93,6 +95,14 @@ class ElectedGroup:
             list(pool.map(self.start, self._ids))
         self.admin = HaAdmin(self.namesrv.endpoint)
         until(lambda: self.in_sync() == list(self._ids))
+
+    def start_coordinator(self, port: str = "") -> None:
+        """Starts the coordinator, or starts it again at its old address."""
+        settings = {
+            "listen_port": port or self.coordinator.endpoint.rpartition(":")[2],
+            "data_dir": str(self.folder / "coordinator"),
+        }
+        self.coordinator = self._run("coordinator", "coordinator", settings)
 
     def start(self, replica_id: int) -> None:
         """Starts a replica, or starts it again at its old address."""
@@ -144,7 +154,7 @@ class ElectedGroup:
             role,
             {**settings, **({"listen_host": self._hosts[name], **OPEN} if self.machines else {})},
             self.folder / f"{name}.log",
-            before=self.machines.inside(name) if self.machines else (),
+            before=(*(self.machines.inside(name) if self.machines else ()), *self._before(name)),
         )
 
     def close(self) -> None:
@@ -302,12 +312,12 @@ def run_failovers(
     try:
         for number in range(count):
             until(lambda: len(group.in_sync()) > 2)
-            _wait_acked(load, 50)
+            wait_acked(load, 50)
             reader = reader or Reader(group.namesrv.endpoint)
             load.slowest_s()
             master = group.master()
             lag_bytes = _harm(group, master, fault)
-            _wait_acked(load, 20)
+            wait_acked(load, 20)
             rounds.append(Round(load.slowest_s(), max(load.acked), lag_bytes))
             _mend(group, master, fault)
             if on_round is not None:
@@ -317,7 +327,7 @@ def run_failovers(
         load.close()
         if reader is not None:
             reader.close()
-    found = Counter(_stored(group))
+    found = Counter(stored(group))
     lost = [number for number in load.acked if not found[number]]
     return Result(
         rounds,
@@ -329,7 +339,8 @@ def run_failovers(
     )
 
 
-def _wait_acked(load: Load, more: int) -> None:
+def wait_acked(load: Load, more: int) -> None:
+    """Waits until so many more messages are acknowledged."""
     before = len(load.acked) + more
     until(lambda: len(load.acked) >= before)
 
@@ -365,7 +376,8 @@ def _mend(group: ElectedGroup, master: int, fault: str) -> None:
         group.machines.back(f"r{master}")
 
 
-def _stored(group: ElectedGroup) -> list[int]:
+def stored(group: ElectedGroup) -> list[int]:
+    """Numbers of all messages that the group has, as consumers see it."""
     numbers: list[int] = []
     with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
         queues = consumer.queues(TOPIC)

@@ -1,0 +1,430 @@
+"""Every kind of victim with every kind of fault, in every mode of a group that elects its master.
+
+Run as a program (``scripts/chaos --ha``) it takes cells so that each pair of their four parts comes
+once at least, prints a line about each, and how to replay it. Each runs in network namespaces of
+its own, see ``harness.machines``.
+"""
+
+import argparse
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from harness.chaos import say
+from harness.failovers import ElectedGroup, Load, Reader, stored, wait_acked
+from harness.machines import Machines, enter
+from harness.patience import until
+from mqmesh.errors import MQMeshError
+from mqmesh.units import MIB
+
+CELL_S: Final = 150
+HOLD_S: Final = 4.0
+DISK_BYTES: Final = 192 * MIB
+SEGMENT_BYTES: Final = 8 * MIB
+MODES: Final = ("none", "one", "quorum", "all")
+FLUSHES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
+VICTIMS: Final = ("master", "slave", "coordinator", "master+coordinator", "two")
+EVERYWHERE: Final = ("kill", "stop-1", "stop-3", "stop-10", "gone", "cut", "cut-in", "cut-out")
+"""Faults that may happen to anybody."""
+OF_REPLICAS: Final = ("from-replicas", "from-coordinator")
+OF_ONE: Final = (
+    "disk-full",
+    "sync-fails",
+    "sync-slow",
+    "clock-ahead",
+    "clock-behind",
+    "flipped",
+    "wiped",
+    "backup",
+)
+"""To one replica: more of them at once may take what was acknowledged."""
+HOUR_MS: Final = 3_600_000
+BACK: Final = {"disk-full": 10.0}
+"""How long until it serves after its fault, where that is no matter of a moment, s."""
+_FAULTS: Final = struct.Struct("<3q")
+
+
+class Cell(NamedTuple):
+    """One of the matrix: who, what, and the group's mode and flush."""
+
+    victim: str
+    fault: str
+    mode: str
+    flush: str
+
+
+def all_cells() -> list[Cell]:
+    """All that make sense."""
+    victims = [
+        *itertools.product(VICTIMS, EVERYWHERE),
+        *itertools.product(("master", "slave", "two"), OF_REPLICAS),
+        *itertools.product(("master", "slave"), OF_ONE),
+        ("two", "ring"),
+    ]
+    return [
+        Cell(victim, fault, mode, flush)
+        for (victim, fault), mode, flush in itertools.product(victims, MODES, FLUSHES)
+    ]
+
+
+def pairwise(seed: int) -> list[Cell]:
+    """Few cells in which each two parts that can meet do meet, those that show most first."""
+    cells, chance = all_cells(), random.Random(seed)
+    chance.shuffle(cells)
+    missing = {pair for cell in cells for pair in _pairs(cell)}
+    found = []
+    while missing:
+        best = max(cells, key=lambda cell: len(_pairs(cell) & missing))
+        found.append(best)
+        missing -= _pairs(best)
+    return found
+
+
+def _pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
+    return set(itertools.combinations(enumerate(cell), 2))
+
+
+# ---- A group that can be harmed ----------------------------------------------------------
+
+
+class FaultyHosts:
+    """Machines whose disks are small, and whose syncs and clocks go wrong when they are told to.
+
+    Args:
+        folder: Of the group.
+        names: Of the replicas; each has its data in a file system of its own.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._library = folder / "faulty_host.so"
+        source = Path(__file__).with_name("faulty_host.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self._library, source], check=True)
+        for name in names:
+            self.set(name)
+            (folder / name).mkdir()
+            size = f"size={DISK_BYTES}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", folder / name], check=True)
+
+    def before(self, name: str) -> tuple[str, ...]:
+        """What the command of a process begins with."""
+        if not self._file(name).exists():
+            return ()
+        return ("env", f"LD_PRELOAD={self._library}", f"FAULTY_HOST={self._file(name)}")
+
+    def set(self, name: str, *, sync_errno: int = 0, sync_ms: int = 0, clock_ms: int = 0) -> None:
+        """How it is with a machine from now on; without arguments all is well."""
+        descriptor = os.open(self._file(name), os.O_WRONLY | os.O_CREAT)
+        try:
+            os.pwrite(descriptor, _FAULTS.pack(sync_errno, sync_ms, clock_ms), 0)
+        finally:
+            os.close(descriptor)
+
+    def fill(self, name: str) -> None:
+        """Leaves no room on its disk."""
+        with (self._folder / name / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(MIB))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def empty(self, name: str) -> None:
+        """Ends ``fill``."""
+        (self._folder / name / "filler").unlink()
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.faults"
+
+
+class Harm:
+    """Does to a group what a cell says, and ends it.
+
+    Args:
+        group: That runs.
+        hosts: Its replicas'.
+        cell: Who, and what.
+        chance: Which replica is the slave, and what else the cell leaves open.
+    """
+
+    def __init__(
+        self, group: ElectedGroup, hosts: FaultyHosts, cell: Cell, chance: random.Random
+    ) -> None:
+        self._group, self._hosts, self._fault, self._chance = group, hosts, cell.fault, chance
+        assert group.machines is not None
+        self._machines = group.machines
+        master = until(group.master)
+        slave = chance.choice([one for one in group.replicas if one != master])
+        self.replicas = {
+            "master": [master],
+            "slave": [slave],
+            "coordinator": [],
+            "master+coordinator": [master],
+            "two": [master, slave],
+        }[cell.victim]
+        self._has_coordinator = "coordinator" in cell.victim
+        self._names = [f"r{one}" for one in self.replicas]
+        self._names += ["coordinator"] * self._has_coordinator
+        self._cuts: list[tuple[str, str]] = []
+        self._wait = threading.Event().wait
+
+    def run(self) -> None:
+        """All of it, from the fault to its end; whoever was ended runs again."""
+        fault = self._fault
+        if fault.startswith("stop-"):
+            self._signal(signal.SIGSTOP)
+            self._wait(float(fault.removeprefix("stop-")))
+            self._signal(signal.SIGCONT)
+        elif fault in ("kill", "flipped", "wiped", "backup"):
+            self._kill()
+        elif fault == "gone":
+            for name in self._names:
+                self._machines.gone(name)
+            self._wait(HOLD_S)
+            for name in self._names:
+                self._machines.back(name)
+        elif fault in OF_ONE:
+            self._disturb()
+        else:
+            self._cut()
+
+    def _signal(self, number: int) -> None:
+        processes = [self._group.replicas[one] for one in self.replicas]
+        processes += [self._group.coordinator] * self._has_coordinator
+        for process in processes:
+            os.kill(process.pid, number)
+
+    def _kill(self) -> None:
+        copies = {}
+        for one in self.replicas:
+            self._group.replicas[one].kill()
+            folder = self._group.folder / f"r{one}"
+            if self._fault == "backup":
+                copies[one] = shutil.copytree(folder, self._group.folder / f"copy-{one}")
+        if self._has_coordinator:
+            self._group.coordinator.kill()
+        if self._fault == "backup":
+            self._start()
+            until(lambda: len(self._group.in_sync()) > 2)
+            self._wait(0.5)
+            for one in self.replicas:
+                self._group.replicas[one].kill()
+        self._wait(self._chance.uniform(0.1, HOLD_S))
+        for one in self.replicas:
+            folder = self._group.folder / f"r{one}"
+            if self._fault == "flipped":
+                self._flip(folder)
+            elif self._fault in ("wiped", "backup"):
+                for each in folder.iterdir():
+                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+            if self._fault == "backup":
+                shutil.copytree(copies[one], folder, dirs_exist_ok=True)
+        self._start()
+
+    def _start(self) -> None:
+        if self._has_coordinator:
+            self._group.start_coordinator()
+        for one in self.replicas:
+            self._group.start(one)
+
+    def _flip(self, folder: Path) -> None:
+        """One bit of a record of the log, within the part that is written."""
+        segment = min((folder / "commitlog").iterdir())
+        data = bytearray(segment.read_bytes())
+        end = len(data.rstrip(b"\0"))
+        data[self._chance.randrange(end // 4, end)] ^= 1 << self._chance.randrange(8)
+        segment.write_bytes(data)
+
+    def _disturb(self) -> None:
+        faults = {
+            "sync-fails": {"sync_errno": errno.EIO},
+            "sync-slow": {"sync_ms": self._chance.randrange(500, 5_000)},
+            "clock-ahead": {"clock_ms": HOUR_MS},
+            "clock-behind": {"clock_ms": -HOUR_MS},
+        }
+        for name in self._names:
+            if self._fault == "disk-full":
+                self._hosts.fill(name)
+            else:
+                self._hosts.set(name, **faults[self._fault])
+        self._wait(HOLD_S)
+        for name in self._names:
+            if self._fault == "disk-full":
+                self._hosts.empty(name)
+            else:
+                self._hosts.set(name)
+        for one in self.replicas:
+            if not self._group.replicas[one].running:  # as it does when a sync failed
+                self._group.start(one)
+
+    def _cut(self) -> None:
+        replicas = [f"r{one}" for one in self._group.replicas]
+        everybody = [*replicas, "coordinator", ""]
+        if self._fault == "ring":
+            self._cuts = list(zip(replicas, [*replicas[1:], replicas[0]], strict=True))
+        else:
+            others = {"from-replicas": replicas, "from-coordinator": ["coordinator"]}
+            for victim in self._names:
+                for other in others.get(self._fault, everybody):
+                    if other not in self._names:
+                        pairs = [(other, victim), (victim, other)]
+                        self._cuts += pairs[
+                            self._fault == "cut-out" : 1 + (self._fault != "cut-in")
+                        ]
+        for pair in self._cuts:
+            self._machines.cut(*pair)
+        self._wait(HOLD_S)
+        for pair in self._cuts:
+            self._machines.heal(*pair)
+
+
+# ---- Judging -----------------------------------------------------------------------------
+
+
+def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
+    """Runs a cell.
+
+    Returns:
+        What is wrong, and what was measured.
+    """
+    machines, chance = Machines(), random.Random(seed)
+    hosts = FaultyHosts(folder, ["r1", "r2", "r3"])
+    group = ElectedGroup(
+        folder,
+        machines=machines,
+        before=hosts.before,
+        ha__ack_replicas=cell.mode,
+        ha__min_in_sync_replicas="2" if cell.mode == "all" else "1",
+        storage__flush_disk_type=cell.flush,
+        storage__mapped_file_size_commit_log=str(SEGMENT_BYTES),
+    )
+    try:
+        load, reader = Load(group.namesrv.endpoint), None
+        try:
+            wait_acked(load, 50)
+            reader = Reader(group.namesrv.endpoint)
+            load.slowest_s()
+            Harm(group, hosts, cell, chance).run()
+            began = time.monotonic()
+            wait_acked(load, 20)
+            gap_s, again_s = load.slowest_s(), time.monotonic() - began
+            until(lambda: len(group.in_sync()) > 2, CELL_S)
+            back_s = time.monotonic() - began
+            wait_acked(load, 20)
+        finally:
+            load.close()
+            if reader is not None:
+                reader.close()
+        found = Counter(stored(group))
+        end = until(lambda: _level_end(group))
+    finally:
+        group.close()
+    lost = [number for number in load.acked if not found[number]]
+    twice = [number for number, times in found.items() if times > 1]
+    assert reader is not None
+    wrong = [
+        f"{count} {what}"
+        for what, count in {
+            "acknowledged and lost": 0 if cell.mode == "none" else len(lost),
+            "lost and delivered": sum(1 for number in lost if reader.found[number]),
+            "there twice": len(twice),
+        }.items()
+        if count
+    ]
+    wrong += _differences(folder, end)
+    figures = (
+        f"{len(load.acked)} acked, {len(lost)} lost, {len(load.errors)} errors, longest send "
+        f"{gap_s:.1f} s, sends {again_s:.1f} s and three in sync {back_s:.1f} s after its end"
+    )
+    return wrong, figures
+
+
+def _level_end(group: ElectedGroup) -> int:
+    """Where the logs of all end, once that is one place; 0 before."""
+    ends = [one.status.log_end for one in group.admin.ha_status() if one.status is not None]
+    return ends[0] if len(ends) == len(group.replicas) and len(set(ends)) == 1 else 0
+
+
+def _differences(folder: Path, end: int) -> list[str]:
+    """Segments of the log that are not the same at all replicas, up to where all had it."""
+    logs = [{path.name: path for path in (folder / f"r{n}/commitlog").iterdir()} for n in (1, 2, 3)]
+    names = sorted(name for name in set.intersection(*map(set, logs)) if name.isdecimal())
+    if not names:
+        return ["the replicas have no segment in common"]
+    contents = {
+        name: {one[name].read_bytes()[: max(end - int(name), 0)] for one in logs} for name in names
+    }
+    return [f"segment {name} differs" for name in names if len(contents[name]) > 1]
+
+
+# ---- The program -------------------------------------------------------------------------
+
+
+def _inside(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """One cell, in its own namespaces."""
+    enter("harness.ha_matrix", arguments)
+    cell = Cell(*options.cell.split(":"))
+    if cell not in all_cells():
+        raise SystemExit(f"error: {options.cell} is no cell")
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="mq-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        wrong, figures = run_cell(cell, options.seed, folder)
+    except (AssertionError, RuntimeError, MQMeshError) as error:
+        wrong, figures = [f"{type(error).__name__}: {error}"], ""
+    say(f"{'FAILED' if wrong else 'ok    '} {options.cell} --seed {options.seed}: {figures}")
+    for line in wrong:
+        say(f"       {line}")
+    if wrong:
+        say(f"       replay: scripts/chaos --ha --cell {options.cell} --seed {options.seed}")
+    if not options.folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if wrong else 0
+
+
+def _outside(options: argparse.Namespace, run: Callable[[list[str]], int]) -> int:
+    cells = pairwise(options.seed)
+    failed = 0
+    for number, cell in enumerate(cells[: options.cells or len(cells)]):
+        failed += run(["--cell", ":".join(cell), "--seed", str(options.seed + number)]) != 0
+    say(f"{min(options.cells or len(cells), len(cells))} cells, {failed} failed")
+    return 1 if failed else 0
+
+
+def _run(arguments: list[str]) -> int:
+    command = [sys.executable, "-P", "-m", "harness.ha_matrix", *arguments]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=2 * CELL_S).returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program.
+
+    Returns:
+        Exit code: 0 when everything held, 1 when not.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="scripts/chaos --ha", description=__doc__)
+    parser.add_argument("--cells", type=int, default=0, help="how many; 0: all pairs once")
+    parser.add_argument("--cell", help="VICTIM:FAULT:MODE:FLUSH: only this one")
+    parser.add_argument("--seed", type=int, default=1, help="of the first cell (default: 1)")
+    parser.add_argument("--folder", help="of --cell: logs are kept there")
+    options = parser.parse_args(arguments)
+    return _inside(options, arguments) if options.cell else _outside(options, _run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
