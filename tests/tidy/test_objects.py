@@ -12,18 +12,23 @@ SCRAP_LINES = 60
 # What is above a limit has its own, which only ever becomes lower.
 MANY_METHODS = {
     "mqmesh.storage.commitlog.store.CommitLogStore": 28,
-    "mqmesh.sdk.consumer.pull_consumer.PullConsumer": 21,
-    "mqmesh.sdk.aio.consumer.PullConsumer": 19,
     "mqmesh.storage.log.commitlog.CommitLog": 19,
     "mqmesh.roles.broker.features.topics.topics.TopicTable": 18,
     "mqmesh.storage.queues.consume_queues.ConsumeQueues": 18,
-    "mqmesh.sdk.producer.producer.Producer": 15,
     "mqmesh.storage.interface.MessageStore": 18,
     "mqmesh.transport.zmq.loop.EventLoop": 16,
     "mqmesh.roles.broker.features.groups.consumer_groups.ConsumerGroups": 16,
     "mqmesh.roles.schedule.timetable.Timetable": 15,
     "mqmesh.transport.simulated.loop.SimulatedLoop": 14,
     "mqmesh.filtering.sql92._Builder": 13,
+    # RocketMQ's DefaultLitePullConsumer is one class to its users: sixteen of these are its. What
+    # they do is PolledQueues' and the engine's.
+    "mqmesh.sdk.consumer.pull_consumer.PullConsumer": 21,
+    "mqmesh.sdk.aio.consumer.PullConsumer": 19,
+    # So is DefaultMQProducer, which has a dozen overloads of send and request alone; replies are
+    # its users', too, and every way to send has a form that waits and one that does not.
+    "mqmesh.sdk.producer.producer.Producer": 15,
+    # So is DefaultMQAdminExt, with over a hundred; what is of one subject has a client of its own.
     "mqmesh.sdk.admin.admin.AdminClient": 13,
 }
 MANY_ARGUMENTS = {
