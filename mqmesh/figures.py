@@ -13,6 +13,7 @@ import enum
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -80,6 +81,11 @@ class Distribution(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def count(self) -> int:
         """Observations altogether."""
         return sum(self.counts)
+
+    def __add__(self, other: "Distribution") -> "Distribution":
+        """Both together; their bounds are the same."""
+        counts = map(int.__add__, self.counts, other.counts)
+        return Distribution(self.bounds, tuple(counts), self.total + other.total)
 
     def quantile(self, share: float) -> float:
         """Upper bound of the bucket that a share of all observations lies within.
@@ -322,7 +328,5 @@ def _samples(measured: Mapping[LabelValues, FigureValue], most: int) -> list[Fig
 def _added_up(values: list[FigureValue]) -> FigureValue:
     parts = [value for value in values if isinstance(value, Distribution)]
     if parts:
-        counts = zip(*(part.counts for part in parts), strict=True)
-        total = sum(part.total for part in parts)
-        return Distribution(parts[0].bounds, tuple(map(sum, counts)), total)
+        return reduce(Distribution.__add__, parts)
     return sum(value for value in values if not isinstance(value, str | Distribution))

@@ -290,7 +290,7 @@ def test_every_admin_client_is_there():
 def test_the_names_are_those_of_the_blocking_clients():
     blocking_only = {
         # A future where coroutines await, and what the blocking ones need among themselves.
-        aio.Producer: {"send_async", "send_batch_async", "request_async", "reply_async", "on_fork"}
+        aio.Producer: {"send_async", "send_batch_async", "request_async", "reply_async"}
         | {"can_send"},
         aio.TransactionProducer: {"send_message_in_transaction_async", "end", "running"},
         aio.PullConsumer: {"acknowledge", "on_arrival"},

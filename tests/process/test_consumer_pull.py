@@ -10,6 +10,7 @@ import time
 from collections import Counter
 
 import pytest
+from harness.patience import until
 from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import ClientClosed, InvalidArgument, NoRoute, OffsetIllegal
@@ -71,9 +72,16 @@ def numbers_of(messages):
 def test_subscribing_and_polling_gives_every_message_once_and_in_order(cluster, topic):
     with consumer_of(cluster, topic) as consumer:
         consumer.subscribe(topic)
-        found = poll_until(consumer, 100)
+        found = poll_until(consumer, 10)
+        until(lambda: consumer.figures().number("cached_messages", topic) == 90)
+        assert consumer.figures().number("cached_bytes", topic) > 0
+        found += poll_until(consumer, 90)
         assert consumer.poll(0) == []
         assert consumer.assignment() == consumer.queues(topic)
+        told = consumer.figures()
+        assert told.number("pulled_messages_total") == 100
+        assert told.number("cached_messages", topic) == told.number("unpulled_messages", topic) == 0
+        assert told.number("assigned_queues") == len(consumer.assignment())
     assert numbers_of(found) == list(range(100))
     expected = Counter()
     for message in found:

@@ -24,7 +24,7 @@ MANY_METHODS = {
     # RocketMQ's DefaultLitePullConsumer is one class to its users: sixteen of these are its. What
     # they do is PolledQueues' and the engine's.
     "mqmesh.sdk.consumer.pull_consumer.PullConsumer": 21,
-    "mqmesh.sdk.aio.consumer.PullConsumer": 19,
+    "mqmesh.sdk.aio.consumer.PullConsumer": 20,
     # So is DefaultMQProducer, which has a dozen overloads of send and request alone; replies are
     # its users', too, and every way to send has a form that waits and one that does not.
     "mqmesh.sdk.producer.producer.Producer": 15,

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
+from mqmesh.figures import Readings
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
@@ -73,7 +74,7 @@ class PullConsumer:
     async def start(self) -> None:
         """Connects, and waits until the first queues are there."""
         self._loop = asyncio.get_running_loop()
-        self._inner.on_arrival(self._wake)
+        self._inner.on_arrival = self._wake
         await asyncio.to_thread(self._inner.start)
 
     async def close(self, *, unfinished: bool = False) -> None:
@@ -124,6 +125,10 @@ class PullConsumer:
     def client_id(self) -> str:
         """As ``mqmesh.PullConsumer.client_id``."""
         return self._inner.client_id
+
+    def figures(self) -> Readings:
+        """As ``mqmesh.PullConsumer.figures``."""
+        return self._inner.figures()
 
     @property
     def counters(self) -> PullCounters:
@@ -389,6 +394,10 @@ class PushConsumer:
     def client_id(self) -> str:
         """As ``mqmesh.PushConsumer.client_id``."""
         return self._inner.client_id
+
+    def figures(self) -> Readings:
+        """As ``mqmesh.PushConsumer.figures``."""
+        return self._inner.figures()
 
     @property
     def counters(self) -> PullCounters:

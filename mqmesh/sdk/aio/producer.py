@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from mqmesh.figures import Readings
 from mqmesh.message import Message, MessageQueue
 from mqmesh.sdk.aio.completions import Completions
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
@@ -76,6 +77,10 @@ class Producer:
     def closed(self) -> bool:
         """As ``mqmesh.Producer.closed``."""
         return self._inner.closed
+
+    def figures(self) -> Readings:
+        """As ``mqmesh.Producer.figures``."""
+        return self._inner.figures()
 
     async def __aenter__(self) -> Self:
         await self.start()

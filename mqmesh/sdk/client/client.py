@@ -107,7 +107,7 @@ class ClientEngine:
             on_answer=on_heartbeat,
             closed=lambda: self._closed,
         )
-        tell_of_forks(self)
+        tell_of_forks(self._forked)
 
     # ---- Life; from any thread -------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ClientEngine:
         """True after ``close``, or when the client loop died; from any thread."""
         return self._closed
 
-    def on_fork(self) -> None:
+    def _forked(self) -> None:
         """This process is a fork: thread and sockets stayed with the parent."""
         self._closed = True
         self.loop.disown()

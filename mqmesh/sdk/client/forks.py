@@ -2,27 +2,25 @@
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+
+_listeners: "set[weakref.WeakMethod[Callable[[], None]]]" = set()
 
 
-class Forkable(Protocol):
-    """What wants to know of forks."""
+def tell_of_forks(listener: Callable[[], None]) -> None:
+    """Calls a method in every child that is forked from now on, as long as its object lives.
 
-    def on_fork(self) -> None:
-        """This process is a child now. Must take no lock: the parent may hold it for ever."""
-
-
-_listeners: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
-
-
-def tell_of_forks(listener: Forkable) -> None:
-    """Calls ``on_fork`` in every child that is forked from now on, as long as it lives."""
-    _listeners.add(listener)
+    Args:
+        listener: Must take no lock: the parent may hold it for ever.
+    """
+    _listeners.add(weakref.WeakMethod(listener, _listeners.discard))
 
 
 def _tell() -> None:
-    for listener in list(_listeners):
-        listener.on_fork()
+    for one in list(_listeners):
+        listener = one()
+        if listener is not None:
+            listener()
 
 
 os.register_at_fork(after_in_child=_tell)

@@ -165,6 +165,11 @@ class RequestOutbox:
         self._absent: set[str] = set()
         self._watching = False
 
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer; from any thread."""
+        return len(self._flying)
+
     def has_room(self, broker_name: str) -> bool:
         """True when another request may go to a broker now; from any thread, a hint only."""
         return (

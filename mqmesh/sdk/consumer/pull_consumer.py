@@ -15,10 +15,12 @@ from mqmesh.errors import (
     NoRoute,
     OffsetIllegal,
 )
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import MessageQueue, StoredMessage, check_number, check_topic, describe
 from mqmesh.protocol.pulling import QueueBoundsResponse
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.consumer.assigned import Assigned
+from mqmesh.sdk.consumer.consume_figures import PULL_FIGURES
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
@@ -111,6 +113,8 @@ class PullConsumer:
             self._engine.counters,
             self._check_running,
         )
+        self._figures = FigureBoard()
+        self._figures.add(PULL_FIGURES, lambda: self._engine)
         self._mode = ""
         self._state = "new"
         self._hooks = make_hook_calls(hooks, self.group)
@@ -454,12 +458,20 @@ class PullConsumer:
         """What happened to the pulls so far."""
         return self._engine.counters
 
-    def on_arrival(self, hook: Callable[[], None]) -> None:
-        """Has a function called whenever a poll may find something.
+    def figures(self) -> Readings:
+        """Metrics: what this consumer has counted and measured until now; from any thread.
 
-        Args:
-            hook: Called in the client loop; must return at once.
+        ``consumer.figures().number("cached_messages", "orders")``; docs/metrics.md has all.
         """
+        return Readings(self._figures.read())
+
+    @property
+    def on_arrival(self) -> Callable[[], None]:
+        """Called in the client loop whenever a poll may find something; must return at once."""
+        return self._queues.on_arrival
+
+    @on_arrival.setter
+    def on_arrival(self, hook: Callable[[], None]) -> None:
         self._queues.on_arrival = hook
 
     # ---- Helpers ---------------------------------------------------------------------

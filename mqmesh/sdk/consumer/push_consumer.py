@@ -13,10 +13,12 @@ from mqmesh.errors import (
     InvalidArgument,
     MQMeshError,
 )
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import MessageQueue, StoredMessage, check_topic, retry_topic
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr, client_options, make_options
 from mqmesh.sdk.client.run import run
+from mqmesh.sdk.consumer.consume_figures import LISTENER_FIGURES, PULL_FIGURES
 from mqmesh.sdk.consumer.consumer_engine import ConsumerEngine
 from mqmesh.sdk.consumer.consumer_options import (
     PushConsumerKeywords,
@@ -107,9 +109,9 @@ class PushSink(QueueSink):
         """All before this queue offset is done."""
         return self._process.commit_offset()
 
-    def held(self) -> int:
-        """Messages that are not done."""
-        return self._process.held()[0]
+    def held(self) -> tuple[int, int]:
+        """Messages that are not done, and about how many bytes they have."""
+        return self._process.held()
 
     def drop(self) -> None:
         """Hands out nothing more."""
@@ -218,6 +220,9 @@ class PushConsumer:
         self._workers = self._make_workers(self._service)
         if isinstance(self._service, OrderlyService) and self._is_clustering:
             self._engine.lock_queues(self.options.rebalance_lock_interval_ms, self._service.look)
+        self._figures = FigureBoard()
+        self._figures.add(PULL_FIGURES, lambda: self._engine)
+        self._figures.add(LISTENER_FIGURES, lambda: self._service)
         self._listeners: dict[str, AnyListener] = {}
         self._state = "new"
 
@@ -376,6 +381,13 @@ class PushConsumer:
     def counters(self) -> PullCounters:
         """What happened to the pulls so far."""
         return self._engine.counters
+
+    def figures(self) -> Readings:
+        """Metrics: what this consumer has counted and measured until now; from any thread.
+
+        ``consumer.figures().number("cached_messages", "orders")``; docs/metrics.md has all.
+        """
+        return Readings(self._figures.read())
 
     @property
     def failures(self) -> int:

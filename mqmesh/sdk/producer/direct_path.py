@@ -187,9 +187,10 @@ class DirectPath:
                 if not self._lanes.claim(lane, batch):
                     return None
                 clock = self._engine.loop.clock
-                began_ms = clock.monotonic_ms()
-                answer = self._link.send(batch, endpoint, began_ms)
-                self._sender.take_first(lane, batch, answer, clock.monotonic_ms() - began_ms)
+                began_ns = clock.monotonic_ns()
+                answer = self._link.send(batch, endpoint, began_ns // 1_000_000)
+                latency_ms = (clock.monotonic_ns() - began_ns) / 1_000_000
+                self._sender.take_first(lane, batch, answer, latency_ms)
             except BaseException:
                 # Ctrl-C in the middle: the lane must not stay claimed for ever.
                 self._sender.give_back(lane, batch)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, RequestTimeout
+from mqmesh.figures import FigureBoard, Readings
 from mqmesh.message import (
     Message,
     MessageQueue,
@@ -35,7 +36,7 @@ from mqmesh.sdk.producer.producer_options import ProducerKeywords, ProducerOptio
 from mqmesh.sdk.producer.publish_routes import PublishRoutes
 from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
 from mqmesh.sdk.producer.replies import ReplyFuture, ReplySender, make_reply, time_to_live_ms
-from mqmesh.sdk.producer.requests import OnReply, RequestFuture, Requests
+from mqmesh.sdk.producer.requests import REQUEST_FIGURES, OnReply, RequestFuture, Requests
 from mqmesh.sdk.producer.send_buffer import SendBuffer, message_size
 from mqmesh.sdk.producer.send_result import (
     GRACE_MS,
@@ -44,7 +45,7 @@ from mqmesh.sdk.producer.send_result import (
     SendResult,
     tell_hooks,
 )
-from mqmesh.sdk.producer.sender import Sender
+from mqmesh.sdk.producer.sender import SEND_FIGURES, Sender
 from mqmesh.security.keys import Credentials
 from mqmesh.transport.interface import OnDone as OnAnswer
 from mqmesh.transport.interface import Transport
@@ -114,7 +115,7 @@ class Producer:
         self._life = ranked_lock(LockRank.LIFE)
         self._state = "new"
         self._is_copy = False
-        tell_of_forks(self)
+        tell_of_forks(self._forked)
 
     def _make_parts(self) -> None:
         """Makes all that belongs to one process."""
@@ -156,6 +157,9 @@ class Producer:
         self._direct = DirectPath(self._engine, self._buffer.lanes, self._sender, link)
         self._requests = Requests(self._engine, one.max_pending_requests)
         self._replies = ReplySender(self._engine, one.max_pending_requests)
+        self._figures = FigureBoard()
+        self._figures.add(SEND_FIGURES, lambda: self._sender)
+        self._figures.add(REQUEST_FIGURES, lambda: self._requests)
         self._commands: dict[int, Callable[[str, Command], None]] = {
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.on_push,
         }
@@ -201,7 +205,7 @@ class Producer:
         self._engine.close()
         closed(self)
 
-    def on_fork(self) -> None:
+    def _forked(self) -> None:
         """This process is a fork, where only a producer that was not started can be used."""
         if self._state == "new":
             self._life = ranked_lock(LockRank.LIFE)  # a thread of the parent may have had it
@@ -545,6 +549,13 @@ class Producer:
         if to_live_ms is not None:
             deadline_ms = min(deadline_ms, self._now_ms() + to_live_ms)
         return self._replies.send(request, reply, deadline_ms)
+
+    def figures(self) -> Readings:
+        """Metrics: what this producer has counted and measured until now; from any thread.
+
+        ``producer.figures().number("sends_total", "orders", "SEND_OK")``; docs/metrics.md has all.
+        """
+        return Readings(self._figures.read())
 
     @property
     def pending_requests(self) -> int:

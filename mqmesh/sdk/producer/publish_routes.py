@@ -31,7 +31,7 @@ _NONE: Final[frozenset[str]] = frozenset()
 _log = logging.getLogger(__name__)
 
 
-def not_available_ms(latency_ms: int) -> int:
+def not_available_ms(latency_ms: float) -> int:
     """How long a broker that took so long for a send should be avoided, in ms."""
     for limit_ms, duration_ms in zip(reversed(LATENCY_MS), reversed(NOT_AVAILABLE_MS), strict=True):
         if latency_ms >= limit_ms:
@@ -46,7 +46,7 @@ class FaultTable:
         self._until_ms: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
 
-    def on_sent(self, broker_name: str, latency_ms: int, now_ms: int) -> None:
+    def on_sent(self, broker_name: str, latency_ms: float, now_ms: int) -> None:
         """Takes note of an answered send."""
         duration_ms = not_available_ms(latency_ms)
         if duration_ms:
@@ -191,7 +191,7 @@ class PublishRoutes:
                     lanes = self._table.topic_lanes(queues, old.index, self._avoided)
                     self.topics[topic] = lanes
 
-    def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
+    def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
         """Takes note of how a broker did."""
         if self._faults is None:
             return

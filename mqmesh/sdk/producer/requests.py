@@ -16,6 +16,7 @@ from mqmesh.errors import (
     RemoteProtocolError,
     RequestTimeout,
 )
+from mqmesh.figures import Measured, counter, gauge
 from mqmesh.message import (
     PROPERTY_CORRELATION_ID,
     PROPERTY_REPLY_TO_CLIENT,
@@ -207,3 +208,13 @@ class Requests:
 
 OnReply = Callable[[RequestFuture], Any]
 """Told of a reply, or of why there is none, in the producer's own thread."""
+
+
+REQUEST_FIGURES: Final[tuple[Measured[Requests], ...]] = (
+    gauge("pending_requests", "requests that wait for their replies", len),
+    counter(
+        "late_replies_total",
+        "replies that came when nobody waited for them any more",
+        lambda requests: requests.late_replies,
+    ),
+)

@@ -139,6 +139,11 @@ class PendingBatch(msgspec.Struct, eq=False):
     callbacks: list[tuple["OnDone", "SendFuture"]] = []
 
     @property
+    def message_count(self) -> int:
+        """Its messages, until it is told."""
+        return self.explicit_count or len(self.messages)
+
+    @property
     def done(self) -> bool:
         """True once there is an outcome or an error."""
         return self.outcome is not None or self.error is not None

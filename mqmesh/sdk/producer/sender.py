@@ -18,10 +18,25 @@ from mqmesh.errors import (
     RequestTimeout,
     TransportError,
 )
+from mqmesh.figures import (
+    MAX_LABEL_SETS,
+    OTHER,
+    Distribution,
+    Histogram,
+    Measured,
+    counter,
+    gauge,
+    histogram,
+)
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command
-from mqmesh.protocol.messaging import MAX_BATCHES_PER_REQUEST, BatchOutcome, encode_send
+from mqmesh.protocol.messaging import (
+    MAX_BATCHES_PER_REQUEST,
+    BatchOutcome,
+    SendStatus,
+    encode_send,
+)
 from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.sdk.client.outbox import Effects, Letter, RequestOutbox
 from mqmesh.sdk.producer.batch_codec import BatchCodec, read_outcomes
@@ -32,7 +47,42 @@ from mqmesh.sdk.producer.send_buffer import SendBuffer
 from mqmesh.sdk.producer.send_result import PendingBatch
 
 _OK: Final = int(ResponseCode.SUCCESS)
+SEND_LATENCY_BOUNDS_MS: Final = (0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0, 200.0, 500.0)
+"""The buckets of RocketMQ's clients, with four more in front."""
+
+_NAMES: Final = {status.value: status.name for status in SendStatus}
+_STORED: Final = SendStatus.SEND_OK.name
 _log = logging.getLogger(__name__)
+
+
+class SendCounts:
+    """Outcomes and latencies of one way to send; one thread at a time writes.
+
+    Attributes:
+        ended: Messages by topic and outcome; beyond ``MAX_LABEL_SETS`` the topic is ``OTHER``.
+        latency: Of requests that a broker answered, in ms.
+    """
+
+    def __init__(self) -> None:
+        self.ended: dict[tuple[str, str], int] = {}
+        self.latency = Histogram(SEND_LATENCY_BOUNDS_MS)
+
+    def stored(self, topic: str, count: int, status: int = 0) -> None:
+        """Messages are stored, as safely as ``status`` says."""
+        self._add(topic, _NAMES[status] if status else _STORED, count)
+
+    def failed(self, topic: str, count: int, error: BaseException) -> None:
+        """The send of messages ended with an error."""
+        self._add(topic, type(error).__name__, count)
+
+    def _add(self, topic: str, outcome: str, count: int) -> None:
+        key = (topic, outcome)
+        try:
+            self.ended[key] += count
+        except KeyError:
+            if len(self.ended) >= MAX_LABEL_SETS:
+                key = (OTHER, outcome)
+            self.ended[key] = self.ended.get(key, 0) + count
 
 
 class Routes(Protocol):
@@ -44,7 +94,7 @@ class Routes(Protocol):
     def other_brokers(self, queue: MessageQueue) -> frozenset[str]:
         """Brokers, but the queue's own, that messages of its topic may go to just now."""
 
-    def on_sent(self, broker_name: str, latency_ms: int, answered: bool) -> None:
+    def on_sent(self, broker_name: str, latency_ms: float, answered: bool) -> None:
         """Takes note of how a broker did."""
 
 
@@ -62,6 +112,7 @@ class Sends:
         patience_ms: How long a batch in doubt stays with a broker group that replaces its master.
 
     Attributes:
+        counts: What became of batches here.
         lost: Messages of each topic that were given up because the client was closed.
     """
 
@@ -82,6 +133,7 @@ class Sends:
         self._routes = routes
         self._retry_not_stored = retry_not_stored
         self._patience_ms = patience_ms
+        self.counts = SendCounts()
         self.lost: Counter[str] = Counter()
 
     def brokers(self) -> Collection[str]:
@@ -129,7 +181,8 @@ class Sends:
 
     def _letter(self, broker_name: str, taken: list[tuple[Lane, PendingBatch]]) -> Letter | None:
         clock = self._engine.loop.clock
-        now_ms, wall_ms = clock.monotonic_ms(), clock.wall_ms()
+        now_ns, wall_ms = clock.monotonic_ns(), clock.wall_ms()
+        now_ms = now_ns // 1_000_000
         items: list[tuple[Lane, PendingBatch]] = []
         parts: list[bytes] = []
         timeout_ms = 0
@@ -155,18 +208,18 @@ class Sends:
             parts,
             encode_send(timeout_ms, len(items), self._codec.key),
             timeout_ms,
-            partial(self._answered, broker_name, items, now_ms),
+            partial(self._answered, broker_name, items, now_ns),
         )
 
     def _answered(
         self,
         broker_name: str,
         items: list[tuple[Lane, PendingBatch]],
-        sent_ms: int,
+        sent_ns: int,
         answer: Command | MQMeshError,
     ) -> Effects:
         effects = Effects()
-        latency_ms = self._engine.loop.clock.monotonic_ms() - sent_ms
+        latency_ms = (self._engine.loop.clock.monotonic_ns() - sent_ns) / 1_000_000
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
@@ -178,11 +231,15 @@ class Sends:
                 self._judge(lane, batch, error, effects)
             return effects
         self._routes.on_sent(broker_name, latency_ms, True)
+        self.counts.latency.observe(latency_ms)
         if any(outcome.code or outcome.status for outcome in outcomes):
             for (lane, batch), outcome in zip(items, outcomes, strict=True):
                 self._judge(lane, batch, outcome, effects)
         else:
-            effects.told = partial(_tell, self._buffer.end_stored(items, outcomes))
+            stored = self._buffer.end_stored(items, outcomes)
+            for batch in stored:
+                self.counts.stored(batch.queue.topic, batch.message_count)
+            effects.told = partial(_tell, stored)
         return effects
 
     def _judge(
@@ -290,8 +347,14 @@ class Sends:
             if error is not batch.doubt:
                 batch.doubt.__cause__ = error
             error = batch.doubt
-        if isinstance(error, ClientClosed) and not batch.done:
-            self.lost[batch.queue.topic] += batch.explicit_count or len(batch.messages)
+        if not batch.done:
+            topic, count = batch.queue.topic, batch.message_count
+            if error is not None:
+                self.counts.failed(topic, count, error)
+            elif outcome is not None:
+                self.counts.stored(topic, count, outcome.status)
+            if isinstance(error, ClientClosed):
+                self.lost[topic] += count
         self._buffer.settle(batch, lane)
         batch.finish(outcome, error)
 
@@ -337,11 +400,39 @@ class Sender:
             patience_ms=patience_ms,
         )
         self._outbox = RequestOutbox(engine, self._sends, max_in_flight, pace)
+        self._direct = SendCounts()
+        self._buffer = buffer
         self.has_room = self._outbox.has_room
         self.schedule = self._outbox.schedule
 
+    @property
+    def ended(self) -> dict[tuple[str, ...], int]:
+        """Messages whose send has ended, by topic and outcome; from any thread."""
+        found = Counter[tuple[str, ...]](self._direct.ended.copy())
+        found.update(self._sends.counts.ended.copy())
+        return found
+
+    @property
+    def latency(self) -> Distribution:
+        """Of the requests that brokers answered, in ms; from any thread."""
+        return self._direct.latency.read() + self._sends.counts.latency.read()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer, but for one of a lone send; from any thread."""
+        return self._outbox.in_flight
+
+    @property
+    def pending_bytes(self) -> int:
+        """See ``SendBuffer.pending_bytes``."""
+        return self._buffer.pending_bytes
+
     def take_first(
-        self, lane: Lane, batch: PendingBatch, answer: BatchOutcome | MQMeshError, latency_ms: int
+        self,
+        lane: Lane,
+        batch: PendingBatch,
+        answer: BatchOutcome | MQMeshError,
+        latency_ms: float,
     ) -> None:
         """Ends a batch whose first try went past the buffer, or goes on with it; from any thread.
 
@@ -355,10 +446,13 @@ class Sender:
             ClientClosed: The client is closed.
         """
         outcome = answer if isinstance(answer, BatchOutcome) else None
+        if outcome is not None:
+            self._direct.latency.observe(latency_ms)
         if not isinstance(answer, NotMaster):
             self._routes.on_sent(lane.queue.broker_name, latency_ms, outcome is not None)
         is_again = outcome is None or (outcome.status and self._retry_not_stored)
         if outcome is not None and outcome.code == _OK and not is_again:
+            self._direct.stored(batch.queue.topic, 1, outcome.status)
             batch.outcome = outcome
             self.give_back(lane, batch)
             if batch.callbacks:
@@ -386,6 +480,35 @@ class Sender:
         if lost:
             what = ", ".join(f"{count} to {topic}" for topic, count in lost)
             _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
+
+
+SEND_FIGURES: Final[tuple[Measured[Sender], ...]] = (
+    counter(
+        "sends_total",
+        "messages whose send has an outcome: its SendStatus, or the name of its error",
+        lambda sender: sender.ended,
+        unit="messages",
+        labels=("topic", "status"),
+    ),
+    histogram(
+        "send_latency_ms",
+        "from a send request to the broker's answer",
+        lambda sender: sender.latency,
+        unit="ms",
+        metric="rocketmq_send_cost_time",
+    ),
+    gauge(
+        "send_requests_in_flight",
+        "send requests of the client loop without an answer, at all brokers",
+        lambda sender: sender.in_flight,
+    ),
+    gauge(
+        "send_buffer_bytes",
+        "messages without an outcome, as buffer_memory_bytes counts them",
+        lambda sender: sender.pending_bytes,
+        unit="bytes",
+    ),
+)
 
 
 def _tell(batches: list[PendingBatch]) -> None:

@@ -100,7 +100,7 @@ class Client(ABC):
     def abandon(self) -> None:
         """What a killed process has, nobody closes."""
         if isinstance(self.api, Producer):
-            self.api.on_fork()
+            self.api._forked()
 
     def restart(self) -> None:
         """Says goodbye, and another one takes its place."""

@@ -16,6 +16,9 @@ from mqmesh.roles.index_figures import INDEX_FIGURES
 from mqmesh.roles.indexer.queries import QUERY_FIGURES
 from mqmesh.roles.namesrv.route_table import ROUTE_FIGURES
 from mqmesh.roles.schedule.service import SCHEDULE_FIGURES
+from mqmesh.sdk.consumer.consume_figures import LISTENER_FIGURES, PULL_FIGURES
+from mqmesh.sdk.producer.requests import REQUEST_FIGURES
+from mqmesh.sdk.producer.sender import SEND_FIGURES
 
 DECLARED = {
     "Name server": ROUTE_FIGURES,
@@ -41,6 +44,13 @@ def test_the_figures_of_replicas_are_documented(project_root):
     names = [one.figure.name for one in declared if one.figure.name.startswith("ha_")]
     assert len(set(names)) == len(names), "all of them are of one process"
     assert named_in(section) == sorted([*names, "unsafe_answers_total"])
+
+
+def test_the_figures_of_clients_are_documented(project_root):
+    document = (project_root / "docs" / "metrics.md").read_text()
+    section = document.partition("\n## Figures of clients\n")[2].partition("\n## ")[0]
+    declared = (*SEND_FIGURES, *REQUEST_FIGURES, *PULL_FIGURES, *LISTENER_FIGURES)
+    assert named_in(section) == sorted(one.figure.name for one in declared)
 
 
 def named_in(section):

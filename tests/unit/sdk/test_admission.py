@@ -493,7 +493,7 @@ def test_a_producer_that_ended_lets_nothing_join(world):
 def test_a_forked_producer_lets_nothing_join(world):
     producer = world.producer()
     producer.send_async(Message("t", b"opens a batch"))
-    producer.on_fork()
+    producer._forked()
     with pytest.raises(ClientClosed, match="fork"):
         producer.send_async(Message("t", b"x"))
     producer._state = "running"  # so that it is closed after a "fork", too

@@ -417,7 +417,7 @@ def test_one_step_that_fails_does_not_stop_the_others(world, make, monkeypatch, 
 
 def test_in_a_forked_child_it_is_closed(world, make):
     client = make()
-    client.engine.on_fork()
+    client.engine._forked()
     with pytest.raises(ClientClosed):
         client.engine.post(lambda: None)
     client.engine.close()

@@ -136,6 +136,9 @@ def test_every_message_is_handed_out_once_and_marked(make_case, batch_size):
     assert sorted(offset for call in case.seen for offset in call) == list(range(150))
     assert max(map(len, case.seen)) == min(batch_size, 100)
     assert case.span.states.count(DONE) == 150
+    assert case.service.calls == len(case.seen)
+    assert case.close(PATIENCE_S)
+    assert case.service.busy_ns > 0
 
 
 def test_a_fast_listener_needs_one_thread(make_case):
@@ -285,6 +288,7 @@ def test_a_revoked_queue_gets_no_further_call(make_case):
     release.set()
     case.until(lambda: case.progress)
     assert case.seen == [[0]]
+    assert case.service.calls == 1
     case.submit(600, 10)
     assert case.close(PATIENCE_S)
     assert case.seen == [[0]]
@@ -326,6 +330,7 @@ def test_closing_waits_for_calls_that_run_and_begins_no_other(make_case):
     release.set()
     assert case.close(PATIENCE_S)
     assert case.seen == [[0]]
+    assert case.service.calls == 1
 
 
 def test_progress_is_told_behind_each_portion(make_case):

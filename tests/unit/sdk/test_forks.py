@@ -16,8 +16,8 @@ class Listener:
 def test_everybody_who_still_lives_is_told(monkeypatch) -> None:
     monkeypatch.setattr(forks, "_listeners", type(forks._listeners)())
     one, two = Listener(), Listener()
-    forks.tell_of_forks(one)
-    forks.tell_of_forks(two)
+    forks.tell_of_forks(one.on_fork)
+    forks.tell_of_forks(two.on_fork)
     forks._tell()
     del two
     gc.collect()

@@ -218,7 +218,7 @@ def test_the_death_of_the_engine_ends_every_send(world, monkeypatch, caplog):
 
 def test_a_fork_closes_the_producer_in_the_child(world):
     producer = world.producer()
-    producer.on_fork()
+    producer._forked()
     with pytest.raises(ClientClosed, match="fork"):
         producer.send_async(message())
     producer.close()
@@ -234,7 +234,7 @@ def test_a_producer_that_is_started_after_a_fork_has_a_key_of_its_own(world):
     )
     world.producers.append(producer)
     before = producer._codec.key
-    producer.on_fork()
+    producer._forked()
     producer.start()
     assert producer._codec.key != before
     assert producer._codec.producer_id != producer_id_of(before)

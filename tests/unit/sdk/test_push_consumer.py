@@ -66,9 +66,9 @@ def test_what_is_pulled_goes_to_the_workers_and_what_they_do_may_be_committed():
     case = Case(start=7)
     _, (batch,), span = case.take(5)
     assert (batch.first, batch.end) == (7, 12)
-    assert (case.sink.next_offset, case.sink.commit_offset(), case.sink.held()) == (12, 7, 5)
+    assert (case.sink.next_offset, case.sink.commit_offset(), case.sink.held()[0]) == (12, 7, 5)
     span.mark(7, 9, DONE)
-    assert (case.sink.commit_offset(), case.sink.held()) == (10, 2)
+    assert (case.sink.commit_offset(), case.sink.held()[0]) == (10, 2)
 
 
 def test_what_is_passed_over_needs_no_worker():

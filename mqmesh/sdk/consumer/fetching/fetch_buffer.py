@@ -99,6 +99,10 @@ class FetchBuffer(QueueSink):
         """All before this queue offset is done."""
         return self.acked
 
+    def held(self) -> tuple[int, int]:
+        """Messages that no poll has returned, and about how many bytes they have."""
+        return self._count, self._size_bytes
+
     def drop(self) -> None:
         """Gives up what is held."""
         with self._changed:

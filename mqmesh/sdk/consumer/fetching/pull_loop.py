@@ -77,6 +77,9 @@ class QueueSink(Sink, Protocol):
     def commit_offset(self) -> int:
         """All before this queue offset need not come again."""
 
+    def held(self) -> tuple[int, int]:
+        """Messages that are not done, and about how many bytes they have; from any thread."""
+
     def drop(self) -> None:
         """The queue was given away."""
 

@@ -80,13 +80,20 @@ class ConsumeService(ABC):
         changed: See there.
         closed: Nothing more is handed out.
         failures: Calls that failed.
+        busy_ns: How long workers were with listeners, all together, in turns that have ended.
     """
 
     def __init__(self, changed: Condition) -> None:
         self.changed = changed
         self.closed = False
         self.failures = 0
+        self.busy_ns = 0
         self._workers: Workers | None = None
+
+    @property
+    @abstractmethod
+    def calls(self) -> int:
+        """Calls that were begun; from any thread."""
 
     def attach(self, workers: Workers) -> None:
         """Says who takes the turns, before the first message comes."""
@@ -156,6 +163,11 @@ class ConcurrentService(ConsumeService):
         self._ready: deque[Portion] = deque()
         self._calls_retired = 0
 
+    @property
+    def calls(self) -> int:
+        with self.changed:
+            return self.progress()[1]
+
     def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         self._add(work, list(make_portions(work, batches, span)))
 
@@ -197,6 +209,7 @@ class ConcurrentService(ConsumeService):
             self.closed = True
             for portion in self._ready:
                 portion.revoke()
+                self._calls_retired += portion.call_count
             self._ready.clear()
             self.changed.notify_all()
 

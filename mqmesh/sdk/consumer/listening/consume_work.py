@@ -78,7 +78,7 @@ class Portion:
     Attributes:
         calls: What is still to be begun: messages, or lists of them when a call gets several;
             taking the next one needs no lock.
-        call_count: About how many there were at first.
+        call_count: How many there are in all; before ``open`` about so many.
     """
 
     __slots__ = ("_items", "_source", "attempt", "call_count", "calls", "span", "work")
@@ -152,10 +152,12 @@ class Portion:
             self._items = messages
         else:
             self._items = [messages[at : at + size] for at in range(0, len(messages), size)]
+        self.call_count = len(self._items)
         self.calls = iter(self._items)
 
     def revoke(self) -> None:
         """What was not begun will not be; from any thread."""
+        self.call_count = self.calls_begun
         self._source = None
         self._items.clear()  # a list's iterator ends where its list does
 

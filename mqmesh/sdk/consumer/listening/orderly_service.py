@@ -66,6 +66,11 @@ class OrderlyService(ConsumeService):
         self._to_dead_letters = to_dead_letters
         self._ready: deque[OrderlyQueue] = deque()
         self._halted: dict[OrderlyQueue, None] = {}  # no set: they go on in the order they came
+        self._calls_begun = 0
+
+    @property
+    def calls(self) -> int:
+        return self._calls_begun
 
     def submit(self, work: QueueWork, batches: list[PulledBatch], span: StateSpan) -> None:
         assert isinstance(work, OrderlyQueue)
@@ -118,7 +123,7 @@ class OrderlyService(ConsumeService):
 
     def give_up(self, turn: Turn) -> None:
         assert isinstance(turn.work, OrderlyQueue)
-        self._settle(turn.work, None, None)
+        self._settle(turn.work, None, None, 1)
 
     def look(self) -> None:
         """Queues whose locks can be relied on again go on; in the client loop."""
@@ -148,10 +153,12 @@ class OrderlyService(ConsumeService):
     def _calls(self, work: OrderlyQueue) -> Calls:
         failure: Failure | None = None
         cause: Cause | None = None
-        for _ in range(CALLS_PER_TURN):
+        begun = 0
+        while begun < CALLS_PER_TURN:
             messages = work.next_call()
             if messages is None or self.closed:
                 break
+            begun += 1
             result = yield messages.copy()
             # Asked here, too: most calls succeed, and this is on the way of each message.
             done = result is None or result is _SUCCESS
@@ -160,7 +167,7 @@ class OrderlyService(ConsumeService):
                 failure = work.fail(cause)
                 break
             work.succeed()
-        self._settle(work, failure, cause)
+        self._settle(work, failure, cause, begun)
 
     # ---- From any thread ---------------------------------------------------------------
 
@@ -174,10 +181,13 @@ class OrderlyService(ConsumeService):
             else:
                 self._make_ready(work)
 
-    def _settle(self, work: OrderlyQueue, failure: Failure | None, cause: Cause | None) -> None:
-        """A worker has done with a queue for now."""
+    def _settle(
+        self, work: OrderlyQueue, failure: Failure | None, cause: Cause | None, begun: int
+    ) -> None:
+        """A worker has done with a queue for now, after so many calls."""
         dead: list[StoredMessage] | None = None
         with self.changed:
+            self._calls_begun += begun
             if failure is Failure.DEAD_LETTER and work.current is not None:
                 work.state = QueueState.LEAVING_MESSAGE
                 dead = work.current

@@ -13,7 +13,7 @@ from mqmesh.sdk.consumer.listening.consume_service import (
 )
 
 WATCH_MS: Final = 2
-QUICK_TURN_MS: Final = 2
+QUICK_TURN_NS: Final = 2_000_000
 """Who was done with a turn so soon will be back soon, and nobody else need be woken."""
 CALLS_PER_WATCH: Final = 2
 """A worker that begins fewer calls than this between two looks is slow: others would help."""
@@ -34,7 +34,7 @@ class WorkerThreads(Workers):
         self._service = service
         self._name = name
         self._most = most
-        self._now_ms = clock.monotonic_ms
+        self._now_ns = clock.monotonic_ns
         self._threads: list[threading.Thread] = []
         self._idle = 0  # that were not notified
         self._quick = False
@@ -58,20 +58,23 @@ class WorkerThreads(Workers):
             thread.start()
 
     def close(self, timeout_s: float) -> bool:
-        deadline_ms = self._now_ms() + int(timeout_s * 1_000)
+        until_ns = self._now_ns() + int(timeout_s * 1e9)
         others = [one for one in self._threads if one is not threading.current_thread()]
         for thread in others:
-            thread.join(max(deadline_ms - self._now_ms(), 0) / 1_000)
+            thread.join(max(until_ns - self._now_ns(), 0) / 1e9)
         return not any(thread.is_alive() for thread in others)
 
     def _work(self) -> None:
-        while (turn := self._next()) is not None:
-            began_ms = self._now_ms()
+        spent_ns = 0
+        while (turn := self._next(spent_ns)) is not None:
+            began_ns = self._now_ns()
             run_turn(turn)
-            self._quick = self._now_ms() - began_ms < QUICK_TURN_MS
+            spent_ns = self._now_ns() - began_ns
+            self._quick = spent_ns < QUICK_TURN_NS
 
-    def _next(self) -> Turn | None:
+    def _next(self, spent_ns: int) -> Turn | None:
         with self._changed:
+            self._service.busy_ns += spent_ns
             while (turn := self._service.take()) is None and not self._service.closed:
                 self._idle += 1
                 self._changed.wait()

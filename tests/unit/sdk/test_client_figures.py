@@ -1,0 +1,73 @@
+"""What clients count of what they do."""
+
+from __future__ import annotations
+
+import pytest
+from harness.simulated_cluster import Fault, FaultKind
+
+from mqmesh.errors import MQMeshError
+from mqmesh.figures import MAX_LABEL_SETS, OTHER
+from mqmesh.message import Message
+from mqmesh.protocol.codes import ResponseCode
+from mqmesh.sdk.producer.sender import SendCounts
+
+
+def test_every_way_to_send_counts_each_message_once(world):
+    producer = world.producer()
+    world.call(lambda: producer.send(Message("t", b"alone")))
+    futures = [producer.send_async(Message("t", b"x")) for _ in range(5)]
+    batch = producer.send_batch_async([Message("t", b"x")] * 3)
+    assert producer.figures().number("send_buffer_bytes") > 0
+    world.run()
+    assert all(future.exception() is None for future in [*futures, batch])
+    told = producer.figures()
+    assert told.number("sends_total", "t", "SEND_OK") == 9
+    assert told["send_latency_ms"].count >= 2, "one alone, and a request at least"
+    assert told.number("send_requests_in_flight") == 0
+    assert told.number("send_buffer_bytes") == 0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_sends_are_told_apart_by_what_became_of_them(world, alone):
+    producer = world.producer(retry_times_when_send_failed=0, retry_times_when_send_async_failed=0)
+
+    def send(*faults):
+        world.broker.faults.extend(faults)
+        if alone:
+            return world.call(lambda: producer.send(Message("t", b"x")))
+        future = producer.send_async(Message("t", b"x"))
+        world.run(100)
+        return future.exception()
+
+    send(Fault(FaultKind.REFUSE, ResponseCode.SYSTEM_BUSY))
+    send(Fault(FaultKind.STATUS, 2))
+    send()
+    told = producer.figures()
+    assert told.number("sends_total", "t", "SystemBusy") == 1
+    assert told.number("sends_total", "t", "FLUSH_SLAVE_TIMEOUT") == 1
+    assert told.number("sends_total", "t", "SEND_OK") == 1
+    assert told["send_latency_ms"].count == 3
+
+
+def test_a_send_that_was_repeated_has_one_outcome(world):
+    producer = world.producer()
+    world.broker.faults.append(Fault(FaultKind.CRASH_AFTER))
+    future = producer.send_async(Message("t", b"x"), timeout_ms=5_000)
+    world.run(100)
+    world.broker.start()
+    world.run(5_000)
+    assert future.exception() is None
+    (sends,) = [one for one in producer.figures() if one.figure.name == "sends_total"]
+    assert [(one.labels, one.value) for one in sends.samples] == [(("t", "SEND_OK"), 1)]
+
+
+def test_no_more_topics_than_anybody_reads_are_told_apart():
+    counts = SendCounts()
+    for number in range(MAX_LABEL_SETS + 5):
+        counts.stored(f"t{number}", 2)
+    counts.stored("t0", 1)
+    counts.failed("t0", 1, MQMeshError("no"))
+    assert len(counts.ended) == MAX_LABEL_SETS + 2
+    assert counts.ended["t0", "SEND_OK"] == 3
+    assert counts.ended[OTHER, "SEND_OK"] == 10
+    assert counts.ended[OTHER, "MQMeshError"] == 1
