@@ -83,6 +83,8 @@ _NAMED: Final = {"topic": TopicName, "group": GroupName}
 def check_texts(command: click.Command, inside: str = "") -> None:
     """Has all arguments of a command that are texts looked at, and those of commands in it.
 
+    Numbers with bounds get a name for errors: nobody types "a valid integer range".
+
     Args:
         command: Which.
         inside: Name of the group of commands that it belongs to.
@@ -91,5 +93,9 @@ def check_texts(command: click.Command, inside: str = "") -> None:
         if type(param.type) is click.types.StringParamType:
             kind = _NAMED.get(inside) if param.name == "name" else _TYPES.get(param.name or "")
             param.type = (kind or TextArgument)()
+        elif isinstance(param.type, click.IntRange):
+            param.type.name = "integer"
+        elif isinstance(param.type, click.FloatRange):
+            param.type.name = "number"
     for inner in getattr(command, "commands", {}).values():
         check_texts(inner, command.name or "")

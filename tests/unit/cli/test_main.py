@@ -251,3 +251,10 @@ def test_a_wrong_cluster_file_is_exit_code_2_and_nothing_starts(capsys, tmp_path
     code, out, err = run(capsys, "up", "-c", str(tmp_path / "nowhere.toml"))
     assert (code, out) == (2, "")
     assert err.endswith("nowhere.toml: No such file or directory\n")
+
+
+def test_a_number_that_is_none_is_called_one(capsys):
+    _, _, err = run(capsys, "ha", "promote", "broker-a", "x")
+    assert "'x' is not a valid integer." in err
+    _, _, err = run(capsys, "send", "t", "x", "--rate", "y")
+    assert "'y' is not a valid number." in err
