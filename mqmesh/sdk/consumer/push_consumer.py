@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, Self, Unpack
 
 from mqmesh.errors import (
@@ -306,12 +305,7 @@ class PushConsumer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # ---- What to consume -------------------------------------------------------------

@@ -3,7 +3,6 @@
 import concurrent.futures
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError, RequestTimeout
@@ -218,12 +217,7 @@ class Producer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # ---- Sending ---------------------------------------------------------------------
