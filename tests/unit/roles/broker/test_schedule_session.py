@@ -29,6 +29,7 @@ from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
 from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
 from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.roles.broker.features.delays import due_messages
+from mqmesh.roles.broker.features.delays.feature import DELAYS
 from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
 from mqmesh.roles.schedule.config import ScheduleConfig
@@ -295,6 +296,14 @@ def test_nothing_is_cancelled_for_somebody_who_has_stopped_waiting(rig):
     assert "does not answer" in str(rig.stage.answers[number])
     rig.advance(200)
     assert [one for one, _ in rig.delivered()] == [sequence]
+
+
+def test_a_cancel_ends_with_its_master(rig):
+    (sequence,) = rig.send(rig.now_ms + 100)
+    rig.advance(10)
+    number = rig.begin_cancel(sequence)
+    DELAYS.stopping(rig.stage.context)
+    assert "whether the message is cancelled is unknown" in str(rig.stage.answers[number])
 
 
 def test_a_cancel_of_what_is_no_id_does_not_get_as_far_as_the_service(rig):

@@ -9,6 +9,7 @@ from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.feature import Beginning, BrokerTurn, Feature
 from mqmesh.roles.broker.features.delays import schedule
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+from mqmesh.units import MAX_OFFSET
 
 
 def make_schedule(begins: Beginning) -> ScheduleDesk:
@@ -28,6 +29,10 @@ def _forget_service(context: BrokerContext, peer: bytes, now_ms: int) -> None:
     schedule.fail_cancels(context, context.schedule.on_disconnect(peer))
 
 
+def _fail_all_cancels(context: BrokerContext) -> None:
+    schedule.fail_cancels(context, context.schedule.tick(MAX_OFFSET))
+
+
 def _service(context: BrokerContext) -> str:
     return "off" if context.schedule.service is None else "on"
 
@@ -45,6 +50,7 @@ DELAYS: Final = Feature(
     tick=_tick,
     sample=schedule.hold_log,
     client_gone=_forget_service,
+    stopping=_fail_all_cancels,
     figures=(
         text("schedule_service", "whether the schedule service is there: on, off", _service),
         gauge(

@@ -20,6 +20,7 @@ REPLIES: Final = Feature(
     },
     tick=reply.answer_expired_replies,
     client_gone=_forget_requester,
+    stopping=reply.give_up_replies,
     figures=(
         counter(
             "replies_pushed_total",

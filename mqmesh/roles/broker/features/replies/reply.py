@@ -15,6 +15,7 @@ from mqmesh.protocol.replies import (
 )
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.features.sends.send import MESSAGE_OVERHEAD_BYTES
+from mqmesh.units import MAX_OFFSET
 
 
 def send_reply_message(
@@ -65,6 +66,14 @@ def on_requester_lost(context: BrokerContext, peer: bytes) -> None:
 def answer_expired_replies(context: BrokerContext, now_ms: int) -> None:
     """Gives up replies that were not acknowledged in time."""
     _give_up(context, context.replies.expire(now_ms))
+
+
+def give_up_replies(context: BrokerContext) -> None:
+    """The broker stops, or leads no more: acknowledgements will not be taken any more.
+
+    Whoever asked is at the next master soon, and the replier tries there.
+    """
+    _give_up(context, context.replies.expire(MAX_OFFSET))
 
 
 def _give_up(context: BrokerContext, requests: list[Request]) -> None:

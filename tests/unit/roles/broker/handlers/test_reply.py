@@ -14,6 +14,7 @@ from mqmesh.protocol.replies import (
     SendReplyRequest,
     SendReplyResponse,
 )
+from mqmesh.roles.broker.features.replies.feature import REPLIES
 from mqmesh.roles.broker.features.replies.reply import answer_expired_replies, on_requester_lost
 from mqmesh.roles.broker.features.replies.reply_table import ACKNOWLEDGE_TIMEOUT_MS
 
@@ -74,6 +75,15 @@ def test_a_client_that_never_acknowledges_ends_the_wait(online):
     answer_expired_replies(online.context, online.clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS)
     with pytest.raises(ClientNotOnline):
         online.answer(opaque)
+
+
+def test_the_end_of_the_master_ends_the_wait(online):
+    opaques = [send(online), send(online)]
+    REPLIES.stopping(online.context)
+    for opaque in opaques:
+        with pytest.raises(ClientNotOnline):
+            online.answer(opaque)
+    assert len(online.context.replies) == 0
 
 
 def test_a_stranger_cannot_acknowledge(online):
