@@ -27,12 +27,14 @@ from harness.chaos import say
 from harness.failovers import ElectedGroup, Load, Reader, stored, wait_acked
 from harness.machines import Machines, enter
 from harness.patience import until
+from mqmesh import Message, Producer
 from mqmesh.errors import MQMeshError
 from mqmesh.units import MIB
 
+BIG_TOPIC: Final = "big"
 CELL_S: Final = 150
 HOLD_S: Final = 4.0
-DISK_BYTES: Final = 192 * MIB
+DISK_BYTES: Final = 512 * MIB
 SEGMENT_BYTES: Final = 8 * MIB
 MODES: Final = ("none", "one", "quorum", "all")
 FLUSHES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
@@ -51,9 +53,16 @@ OF_ONE: Final = (
     "backup",
 )
 """To one replica: more of them at once may take what was acknowledged."""
+OF_MASTERS: Final = ("unanswered",)
+"""He is stopped when sends are written that he has not answered, until another one leads."""
+TAIL: Final = "tail"
+"""He comes back with many MB that nobody else has, and is killed again and again as he cuts."""
+RESTART: Final = "restart"
+"""It is away for a while, and meanwhile a follower starts again."""
 HOUR_MS: Final = 3_600_000
-BACK: Final = {"disk-full": 10.0}
-"""How long until it serves after its fault, where that is no matter of a moment, s."""
+BIG_BYTES, MOST_BIG, BIG_S = 1 * MIB, 100, 2.0
+CUT_KILLS, CUT_S = 5, 0.4
+AWAY_S: Final = 20.0
 _FAULTS: Final = struct.Struct("<3q")
 
 
@@ -72,11 +81,16 @@ def all_cells() -> list[Cell]:
         *itertools.product(VICTIMS, EVERYWHERE),
         *itertools.product(("master", "slave", "two"), OF_REPLICAS),
         *itertools.product(("master", "slave"), OF_ONE),
+        *itertools.product(("master",), OF_MASTERS),
+        ("master", TAIL),
+        ("coordinator", RESTART),
         ("two", "ring"),
     ]
     return [
         Cell(victim, fault, mode, flush)
         for (victim, fault), mode, flush in itertools.product(victims, MODES, FLUSHES)
+        # Where sends wait for others nobody has a long tail of his own.
+        if fault != TAIL or mode == "none"
     ]
 
 
@@ -164,7 +178,8 @@ class Harm:
     def __init__(
         self, group: ElectedGroup, hosts: FaultyHosts, cell: Cell, chance: random.Random
     ) -> None:
-        self._group, self._hosts, self._fault, self._chance = group, hosts, cell.fault, chance
+        self._group, self._hosts, self._chance = group, hosts, chance
+        self._fault, self._mode = cell.fault, cell.mode
         assert group.machines is not None
         self._machines = group.machines
         master = until(group.master)
@@ -197,6 +212,12 @@ class Harm:
             self._wait(HOLD_S)
             for name in self._names:
                 self._machines.back(name)
+        elif fault == "unanswered":
+            self._stop_unanswered(self.replicas[0])
+        elif fault == TAIL:
+            self._return_with_tail(self.replicas[0])
+        elif fault == RESTART:
+            self._restart_meanwhile()
         elif fault in OF_ONE:
             self._disturb()
         else:
@@ -207,6 +228,62 @@ class Harm:
         processes += [self._group.coordinator] * self._has_coordinator
         for process in processes:
             os.kill(process.pid, number)
+
+    def _stop_unanswered(self, master: int) -> None:
+        others = [f"r{one}" for one in self._group.replicas if one != master]
+        for other in others:
+            self._machines.cut(other, f"r{master}")
+        self._wait(0.3)
+        process = self._group.replicas[master]
+        process.suspend()
+        for other in others:
+            self._machines.heal(other, f"r{master}")
+        until(lambda: self._group.master() not in (0, master), CELL_S)
+        process.resume()
+
+    def _return_with_tail(self, master: int) -> None:
+        others = [f"r{one}" for one in self._group.replicas if one != master]
+        with Producer("big", namesrv_addr=self._group.namesrv.endpoint) as producer:
+            producer.send(Message(BIG_TOPIC, b"made"))
+            for other in others:
+                self._machines.cut(f"r{master}", other)
+            began, body = time.monotonic(), self._chance.randbytes(BIG_BYTES)
+            for _ in range(MOST_BIG):
+                producer.send(Message(BIG_TOPIC, body))
+                if time.monotonic() > began + BIG_S:  # else the followers leave the set
+                    break
+        self._machines.gone(f"r{master}")
+        for other in others:
+            self._machines.heal(f"r{master}", other)
+        until(lambda: self._group.master() not in (0, master), CELL_S)
+        self._machines.back(f"r{master}")
+        for _ in range(CUT_KILLS):
+            self._wait(self._chance.uniform(0, CUT_S))
+            self._group.replicas[master].kill()
+            self._group.start(master)
+        until(lambda: len(self._group.in_sync()) > 2, CELL_S)
+        cut = list((self._group.folder / f"r{master}").rglob("cut/**/*"))
+        size = sum(path.stat().st_size for path in cut if path.is_file())
+        say(f"       {size / MIB:.0f} MiB in {len(cut)} files of cut/")
+        assert size > BIG_BYTES, "the tail is not in cut/"
+
+    def _restart_meanwhile(self) -> None:
+        def epoch() -> int:
+            statuses = [one.status for one in self._group.admin.ha_status() if one.broker_id == 0]
+            return statuses[0].epoch if statuses and statuses[0] is not None else 0
+
+        before, master = until(epoch), until(self._group.master)
+        self._group.coordinator.kill()
+        self._wait(1.0)
+        slave = self._chance.choice([one for one in self._group.replicas if one != master])
+        self._group.replicas[slave].kill()
+        self._group.start(slave)
+        self._wait(AWAY_S)
+        self._group.start_coordinator()
+        until(lambda: len(self._group.in_sync()) > 2, CELL_S)
+        # A master with mode none may answer nobody once its session may be over.
+        if self._mode != "none" and until(epoch) != before:
+            raise AssertionError(f"epoch {epoch()} after {before}: somebody was elected")
 
     def _kill(self) -> None:
         copies = {}
