@@ -26,6 +26,7 @@ from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.sdk.consumer import queue_leases
 from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue
 from mqmesh.sdk.consumer.listening.back_sender import BackSender
+from mqmesh.storage.commitlog import checkpointer
 from mqmesh.storage.interface import BatchToPut, PutResult
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.storage.queues.producer_states import ProducerStates
@@ -120,6 +121,15 @@ def _before_the_sync(stack):
     return bug
 
 
+def _never_synced(stack):
+    stack.enter_context(mock.patch.object(checkpointer, "sync_paths", return_value=None))
+
+    def bug(run: Run) -> None:
+        run.world.real_store = True
+
+    return bug
+
+
 def _lost_retry(was):
     def send(self, messages):
         if messages.first % 3:
@@ -165,6 +175,7 @@ def _never_asked(was):
 BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
     "an acknowledgement before the write": _store(LateWrites),
     "an acknowledgement before the sync": _before_the_sync,
+    "queue files that are never synced": _never_synced,
     "a commit ahead of the listener": _method(
         ProcessQueue, "commit_offset", _ahead_of_the_listener
     ),

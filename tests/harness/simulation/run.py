@@ -1,5 +1,6 @@
 """One seed from beginning to end: a cluster, its clients, faults, and the judgement."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from harness.simulation.load import Client, make_clients
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.storage.commitlog import recovery
 
 CALM_MS: Final = 3_000
 HARM_MS: Final = 45_000
@@ -57,6 +59,33 @@ class Outcome(msgspec.Struct, frozen=True):
         return f"scripts/simulate --seed {self.seed}{self.option}"
 
 
+class Complaints(logging.Handler):
+    """What a recovery says of damage. A simulated disk keeps what was synced: it is a store's bug.
+
+    Whatever is damaged is made anew, so nobody else would notice that it was not synced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: dict[str, None] = {}
+        self._log = logging.getLogger(recovery.__name__)
+        self._before = self._log.level, self._log.propagate
+        self._log.propagate = self._log.isEnabledFor(logging.ERROR)
+        self._log.setLevel(logging.ERROR)
+        self._log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes it, whether somebody reads the log or not."""
+        self.told[record.getMessage()] = None
+
+    def close(self) -> None:
+        """Hears no more."""
+        self._log.removeHandler(self)
+        level, self._log.propagate = self._before
+        self._log.setLevel(level)
+        super().close()
+
+
 class Run:
     """A seed's world while it runs.
 
@@ -74,6 +103,7 @@ class Run:
         self.books = Books()
         self.clients: list[Client] = []
         self._begun_ms = self.world.now_ms
+        self._complaints = Complaints()
 
     @property
     def profile(self) -> dict[str, int] | None:
@@ -103,6 +133,7 @@ class Run:
         ]
         found += [f"C11: not delivered after {PATIENCE_MS} ms: {what}" for what in missing]
         found += self._judged()
+        found += [f"C12: a store was not as it was synced: {it}" for it in self._complaints.told]
         if world.failures:
             found.append(f"bug: {world.failures} callbacks raised, see the log")
         counts = {
@@ -121,6 +152,7 @@ class Run:
 
     def close(self) -> None:
         """Releases what the roles hold."""
+        self._complaints.close()
         for client in self.clients:
             client.transport.node.kill()
             client.abandon()
