@@ -27,6 +27,8 @@ OTHER: Final = "(other)"
 """Stands for the labels of all sets beyond ``MAX_LABEL_SETS``; no topic has such a name."""
 LATENCY_BOUNDS_MS: Final = (0.25, 1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000.0)
 """RocketMQ's buckets of command latencies, with one more in front."""
+SIZE_BOUNDS_BYTES: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
+"""RocketMQ's buckets of message sizes."""
 FOLDED: Final = "folded_label_sets"
 """Name of the figure that every board has: label sets that went into ``OTHER``."""
 
@@ -149,10 +151,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Counts an observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts an observation, or several of the same size."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
 
     def read(self) -> Distribution:
         """What was observed so far."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.figures import LabelValues, counter, gauge
+from mqmesh.figures import FigureValue, LabelValues, counter, gauge, histogram
 from mqmesh.message import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, is_system_topic
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.roles.broker.context import BrokerContext
@@ -50,6 +50,14 @@ def _answer_all(context: BrokerContext) -> None:
 def _by_topic(context: BrokerContext, name: str) -> dict[LabelValues, int]:
     return {
         _topic_labels(topic.config.topic): getattr(topic, name)
+        for topic in context.topics
+        if topic.put_messages
+    }
+
+
+def _sizes(context: BrokerContext) -> dict[LabelValues, FigureValue]:
+    return {
+        _topic_labels(topic.config.topic): topic.sizes.read()
         for topic in context.topics
         if topic.put_messages
     }
@@ -163,6 +171,14 @@ SENDS: Final = Feature(
             unit="bytes",
             labels=_TOPIC_LABELS,
             metric="rocketmq_throughput_in_total",
+        ),
+        histogram(
+            "topic_message_size_bytes",
+            "sizes of the messages stored",
+            _sizes,
+            unit="bytes",
+            labels=_TOPIC_LABELS,
+            metric="rocketmq_message_size",
         ),
     ),
 )

@@ -145,6 +145,7 @@ def _account(
         if topic is not None:
             topic.put_messages += count
             topic.put_bytes += size
+            topic.sizes.observe(size / count, count)
             topic.last_update[queue_id] = result.store_timestamp
         if name == TRANS_HALF_TOPIC:
             context.transactions.note_half(batch, result, context.clock.monotonic_ms())

@@ -15,6 +15,7 @@ from mqmesh.errors import (
     SystemBusy,
     TopicNotFound,
 )
+from mqmesh.figures import SIZE_BOUNDS_BYTES, Histogram
 from mqmesh.message import DLQ_PREFIX, HIDDEN_TOPICS, STATE_TOPIC, check_topic, is_system_topic
 from mqmesh.protocol.route import MAX_TOPICS_PER_BROKER, DataVersion, Perm, TopicConfig
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
@@ -35,6 +36,7 @@ class Topic(msgspec.Struct):
         last_update: Store time of the last message of a queue, where known.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
+        sizes: Of its stored messages; those of a batch count as equally large.
         get_messages: Handed out since the broker was started.
         get_bytes: Their batches' bytes.
     """
@@ -46,6 +48,7 @@ class Topic(msgspec.Struct):
     last_update: dict[int, TimestampMs] = {}
     put_messages: int = 0
     put_bytes: int = 0
+    sizes: Histogram = msgspec.field(default_factory=lambda: Histogram(SIZE_BOUNDS_BYTES))
     get_messages: int = 0
     get_bytes: int = 0
 

@@ -237,5 +237,7 @@ def test_messages_and_bytes_are_counted_by_topic_and_by_group(stage):
     figures = readings_of(stage)
     assert figures.number("topic_put_messages_total", "t", "normal", "false") == 2
     assert figures.number("topic_put_bytes_total", "t", "normal", "false") == size
+    (sizes,) = (one.samples for one in figures if one.figure.name == "topic_message_size_bytes")
+    assert (sizes[0].value.counts[0], sizes[0].value.total) == (2, size), "both are below 1 KiB"
     assert figures.number("group_get_messages_total", "t", "g", "false") == 2
     assert figures.number("group_get_bytes_total", "t", "g", "false") == size
