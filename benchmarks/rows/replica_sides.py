@@ -1,8 +1,10 @@
-"""Sides of the rows about replicas: a master with one follower, and what it costs."""
+"""Sides of the rows about replicas: a master with one follower, or two, and what they cost."""
 
 import time
+from contextlib import suppress
 from typing import Final
 
+from mqmesh.errors import NoRoute
 from mqmesh.protocol.replication import HaStatus
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.units import MIB
@@ -82,6 +84,73 @@ def _has_all(master: HaStatus | None, follower: HaStatus | None) -> bool:
         and follower.connected
         and follower.log_end == master.log_end
     )
+
+
+class Trio(Cluster):
+    """Three replicas that elect their master, and their coordinator.
+
+    Args:
+        crew: Where their processes belong.
+        load: What the cluster is for.
+        conditions: Of the call.
+        ack_replicas: As the setting of that name.
+
+    Attributes:
+        followers: The processes of those that do not lead.
+    """
+
+    def __init__(self, crew: Crew, load: Load, conditions: Conditions, ack_replicas: str) -> None:
+        self.followers: list[Child] = []
+        settings = ["listen_port=0", f"data_dir={crew.folder}/coordinator"]
+        _, coordinator = crew.role("coordinator", settings)
+        super().__init__(
+            crew,
+            load,
+            conditions,
+            [
+                "ha.mode=auto",
+                f"ha.ack_replicas={ack_replicas}",
+                "ha.total_replicas=3",
+                f"ha.coordinator=embedded://{coordinator}",
+            ],
+        )
+
+    def _start(self) -> tuple[Child, str]:
+        replicas = {}
+        for number in (1, 2, 3):
+            folder = f"store_path_root_dir={self._crew.folder}/r{number}"
+            settings = [*self._settings, f"broker_id={number}", folder]
+            child, endpoint = self._crew.role("broker", settings)
+            replicas[endpoint] = child
+        master = self._wait_complete()
+        self.followers = [child for endpoint, child in replicas.items() if endpoint != master]
+        return replicas[master], master
+
+    def _wait_complete(self) -> str:
+        """Waits until one leads and the others follow; where it listens."""
+        deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        with HaAdmin(self.namesrv) as admin:
+            while time.monotonic() < deadline_s:
+                with suppress(NoRoute):
+                    found = [one for one in admin.ha_status() if one.broker_id == 0]
+                    status = found[0].status if found else None
+                    if status is not None and len(status.in_sync) == len(status.replicas) + 1 == 3:
+                        return found[0].endpoint
+                time.sleep(_LOOK_S)
+        raise BenchError(f"no three replicas are in sync in {RUN_TIMEOUT_S:.0f} s")
+
+
+def product_elected(ack_replicas: str, load: Load, conditions: Conditions) -> Sample:
+    """A producer alone, an elected master and its two followers."""
+    with new_crew(conditions) as crew:
+        trio = Trio(crew, load, conditions, ack_replicas)
+        client = crew.client(load.task("produce_batches", trio.namesrv, conditions))
+        before_s = sum(one.usage().cpu_s for one in trio.followers)
+        sample = measure_alone("producer", client, trio.child, conditions)
+        used_s = sum(one.usage().cpu_s for one in trio.followers) - before_s
+        sample.cpu_s_per_million["slaves"] = used_s * 1e6 / sample.message_count
+        trio.check_stored(sample.message_count)
+        return trio.memory(sample)
 
 
 def product_replicated(kind: str, ack_replicas: str, load: Load, conditions: Conditions) -> Sample:

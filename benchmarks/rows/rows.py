@@ -13,6 +13,7 @@ from rows.replica_sides import (
     limit_replicated,
     product_alone_cpu,
     product_catch_up,
+    product_elected,
     product_idle_slave,
     product_replicated,
     product_slave_cpu,
@@ -420,6 +421,18 @@ def _replica_rows() -> list[Row]:
             product=double,
             limit=alone,
             least_ratio=0.6,
+        ),
+        *(
+            Row(
+                name=f"ha_{mode}3_cost",
+                unit="msg/s",
+                what=f"explicit batches, three replicas that elect their master, mode {mode}, "
+                "against a broker alone",
+                product=partial(product_elected, mode, load),
+                limit=alone,
+                least_ratio=0.45,
+            )
+            for mode in ("all", "quorum")
         ),
     ]
 

@@ -201,9 +201,13 @@ class Cluster:
         ]
         if load.sync_flush:
             self._settings.append("storage.flush_disk_type=SYNC_FLUSH")
-        self.child, self.endpoint = crew.role("broker", self._settings)
+        self.child, self.endpoint = self._start()
         self._create_topic(load.queues)
         self.idle = self.child.usage()
+
+    def _start(self) -> tuple[Child, str]:
+        """The broker that takes messages, and where it listens."""
+        return self._crew.role("broker", self._settings)
 
     def restart(self) -> float:
         """Starts the broker again, which has ended; returns the seconds until it serves."""
