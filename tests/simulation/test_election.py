@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from harness.simulation import run
 from harness.simulation.election import ElectionRun, leadership_of, start_group
 from harness.simulation.run import run_seed
 from harness.simulation.world import World
@@ -18,8 +20,10 @@ from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, TopicNot
 from mqmesh.protocol.replication import FenceResponse
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
+from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.sdk.admin.ha_admin import HaAdmin
+from mqmesh.storage.commitlog.store import CommitLogStore
 
 SEEDS = 8
 MOST_SEEDS = 60
@@ -60,6 +64,27 @@ def test_a_leader_that_goes_on_though_it_promised_to_another_is_found():
         mock.patch.object(KeptPromises, "promise", return_value=None),
     )
     assert first_violation(*bugs, hint=4) is not None
+
+
+@pytest.mark.timeout(300)
+def test_a_leader_that_shows_too_little_or_goes_back_is_found():
+    show_to, confirmed = CommitLogStore.show_to, Leadership.confirmed
+    calls = itertools.count()
+
+    def too_little(self, position):
+        show_to(self, lambda: max(position() - 2_000, 0))
+
+    def goes_back(self):
+        return max(confirmed(self) - next(calls) % 2, 0)
+
+    with (
+        mock.patch.object(CommitLogStore, "show_to", too_little),
+        mock.patch.object(Leadership, "confirmed", goes_back),
+        mock.patch.object(run, "PATIENCE_MS", 0),
+    ):
+        found = run_seed(1, kind=ElectionRun).violations
+    assert any("for readers, though" in one for one in found if one.startswith("H4"))
+    assert any("went back in epoch" in one for one in found if one.startswith("H3"))
 
 
 class Site:

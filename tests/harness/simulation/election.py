@@ -2,14 +2,15 @@
 
 Sends wait for the replicas in sync, or for most of all, so whatever was acknowledged is there under
 every master. Beside the histories of clients: in an epoch one replica confirms, and what it
-confirmed every later master has.
+confirmed every later master has (H2, H3); who leads shows whatever was acknowledged before (H4).
+Histories over failovers show H1 (C1, C3, C5), H5 (C6), H6 (C4) and H7 (C7, C9), the end H8.
 """
 
 from pathlib import Path
 from typing import Final
 
-from harness.history import Commit, Delivery
-from harness.simulation.books import READERS, TOPICS, delivery_of
+from harness.history import ACKED, Commit, Delivery
+from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of
 from harness.simulation.faults import Faults
 from harness.simulation.load import make_clients
 from harness.simulation.run import QUEUES, Run
@@ -29,6 +30,8 @@ from mqmesh.units import MAX_OFFSET, CommitLogOffset
 GROUP: Final = "broker-a"
 REPLICAS: Final = 3
 WATCH_MS: Final = 50
+MOST_READ_BACK: Final = 20
+"""One of so many that were acknowledged last is asked for."""
 READ_BYTES: Final = 1 << 20
 
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
@@ -79,6 +82,7 @@ class ElectionRun(Run):
         self.replicas: list[Process] = []
         self._leaders: dict[int, str] = {}
         self._confirmed = 0
+        self._confirmed_in: dict[int, int] = {}
         self._last: Leadership | None = None
         self._wrong: list[str] = []
 
@@ -112,6 +116,12 @@ class ElectionRun(Run):
             leadership = leadership_of(process)
             if leadership is not None and leadership.is_confirmed:
                 self._note(process, leadership)
+        # Only the newest: whoever is cut off may not know yet that another one leads.
+        newest = max(self._leaders, default=0)
+        for process in self.replicas:
+            leadership = leadership_of(process)
+            if leadership is not None and leadership.is_confirmed and leadership.epoch == newest:
+                self._read_back(process)
         self.world.simulation.after(WATCH_MS, self._watch)
 
     def _note(self, process: Process, leadership: Leadership) -> None:
@@ -121,7 +131,27 @@ class ElectionRun(Run):
             self._wrong.append(f"H3: {before} and {process.name} confirm in epoch {epoch}")
         if epoch < max(self._leaders) and leadership.confirmed() > self._confirmed:
             self._wrong.append(f"H3: epoch {epoch} confirms after epoch {max(self._leaders)} did")
-        self._confirmed = max(self._confirmed, leadership.confirmed())
+        confirmed = leadership.confirmed()
+        if confirmed < self._confirmed_in.get(epoch, 0):
+            self._wrong.append(f"H3: what is confirmed went back in epoch {epoch}")
+        self._confirmed_in[epoch] = confirmed
+        self._confirmed = max(self._confirmed, confirmed)
+
+    def _read_back(self, master: Process) -> None:
+        """Whoever leads shows what was acknowledged before it is asked."""
+        store, chance = master.server._store, self.world.simulation.random
+        topic = chance.choice((PLAIN, ORDERED))
+        acked = [one for one in self.books.attempts[topic].values() if one.outcome == ACKED]
+        if not acked:
+            return
+        wanted = chance.choice(acked[-MOST_READ_BACK:])
+        queue_id = int(wanted.queue.rpartition("/")[2])
+        _, end = store.queue_bounds(topic, queue_id)
+        if end <= wanted.queue_offset:
+            self._wrong.append(
+                f"H4: {wanted.queue} ends at {end} for readers, though {wanted.queue_offset} was "
+                "acknowledged before"
+            )
 
     def _master(self) -> Process | None:
         leading = [one for one in self.replicas if leadership_of(one) is not None]
