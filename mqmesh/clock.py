@@ -1,4 +1,4 @@
-"""Where time comes from.
+"""Clocks: where time comes from.
 
 Three clocks, because they answer different questions: the monotonic one measures
 waits, leases and deadlines and never jumps; the wall clock labels messages and

@@ -1,4 +1,4 @@
-"""What identifies this machine, and where local sockets may stand."""
+"""This machine: what identifies it, and where local sockets may stand."""
 
 import hashlib
 import os

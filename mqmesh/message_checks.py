@@ -1,4 +1,4 @@
-"""What users want to send, checked: what passes can be encoded, stored and decoded."""
+"""Checks of what users want to send: what passes can be encoded, stored and decoded."""
 
 import enum
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What mqmesh writes, only its own user reads: files 0600, folders 0700.
+"""Private files and folders, 0600 and 0700: what mqmesh writes, only its own user reads.
 
 Messages, offsets and settings stand in them. The processes of roles have a umask that leaves
 nothing to others; what is made in a user's program, too, says its mode itself. What an older

@@ -40,9 +40,9 @@ PAUSE_S: Final = 0.1
 CLOSE_MS: Final = 500
 """All outcomes were waited for when it is closed, but for Ctrl-C, which must be quick."""
 GRACE_S: Final = 0.3
+"""After Ctrl-C, for outcomes that are still to come."""
 GIVE_UP_S: Final = 30.0
 """When brokers were there and all sends fail for so long, the rest is not tried any more."""
-"""After Ctrl-C, for outcomes that are still to come."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""How a worker locks itself in, rung by rung, before it looks at foreign code.
+"""Confinement: how a worker locks itself in, rung by rung, before it looks at foreign code.
 
 Each rung holds where the one above it should give way: no descriptors but two pipes,
 an own user, own namespaces (network, mounts, names, semaphores) with an empty root,

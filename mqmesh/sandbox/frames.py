@@ -1,4 +1,4 @@
-"""What a worker and its owner say to each other, over two pipes.
+"""Frames between a confined worker and its owner, over two pipes.
 
 Layout of a question, little endian:
 

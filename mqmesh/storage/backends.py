@@ -1,4 +1,4 @@
-"""Which kinds of store there are, by the names that configuration uses.
+"""Backends of stores: which kinds there are, by the names that configuration uses.
 
 Besides the three built in, any package may offer one: an entry point of the
 group ``mqmesh.storage`` whose object is called like ``CommitLogStore.open``.

@@ -1,4 +1,4 @@
-"""How much memory this process has, and giving back what it does not need."""
+"""Memory of this process: how much it has, and giving back what it does not need."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""When a put is safe: how far the log may be acknowledged, and seen by consumers.
+"""The commit point, when a put is safe: how far the log may be acknowledged, and seen by consumers.
 
 The one place that decides it, from how far each holder of the log has come. With
 ``SYNC_FLUSH`` the disk is such a holder, with ``ASYNC_FLUSH`` nobody is: everything is

@@ -1,4 +1,4 @@
-"""What a handler may use."""
+"""The context of a broker's handlers: what they may use."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a feature of the broker gives to it: commands, and hooks that the server calls.
+"""Features of the broker: what each gives to it, commands and hooks that the server calls.
 
 Each folder of ``features/`` has one, in its ``feature.py``; ``all_features.py`` lists them.
 """

@@ -1,4 +1,4 @@
-"""What the name server's tables want done; ``server.py`` does it."""
+"""Effects of the name server's tables, what they want done; ``server.py`` does it."""
 
 import msgspec
 

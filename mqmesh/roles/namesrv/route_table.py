@@ -1,4 +1,4 @@
-"""Which broker carries which topic, and who is gone. Pure: events in, effects out.
+"""Routes: which broker carries which topic, and who is gone. Pure: events in, effects out.
 
 A broker process is a *member* of its broker group, known by its broker id. It is
 in the table from its first REGISTER_BROKER until it unregisters, its connection

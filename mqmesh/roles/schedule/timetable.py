@@ -1,4 +1,4 @@
-"""What waits, sorted by the time when it is due. It does not live in memory.
+"""The timetable: what waits, sorted by the time when it is due. It does not live in memory.
 
 Pure: the pairs of keys and values are kept by somebody else, in memory for tests and in
 LMDB otherwise, all changes of one call in one transaction, together with how far the

@@ -1,4 +1,4 @@
-"""When a process that died is started again, and in which order processes are stopped.
+"""Restarts of processes that died: when; and in which order processes are stopped.
 
 Pure: events and the time go in, decisions come out.
 """

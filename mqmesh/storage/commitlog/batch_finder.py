@@ -1,4 +1,4 @@
-"""From a queue offset to batches: reads consume queue entries and the log.
+"""Finds batches by queue offset: reads consume queue entries and the log.
 
 The entries of a batch are equal in offset and size and stand side by side, and
 offsets grow along a queue. So the end of a batch is found by galloping, in a

@@ -1,4 +1,4 @@
-"""The list of what is lost: ranges of the log that were on disk and are bad now.
+"""Damage of the log: ranges of the log that were on disk and are bad now.
 
 Such a range is never cut and never given out. It stays in the log, is passed
 over, and is written down here, for the operator and, later, for repair from a

@@ -1,4 +1,4 @@
-"""What a record of the log means for all that is derived from it.
+"""Applies records of the log: what each means for all that is derived from it.
 
 One place for all ways by which a record comes: a batch that was put, a record that recovery
 reads, or one that a leader's log gave. So queues, producers' last batches and deletions are the

@@ -1,4 +1,4 @@
-"""From a time to a place in a queue: a binary search over stored batches."""
+"""Finds the offset of a time in a queue: a binary search over stored batches."""
 
 import struct
 from typing import Final

@@ -1,4 +1,4 @@
-"""What retention decides: which log segments may go, and when writes are refused.
+"""Retention: which log segments may go, and when writes are refused.
 
 Pure: ages, hours and the room on the disk are given. Three rules, in this order:
 

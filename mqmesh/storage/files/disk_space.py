@@ -1,4 +1,4 @@
-"""How full a file system is, as ``df`` tells it."""
+"""Disk space: how full a file system is, as ``df`` tells it."""
 
 import os
 from collections.abc import Callable

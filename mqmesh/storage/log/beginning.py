@@ -1,4 +1,4 @@
-"""Where retention lets the log begin, noted before it removes anything.
+"""The beginning of the log: where retention lets it be, noted before it removes anything.
 
 So segments that are missing at the beginning and were not removed by retention can be told
 from those that were. Layout of the file, little endian:

@@ -1,4 +1,4 @@
-"""Which batches were stored lately: what makes a repeated send harmless.
+"""Producer states, which batches were stored lately: what makes a repeated send harmless.
 
 For every producer and queue the last few batches are remembered with the
 offsets they got. A producer has at most four batches in flight per queue, so what

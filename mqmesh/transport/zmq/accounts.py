@@ -1,4 +1,4 @@
-"""How many bytes a server holds for each of its peers, and who has to go. Pure.
+"""Accounts of peers: how many bytes a server holds for each of its peers, and who has to go. Pure.
 
 Outgoing bytes are counted exactly: every ``MARK_BYTES`` a frame is handed to ZeroMQ with a
 tracker, which tells when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ

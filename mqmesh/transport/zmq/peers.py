@@ -1,4 +1,4 @@
-"""Which connection belongs to which peer, so that a broken one names who is gone. Pure.
+"""Peers and their connections: which belongs to whom, so that a broken one names who is gone. Pure.
 
 A ROUTER names peers by routing ids, its monitor names connections by descriptors,
 and only a frame tells both. The two tell their news by different ways, so that

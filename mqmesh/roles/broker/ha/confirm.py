@@ -253,18 +253,6 @@ class AckPolicy(msgspec.Struct, frozen=True):
         ]
         return len(near) + 1 >= log.rule.copies
 
-    def answerable(self, log: ConfirmedLog, own: int, log_end: int) -> int:
-        """What ends at this commit-log offset or before is answered now.
-
-        Args:
-            log: Who has what.
-            own: Written here, or with SYNC_FLUSH synced.
-            log_end: Where the leader's log ends.
-        """
-        if self.mode is AckReplicas.NONE or not self.is_available(log, log_end):
-            return own
-        return min(own, log.confirmed)
-
     def status_of(
         self, log: ConfirmedLog, end_offset: int, log_end: int, *, is_late: bool = False
     ) -> SendStatus | None:

@@ -166,12 +166,6 @@ class Leadership:
         """A follower's connection broke."""
         self.log.on_disconnected(replica_id)
 
-    def is_followed(self, now_ms: int, within_ms: int) -> bool:
-        """Whether enough followers to confirm were heard lately."""
-        heard = {one for one, at in self.heard_ms.items() if now_ms - at <= within_ms}
-        members = {one.replica_id for one in self.log.rule.members} - {self.log.me.replica_id}
-        return len(members & heard) + 1 >= self.log.rule.copies
-
     def _heard(self, replica_id: int, now_ms: int) -> None:
         self.heard_ms[replica_id] = now_ms
         self.in_sync.on_follower(replica_id, self._log_end(), now_ms)

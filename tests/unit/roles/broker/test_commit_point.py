@@ -12,7 +12,7 @@ from mqmesh.errors import SystemBusy
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.commit_point import CommitPoint, Holder, commit_point_of
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
-from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable, no_followers
+from mqmesh.roles.broker.features.replicas.follower_table import FollowerTable
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.units import MAX_OFFSET
@@ -74,7 +74,10 @@ def test_a_put_is_safe_when_all_holders_have_all_of_it(disk, replica):
 )
 def test_the_disk_counts_only_with_sync_flush(flush, offset):
     config = BrokerConfig(storage=BrokerStoreConfig(flush_disk_type=flush))
-    assert commit_point_of(config, Disk(), no_followers()).offset() == offset
+    assert (
+        commit_point_of(config, Disk(), FollowerTable(window_bytes=0, fall_behind_bytes=0)).offset()
+        == offset
+    )
 
 
 def test_nobody_waits_for_a_holder_that_is_not_there_but_is_told_that_it_lacks_the_put():

@@ -1,4 +1,4 @@
-"""Messages that are not due yet, on their way into ``SCHEDULE_TOPIC_XXXX``.
+"""Delayed messages, which are not due yet, on their way into ``SCHEDULE_TOPIC_XXXX``.
 
 What producers delay and what consumers send back waits there under its message ids,
 with its real topic and queue in the batch's meta, until the schedule service says that

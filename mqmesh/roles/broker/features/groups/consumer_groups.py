@@ -1,4 +1,4 @@
-"""Which clients are there, and which consumer groups they are members of.
+"""Consumer groups and clients: which are there, and who is a member of what.
 
 Pure: it is told of heartbeats, of broken connections and of the time. Whom to
 notify of changed members is gathered until ``take_notices``, so a thousand
@@ -26,7 +26,6 @@ from mqmesh.roles.broker.features.groups.queue_claims import NO_GENERATION, Queu
 from mqmesh.roles.broker.features.groups.subscription_check import SubscriptionCheck
 from mqmesh.roles.broker.features.pulls.pull_filter import pull_filter
 
-"""RocketMQ's prefix for groups of the system's own services."""
 MAX_CLIENT_ID_LENGTH: Final = 255
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""How far each consumer group has come in each message queue.
+"""Committed offsets: how far each consumer group has come in each message queue.
 
 Kept in the log, see ``state_log``, behind the messages that they count. Of groups whose offsets
 were moved the log tells, too, from where on marks of what they sent back count

@@ -1,4 +1,4 @@
-"""What consumer groups lost because messages were removed before their time."""
+"""Forced losses: what consumer groups missed because messages were removed before their time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

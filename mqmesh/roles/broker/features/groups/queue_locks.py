@@ -1,4 +1,4 @@
-"""Which member of a group alone may consume a queue: the locks of ordered consumption. Pure.
+"""Locks of queues for ordered consumption: which member of a group alone may have one. Pure.
 
 A lock ends when its holder gives it back, when it was not renewed for the time of the lease,
 or a while after the connection broke that it was last renewed by. That while is longer than a

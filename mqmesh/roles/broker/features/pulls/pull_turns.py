@@ -1,4 +1,4 @@
-"""How much is read for pulls in one turn of the loop, so that sends are served in between. Pure.
+"""Turns of pulls: how much one turn of the loop reads, so that sends come in between. Pure.
 
 ZeroMQ hands over one request of each client in turn. Where sixty clients ask for 16 MiB each, a
 send would wait for nearly a GiB to be read. So a turn has a budget of bytes; pulls that come when

@@ -226,8 +226,3 @@ class FollowerTable:
 
     def _has(self, one: Follower) -> int:
         return one.synced if self._counts_synced else one.written
-
-
-def no_followers() -> FollowerTable:
-    """Of a broker without replication."""
-    return FollowerTable(window_bytes=0, fall_behind_bytes=0)

@@ -1,4 +1,4 @@
-"""What becomes of messages that were sent back: which retry, or dead letter. Pure."""
+"""Retries: what becomes of messages that were sent back, which delay, or dead letter. Pure."""
 
 from collections.abc import Callable, Sequence
 

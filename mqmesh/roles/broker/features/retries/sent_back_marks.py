@@ -1,4 +1,4 @@
-"""What groups have sent back, so that each delivery has at most one retry or dead letter.
+"""Marks of what groups have sent back, so that each delivery has at most one retry or dead letter.
 
 A message may be delivered a second time at the same place: its consumer died, or the broker
 did, before the group's offset went on. When it fails there again, its retry is on its way

@@ -1,4 +1,4 @@
-"""Which sends are refused because the log is too slow for all of them.
+"""Admission of sends: which are refused because the log is too slow for all of them.
 
 Sends wait in two places: in the socket, while the loop is busy with a slow write, and on
 the stage until the tick's end. When a frame came is not known, but when the socket was

@@ -1,4 +1,4 @@
-"""What the broker itself writes: retries, dead letters, due and committed messages.
+"""Writes of the broker's own: retries, dead letters, due and committed messages.
 
 It goes the way of every send: gathered during the tick, written at once with the
 others, answered when it is stored and safe.

@@ -1,4 +1,4 @@
-"""Which topics this broker carries, with how many queues, and who may use them.
+"""Topics of this broker: which it carries, with how many queues, and who may use them.
 
 The table is kept in the log, see ``state_log``.
 """

@@ -1,4 +1,4 @@
-"""When producers are asked about half messages, and which have been asked about often enough. Pure.
+"""Check-backs of half messages: when producers are asked, and which were asked enough. Pure.
 
 What waits for a group without members is not due until it has one again. Messages that were
 asked about ``check_max`` times are to be parked, and so are those of deserted groups when too

@@ -1,4 +1,4 @@
-"""What stands in the op topic: how half messages ended, and how often was asked about them.
+"""Records of the op topic: how half messages ended, and how often was asked about them.
 
 An op message's body is 1 to 52,428 entries of 20 bytes, little endian: queue offset of the
 half batch i64, ordinal of the first message u32, number of messages u32, kind u8, reserved

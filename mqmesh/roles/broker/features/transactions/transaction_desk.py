@@ -1,4 +1,4 @@
-"""Everything about half messages that a running broker has beside the table itself."""
+"""Half messages of a running broker: everything that it has beside the table itself."""
 
 import logging
 from collections import Counter
