@@ -14,9 +14,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,8 +48,11 @@ ASK_LAG: Final = """
 import sys
 from mqmesh.sdk.admin.admin import AdminClient
 with AdminClient(sys.argv[1]) as admin:
-    figures = {one.figure.name: one.samples for one in admin.role_info(sys.argv[1])}
-print(figures["ha_confirmed_lag_bytes"][0].value)
+    while True:
+        figures = {one.figure.name: one.samples for one in admin.role_info(sys.argv[1])}
+        print(figures["ha_confirmed_lag_bytes"][0].value, flush=True)
+        if not sys.stdin.readline():
+            break
 """
 SLOW_S: Final = 2.0
 """A pause that is longer is told at once."""
@@ -141,12 +144,29 @@ class ElectedGroup:
         found = [one.status for one in self.admin.ha_status(GROUP) if one.broker_id == 0]
         return found[0].in_sync if found and found[0] is not None else []
 
-    def told_lag(self, replica_id: int) -> int:
-        """Bytes of its log that a replica says may be taken back; asked on its own machine."""
+    @contextmanager
+    def told_lag(self, replica_id: int) -> Iterator[Callable[[], int]]:
+        """What tells how many bytes of its log a replica says may be taken back.
+
+        It is asked on its own machine, by a process that is there before anything happens: soon
+        after it is cut off it leads no more, and says 0.
+        """
         assert self.machines is not None
         place = self.machines.inside(f"r{replica_id}")
         command = [*place, sys.executable, "-P", "-c", ASK_LAG, self._endpoints[replica_id]]
-        return int(subprocess.run(command, check=True, capture_output=True, timeout=20).stdout)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdout.readline()
+
+            def ask() -> int:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                return int(process.stdout.readline())
+
+            yield ask
 
     def _run(self, role: str, name: str, settings: dict[str, str]) -> RoleProcess:
         """Starts a process on the machine of a name."""
@@ -355,12 +375,13 @@ def _harm(group: ElectedGroup, master: int, fault: str) -> int:
         group.replicas[master].kill()
     else:
         assert group.machines is not None
-        if fault == "late":
-            for one in group.replicas.keys() - {master}:
-                group.machines.cut(f"r{master}", f"r{one}")
-            threading.Event().wait(LATE_S)
-        group.machines.gone(f"r{master}")
-        return group.told_lag(master)
+        with group.told_lag(master) as ask:
+            if fault == "late":
+                for one in group.replicas.keys() - {master}:
+                    group.machines.cut(f"r{master}", f"r{one}")
+                threading.Event().wait(LATE_S)
+            group.machines.gone(f"r{master}")
+            return ask()
     return 0
 
 
