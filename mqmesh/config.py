@@ -17,6 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from mqmesh.errors import ConfigError
+from mqmesh.message import check_group
 from mqmesh.units import MIB
 
 MAX_FILE_BYTES: Final = 1 * MIB
@@ -122,6 +123,23 @@ def dump_toml(config: msgspec.Struct) -> str:
     values = msgspec.to_builtins(config)
     assert isinstance(values, dict)
     return "\n".join(_toml_lines(values, "")) + "\n"
+
+
+def check_names(config: msgspec.Struct, *fields: str) -> None:
+    """Checks names of processes, broker groups and clusters.
+
+    Args:
+        config: Settings.
+        fields: Which of them are such names.
+
+    Raises:
+        ConfigError: Names the field and what is wrong with it.
+    """
+    for field in fields:
+        try:
+            check_group(getattr(config, field))
+        except ConfigError as error:
+            raise ConfigError(f"{field} is no legal name: {error}") from None
 
 
 def key_names(kind: type[msgspec.Struct]) -> list[str]:

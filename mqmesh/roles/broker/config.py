@@ -5,10 +5,11 @@ from typing import Annotated
 import msgspec
 
 from mqmesh.batch.delayed_batch import DEFAULT_DELAY_LEVELS, parse_delay_levels
+from mqmesh.config import check_names
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
-from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT, check_group
+from mqmesh.message import MAX_MESSAGE_BYTES_DEFAULT
 from mqmesh.protocol.replication import MAX_REPLICA_ID
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, MAX_TOPICS_PER_BROKER
 from mqmesh.roles.broker.features.snapshots.snapshot_desk import SnapshotConfig
@@ -210,11 +211,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Raises:
             ConfigError: Names the field and what to write instead.
         """
-        for field in ("cluster_name", "broker_name"):
-            try:
-                check_group(getattr(self, field))
-            except ConfigError as error:
-                raise ConfigError(f"{field} is no legal name: {error}") from None
+        check_names(self, "cluster_name", "broker_name")
         parse_delay_levels(self.message_delay_level)
         self._check_ha()
         check_listen(

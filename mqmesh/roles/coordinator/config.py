@@ -4,9 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.errors import ConfigError
+from mqmesh.config import check_names
 from mqmesh.hosts import check_listen
-from mqmesh.message import check_group
 from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
@@ -52,10 +51,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         Raises:
             ConfigError: Names the field and what to write instead.
         """
-        try:
-            check_group(self.name)
-        except ConfigError as error:
-            raise ConfigError(f"name is no legal name: {error}") from None
+        check_names(self, "name")
         # Nobody is told where it is: whoever uses it has its address in the configuration.
         check_listen(
             "coordinator",

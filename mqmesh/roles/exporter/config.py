@@ -4,9 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.errors import ConfigError
+from mqmesh.config import check_names
 from mqmesh.hosts import check_listen
-from mqmesh.message import check_group
 
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -60,10 +59,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Raises:
             ConfigError: Names the field and what to write instead.
         """
-        try:
-            check_group(self.name)
-        except ConfigError as error:
-            raise ConfigError(f"name is no legal name: {error}") from None
+        check_names(self, "name")
         check_listen(
             "exporter",
             self.listen_host,

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.config import check_names
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
-from mqmesh.message import check_group
 from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
@@ -93,11 +93,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Raises:
             ConfigError: Names the field and what to write instead.
         """
-        for field in ("name", "broker_name"):
-            try:
-                check_group(getattr(self, field))
-            except ConfigError as error:
-                raise ConfigError(f"{field} is no legal name: {error}") from None
+        check_names(self, "name", "broker_name")
         if not self.most_workers:
             raise ConfigError(
                 f"max_total_worker_memory_bytes = {self.max_total_worker_memory_bytes} is less "

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.config import check_names
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
-from mqmesh.message import check_group
 from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, KIB, MIB
 
@@ -68,10 +68,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Raises:
             ConfigError: Names the field and what to write instead.
         """
-        try:
-            check_group(self.name)
-        except ConfigError as error:
-            raise ConfigError(f"name is no legal name: {error}") from None
+        check_names(self, "name")
         check_listen(
             "name server",
             self.listen_host,

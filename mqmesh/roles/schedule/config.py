@@ -4,8 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from mqmesh.errors import ConfigError
-from mqmesh.message import check_group
+from mqmesh.config import check_names
 from mqmesh.security.config import SecurityConfig
 from mqmesh.units import GIB, MIB
 
@@ -51,10 +50,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Raises:
             ConfigError: It is no legal one.
         """
-        try:
-            check_group(self.broker_name)
-        except ConfigError as error:
-            raise ConfigError(f"broker_name is no legal name: {error}") from None
+        check_names(self, "broker_name")
 
     @property
     def name(self) -> str:
