@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
+import msgspec
 from harness.simulation.disk import LoggedStore, LogRecord
 from harness.simulation.real_disk import SteppedFlusher
 from harness.simulation.run import Outcome, Run, run_seed
 
 from mqmesh.batch.record_batch import read_header
+from mqmesh.roles.broker.features.groups import resets
 from mqmesh.roles.broker.features.groups.consumer_offsets import CommittedOffsets
 from mqmesh.roles.broker.features.groups.queue_claims import QueueClaims
 from mqmesh.roles.broker.features.groups.queue_locks import QueueLocks
@@ -130,6 +132,14 @@ def _never_synced(stack):
     return bug
 
 
+def _to_the_end(was):
+    def change(context, wanted, queue_id):
+        made = was(context, wanted, queue_id)
+        return msgspec.structs.replace(made, new_offset=made.max_queue_offset)
+
+    return change
+
+
 def _lost_retry(was):
     def send(self, messages):
         if messages.first % 3:
@@ -180,6 +190,7 @@ BUGS: dict[str, Callable[[contextlib.ExitStack], Bug]] = {
         ProcessQueue, "commit_offset", _ahead_of_the_listener
     ),
     "an offset that goes back": _method(CommittedOffsets, "commit", _goes_back),
+    "a reset that skips": _method(resets, "_change", _to_the_end),
     "a lost retry": _method(BackSender, "send", _lost_retry),
     "a double owner": _method(QueueLocks, "lock", _double_owner),
     "a forgotten half message": _method(Transactions, "tick", _never_asked),

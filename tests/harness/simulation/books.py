@@ -67,6 +67,7 @@ class Books:
         commits: Looks at committed offsets.
         kills_ms: When brokers were killed.
         early_ms: By so much wall clocks were stepped.
+        resets: Groups and topics whose offsets an administrator set back.
         outages: What was found beside the histories.
     """
 
@@ -80,6 +81,7 @@ class Books:
         self.due_ms: dict[MessageKey, float] = {}
         self.commits: list[Commit] = []
         self.kills_ms: list[float] = []
+        self.resets: set[tuple[str, str]] = set()
         self.early_ms = 0
         self.wrong: dict[str, list[str]] = defaultdict(list)
         self._tenures: dict[str, list[object]] = defaultdict(list)
@@ -180,8 +182,14 @@ class Books:
         self.wrong["C1"] += lost
         beside = [Verdict(name, told) for name, told in self.wrong.items()]
         reports.append(Report(beside, Counter()))
+        # Where offsets were set back, going back is no mistake.
+        looks = [
+            one
+            for one in self.commits
+            if (one.group, one.queue.partition("@")[0]) not in self.resets
+        ]
         reports.append(
-            check(History(commits=self.commits, kills_ms=self.kills_ms, offset_window_ms=OFFSET_MS))
+            check(History(commits=looks, kills_ms=self.kills_ms, offset_window_ms=OFFSET_MS))
         )
         return reports
 

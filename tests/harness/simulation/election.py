@@ -12,7 +12,6 @@ from typing import Final
 from harness.history import ACKED, Commit, Delivery
 from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of
 from harness.simulation.faults import Faults
-from harness.simulation.load import make_clients
 from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
@@ -98,9 +97,7 @@ class ElectionRun(Run):
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, queues=QUEUES)
-        self.clients = make_clients(world, self.books)
-        for client in self.clients:
-            world.simulation.after(world.simulation.random.randrange(1_000), client.start)
+        self._start_clients()
         self._watch()
 
     # ---- What the replicas do ------------------------------------------------------------

@@ -3,6 +3,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from harness.history import COMMITTED, ROLLED_BACK
@@ -23,7 +24,10 @@ from harness.simulation.workers import SimulatedPool, SimulatedWorkers
 from harness.simulation.world import World
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, MessageQueue, StoredMessage
+from mqmesh.protocol.groups import GroupConfig, ResetWhere
 from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.protocol.route import TopicConfig
+from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.listening.consume_service import ConsumeService, Workers
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
@@ -45,6 +49,8 @@ POLL_EVERY_MS: Final = 500
 FAIL_EVERY: Final = 25
 """One of so many calls of a listener fails."""
 REPLACE_MS: Final = 1_000
+CHANGE_EVERY_MS: Final = 5_000
+MOST_QUEUES: Final = 4
 
 
 class Client(ABC):
@@ -319,6 +325,62 @@ class SimulatedTransactions(Client):
         except MQMeshError as error:
             self.books.failed_send(TRANSACTED, (producer, number), error)
         self.later(2 * SEND_EVERY_MS, self._send)
+
+
+class SimulatedAdministrator(Client):
+    """Changes topics, groups and offsets while everybody works."""
+
+    def start(self) -> None:
+        """Begins."""
+        self.lives += 1
+        self.transport = self.world.transport(self.name)
+        self.api = self.make()
+        self.begin()
+
+    def make(self) -> GroupAdmin:
+        """The client."""
+        self._side_topics: list[str] = []
+        return GroupAdmin(self.world.namesrv_addr, transport=self.transport)
+
+    def begin(self) -> None:
+        """Changes things, one behind the other."""
+        self.later(CHANGE_EVERY_MS, self._change)
+
+    def _change(self) -> None:
+        if not self.sending:
+            return
+        changes = (self._make, self._delete, self._widen, self._put_group, self._reset)
+        # Some of the brokers may be down, or nobody lead: what was done stays.
+        with suppress(MQMeshError):
+            self.transport.node.random.choice(changes)()
+        self.later(CHANGE_EVERY_MS, self._change)
+
+    def _make(self) -> None:
+        name = f"side-{len(self._side_topics)}"
+        self._side_topics.append(name)
+        self.api.create_topic(name, queues=self.transport.node.random.randint(1, 3))
+
+    def _delete(self) -> None:
+        if self._side_topics:
+            self.api.delete_topic(self.transport.node.random.choice(self._side_topics))
+
+    def _widen(self) -> None:
+        chance = self.transport.node.random
+        queues = chance.randint(2, MOST_QUEUES)  # producers know two
+        self.api.put_topic(TopicConfig(chance.choice((PLAIN, ORDERED)), queues, queues))
+
+    def _put_group(self) -> None:
+        chance = self.transport.node.random
+        is_told = bool(chance.randrange(2))
+        self.api.put_group(
+            GroupConfig(chance.choice((PUSH, PULL)), notify_consumer_ids_changed_enable=is_told)
+        )
+
+    def _reset(self) -> None:
+        # To the first message: what is delivered again is no mistake, what is skipped would be.
+        group = self.transport.node.random.choice((PUSH, PULL))
+        self.books.resets.add((group, PLAIN))
+        self.api.reset_offset(group, PLAIN, ResetWhere.FIRST)
 
 
 def _ignore(future: TransactionFuture) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from harness.history import Commit, Delivery
 from harness.simulation.books import READERS, TOPICS, Books, delivery_of
 from harness.simulation.faults import PROFILES, Faults
-from harness.simulation.load import Client, make_clients
+from harness.simulation.load import Client, SimulatedAdministrator, make_clients
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
 from mqmesh.sdk.admin.admin import AdminClient
@@ -24,6 +24,8 @@ PATIENCE_MS: Final = 180_000
 """When all harm is over, everything is served and delivered within so long."""
 REAL_EVERY: Final = 11
 """One seed of so many has real stores in place of light ones, whatever its faults."""
+ADMINISTERED_EVERY: Final = 4
+"""In one seed of so many somebody changes topics, groups and offsets meanwhile."""
 LEAST_MS: Final = 60_000
 """No seed is shorter."""
 LOOK_MS: Final = 1_000
@@ -180,7 +182,13 @@ class Run:
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, queues=QUEUES)
+        self._start_clients()
+
+    def _start_clients(self) -> None:
+        world = self.world
         self.clients = make_clients(world, self.books)
+        if self.seed % ADMINISTERED_EVERY == ADMINISTERED_EVERY - 1:
+            self.clients.append(SimulatedAdministrator(world, self.books, "administrator"))
         for client in self.clients:
             world.simulation.after(world.simulation.random.randrange(1_000), client.start)
 
