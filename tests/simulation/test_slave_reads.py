@@ -16,11 +16,15 @@ from mqmesh.batch.record_batch import decode_messages
 from mqmesh.errors import MQMeshError, NotMaster
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
+from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.pulling import (
     PullRequest,
     PullResponse,
     PullStatus,
+    QueueOffsetEntry,
+    UpdateConsumerOffsetRequest,
 )
+from mqmesh.sdk.client.client import ClientEngine
 from mqmesh.units import MAX_OFFSET
 
 
@@ -153,3 +157,62 @@ def test_a_follower_that_is_cut_off_serves_what_it_has(site):
     reader = Reader(site, one)
     reader.pull(0)
     assert reader.answer()[1] == [b"one"]
+
+
+class Committer:
+    """A client that no name server tells anything, once it has a route."""
+
+    def __init__(self, site: Site) -> None:
+        world = site.world
+        transport = world.transport("client")
+        self.engine = ClientEngine(
+            world.client_options(),
+            heartbeat=lambda: HeartbeatRequest(self.engine.client_id),
+            transport=transport,
+        )
+        self.engine.start()
+        self.engine.finder.find("t", lambda route: None)
+        site.run(500)
+        for namesrv in world.namesrvs:
+            world.network.cut(namesrv.node, transport.node)
+        self.outcomes: list[Command | MQMeshError] = []
+
+    def commit(self) -> None:
+        offsets = [QueueOffsetEntry("t", 0, 0)]
+        self.engine.request(
+            "broker-a",
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            self.outcomes.append,
+            header=encode_header(UpdateConsumerOffsetRequest("g", "c", offsets)),
+            timeout_ms=3_000,
+        )
+
+
+@pytest.fixture
+def committer(site: Site) -> Iterator[Committer]:
+    committer = Committer(site)
+    yield committer
+    committer.engine.close()
+
+
+def test_what_a_former_master_refuses_is_asked_of_his_successor(site, committer):
+    committer.commit()
+    site.run(100)
+    before = site.leader()
+    site.admin.switch_over("broker-a")
+    site.run(500)
+    assert site.leader() not in (0, before)
+    committer.commit()
+    committer.commit()
+    site.run(100)
+    assert [type(one) for one in committer.outcomes] == [Command] * 3
+
+
+def test_without_a_master_commits_wait_for_one(site, committer):
+    site.replicas[site.leader() - 1].server._member.step_down("the test says so")
+    committer.commit()
+    site.run(100)
+    assert site.leader() == 0
+    assert committer.outcomes == []
+    site.run(2_000)
+    assert [type(one) for one in committer.outcomes] == [Command]

@@ -12,6 +12,7 @@ from mqmesh.errors import (
     InvalidArgument,
     MQMeshError,
     NoRoute,
+    NotMaster,
     TopicNotFound,
     TransportError,
 )
@@ -472,13 +473,24 @@ class AdminClient:
     ) -> Command:
         if self._closed:
             raise ClientClosed("the admin client is closed")
+        timeout_ms = timeout_ms or self._timeout_ms
+        try:
+            return self._channel(endpoint).request(
+                code, *parts, header=header, timeout_ms=timeout_ms
+            )
+        except NotMaster as error:
+            if not error.master:
+                raise
+            # The route was older than an election.
+            master = self._channel(endpoint_of(error.master))
+            return master.request(code, *parts, header=header, timeout_ms=timeout_ms)
+
+    def _channel(self, endpoint: str) -> Channel:
         channel = self._channels.get(endpoint)
         if channel is None:
             self._find_key(endpoint)
             channel = self._channels[endpoint] = self._transport.channel(endpoint)
-        return channel.request(
-            code, *parts, header=header, timeout_ms=timeout_ms or self._timeout_ms
-        )
+        return channel
 
     def _find_key(self, endpoint: str) -> None:
         """Which key a server must prove is asked for where it was not told before."""

@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, NoRoute
+from mqmesh.errors import ClientClosed, EndpointUnreachable, MQMeshError, NoRoute, NotMaster
 from mqmesh.host import host_id
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.route import BrokerAddress
 from mqmesh.sdk.client.route_cache import RouteCache
-from mqmesh.transport.endpoints import endpoint_of
+from mqmesh.transport.endpoints import endpoint_of, learn_keys
 from mqmesh.transport.interface import Connection, Transport
 
 CONNECT_PATIENCE_MS: Final = 1_000
@@ -73,6 +73,7 @@ class BrokerConnections:
         if one is None or one.unreachable or self._places[broker_name] != address:
             endpoint = choose_endpoint(address, self._host_id)
             if one is None or one.endpoint != endpoint:
+                learn_keys(self._transport.ring, [address])
                 one = self._connect(broker_name, endpoint)
             self._places[broker_name] = address
         return one
@@ -114,6 +115,13 @@ class BrokerConnections:
         waited_ms = self._clock.monotonic_ms() - self._connecting_ms[broker_name]
         # A machine that is off does not even refuse.
         return not one.unreachable and waited_ms < CONNECT_PATIENCE_MS
+
+    def follow(self, refusal: NotMaster, broker_name: str) -> bool:
+        """A replica that is no master says who is; connects there, and tells whether it is news."""
+        is_news = self._routes.follow(refusal, broker_name)
+        if is_news:
+            self.follow_routes()
+        return is_news
 
     def follow_routes(self) -> None:
         """Routes have changed: connects to brokers where they are now."""

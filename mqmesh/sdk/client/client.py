@@ -10,10 +10,12 @@ from mqmesh.errors import (
     EndpointUnreachable,
     MQMeshError,
     NoRoute,
+    NotMaster,
     RequestTimeout,
     TopicNotFound,
     TransportError,
 )
+from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
 from mqmesh.protocol.route import TopicRoute
@@ -26,6 +28,8 @@ from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
 from mqmesh.transport.interface import Connection, LoopThread, OnDone, Transport
 
 CLOSE_TIMEOUT_S: Final = 1.5
+NO_MASTER_MS: Final = 200
+"""While a group has no master requests are repeated so often."""
 SLICE_S: Final = 0.1
 """How long a call from another thread waits before it looks whether the client was closed."""
 
@@ -231,17 +235,33 @@ class ClientEngine:
     ) -> None:
         """Asks a broker group's master.
 
-        Every outcome, bad or good, goes to ``on_done``, and never before this returns; only
-        when the client is closed it may be that none comes any more.
+        Who is no master refuses it: then it is asked of the one that he names, at once, or asked
+        again until there is one; but for sends, of which their sender must know that they may be
+        stored. Every outcome, bad or good, goes to ``on_done``, and never before this returns;
+        only when the client is closed it may be that none comes any more.
         """
+        clock, epoch = self.loop.clock, self.routes.epoch(broker_name)
+        until_ms = clock.monotonic_ms() + timeout_ms
+        follows = code != RequestCode.SEND_MESSAGE
 
         def done(answer: Command | MQMeshError) -> None:
             if isinstance(answer, ClientClosed) and not self._closed:
-                answer = EndpointUnreachable(
-                    f"broker {broker_name} has moved; whether the request was carried out is "
-                    "unknown"
-                )
-            on_done(answer)
+                answer = self._moved(broker_name)
+            if not (isinstance(answer, NotMaster) and follows and not self._closed):
+                on_done(answer)
+                return
+            self.routes.follow(answer, broker_name)
+            delay_ms = 0 if self.routes.epoch(broker_name) > epoch else NO_MASTER_MS
+            left_ms = until_ms - clock.monotonic_ms() - delay_ms
+            if left_ms <= 0:
+                on_done(answer)
+                return
+            self.loop.call_later(
+                delay_ms,
+                lambda: self.request(
+                    broker_name, code, on_done, *parts, header=header, timeout_ms=left_ms
+                ),
+            )
 
         failure: MQMeshError
         try:
@@ -257,6 +277,11 @@ class ClientEngine:
         self.loop.call_later(0, lambda: on_done(failure))
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _moved(self, broker_name: str) -> MQMeshError:
+        what = f"broker {broker_name} has moved; whether the request was carried out is unknown"
+        # Where masters are replaced nobody failed: the new one is asked again.
+        return NotMaster(what) if self.routes.epoch(broker_name) else EndpointUnreachable(what)
 
     def _check_open(self) -> None:
         if self._closed:

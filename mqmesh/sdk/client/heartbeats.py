@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from mqmesh.errors import MQMeshError, RemoteProtocolError
+from mqmesh.errors import MQMeshError, NotMaster, RemoteProtocolError
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse
@@ -61,6 +61,8 @@ class Heartbeats:
                 return
             if not isinstance(answer, MQMeshError):
                 self._take(broker_name, connection, answer)
+            elif isinstance(answer, NotMaster) and self._brokers.follow(answer, broker_name):
+                return  # the one that it names gets one with its connection
             elif answer.retriable:
                 # Until it is accepted, a broker that just came back does not know us.
                 _log.info("heartbeat to broker %s: %s", broker_name, answer)

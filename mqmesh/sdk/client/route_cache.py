@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.route import BrokerAddress, BrokerData, Perm, RouteHint, TopicRoute
 
@@ -14,7 +15,7 @@ class RouteCache:
     A route that was known once is never forgotten because a name server does not know it:
     a restarted name server is empty, and an empty registry does not mean that there are no
     topics. Brokers themselves say when a topic is gone. Of two masters of a group the one of the
-    later epoch counts, whichever name server tells of it last.
+    later epoch counts, whichever name server or replica tells of it last.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,34 @@ class RouteCache:
             if data.perm & Perm.READ and (data.broker_name in known or route.order)
             for queue_id in range(data.read_queue_nums)
         )
+        return True
+
+    def follow(self, refusal: NotMaster, broker_name: str) -> bool:
+        """A replica that is no master says who is.
+
+        Args:
+            refusal: What it said.
+            broker_name: Broker group.
+
+        Returns:
+            True if that is news: the group's master is there now, for all routes.
+        """
+        known = self._brokers.get(broker_name)
+        if known is None or not refusal.master or refusal.epoch <= known.epoch:
+            return False
+        addresses = known.addresses.values()
+        master = next((one for one in addresses if one.tcp == refusal.master), None)
+        if master is None:
+            # All replicas of a group have the same key.
+            key = next((one.server_key for one in addresses), "")
+            master = BrokerAddress(refusal.master, server_key=key)
+        moved = msgspec.structs.replace(
+            known, addresses={**known.addresses, MASTER_ID: master}, epoch=refusal.epoch
+        )
+        self._brokers[broker_name] = moved
+        for route in list(self._routes.values()):
+            if known.broker_name in (one.broker_name for one in route.brokers):
+                self.update(route)
         return True
 
     def _newer(self, told: BrokerData) -> BrokerData:

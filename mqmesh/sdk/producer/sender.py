@@ -170,6 +170,7 @@ class Sends:
         batch.attempts = 1
         effects = Effects()
         self._judge(lane, batch, answer, effects)
+        self._follow(lane.queue.broker_name, answer, effects)
         return effects
 
     def close(self, error: MQMeshError) -> None:
@@ -229,6 +230,7 @@ class Sends:
                 self._routes.on_sent(broker_name, latency_ms, False)
             for lane, batch in items:
                 self._judge(lane, batch, error, effects)
+            self._follow(broker_name, error, effects)
             return effects
         self._routes.on_sent(broker_name, latency_ms, True)
         self.counts.latency.observe(latency_ms)
@@ -301,6 +303,13 @@ class Sends:
         # The lane stays in flight while its first batch waits, so that nothing overtakes it.
         delay_ms = 0 if isinstance(error, TransportError) else BACKOFF_MS
         effects.later.append((delay_ms, partial(self._again, lane, batch)))
+
+    def _follow(
+        self, broker_name: str, answer: BatchOutcome | MQMeshError, effects: Effects
+    ) -> None:
+        """Whom a former master names is asked at once."""
+        if isinstance(answer, NotMaster) and self._engine.routes.follow(answer, broker_name):
+            effects.later = [(0, event) for _, event in effects.later]
 
     def _doubt(self, batch: PendingBatch, error: MQMeshError, now_ms: int) -> None:
         name = batch.queue.broker_name

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from mqmesh.errors import NotMaster
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.route import (
     BrokerAddress,
@@ -117,3 +118,26 @@ def test_a_route_of_an_earlier_epoch_does_not_lead_back_to_the_old_master() -> N
     assert cache.address("a") == BrokerAddress("h:2")
     assert cache.update(told(3, 1))
     assert cache.address("a") == BrokerAddress("h:1")
+
+
+def test_who_is_no_master_says_who_is() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 0, 1)])
+    assert cache.follow(NotMaster("no", epoch=3, master="h:2"), "a")
+    assert cache.address("a") == BrokerAddress("h:2")
+    assert cache.epoch("a") == 3
+    assert not cache.follow(NotMaster("no", epoch=3, master="h:1"), "a"), "no news"
+    assert not cache.follow(NotMaster("no", epoch=2, master="h:1"), "a")
+    assert not cache.follow(NotMaster("no", epoch=9), "a"), "he does not know"
+    assert not cache.follow(NotMaster("no", epoch=9, master="h:1"), "b"), "nobody knows the group"
+    assert cache.route("t").brokers[0].addresses[0] == BrokerAddress("h:2")
+    assert not cache.update(TopicRoute("t", [QueueData("a", 1, 1, BOTH)], [broker("a", 0, 1)])), (
+        "a name server's is of an earlier epoch"
+    )
+
+
+def test_a_master_that_no_name_server_knew_can_be_sent_to() -> None:
+    cache = cache_of(QueueData("a", 1, 1, BOTH), brokers=[broker("a", 1)])
+    assert cache.publish_queues("t") == ()
+    assert cache.follow(NotMaster("no", epoch=1, master="else:7"), "a")
+    assert cache.publish_queues("t") == queues(("a", 0))
+    assert cache.address("a") == BrokerAddress("else:7")

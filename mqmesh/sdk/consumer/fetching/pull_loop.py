@@ -10,6 +10,7 @@ from mqmesh.batch.record_batch import Attributes, BatchHeader, check_stored
 from mqmesh.errors import (
     CorruptBatch,
     MQMeshError,
+    NotMaster,
     RemoteProtocolError,
     StaleGeneration,
     TopicNotFound,
@@ -380,7 +381,9 @@ class PullLoop:
         if not self._backoff_ms:
             _log.warning("%s cannot be pulled; trying again: %s", _named(self.queue), error)
         delay_ms = self._backoff_ms or BACKOFF_MS
-        self._backoff_ms = min(delay_ms * 2, BACKOFF_MAX_MS)
+        # Another replica will lead in a moment.
+        longer_ms = delay_ms if isinstance(error, NotMaster) else delay_ms * 2
+        self._backoff_ms = min(longer_ms, BACKOFF_MAX_MS)
         self._again(max(delay_ms, getattr(error, "retry_after_ms", 0)))
 
     def _corrupt(self, error: CorruptBatch) -> None:

@@ -8,7 +8,13 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import EndpointUnreachable, MQMeshError, RemoteProtocolError, TransportError
+from mqmesh.errors import (
+    EndpointUnreachable,
+    MQMeshError,
+    NotMaster,
+    RemoteProtocolError,
+    TransportError,
+)
 from mqmesh.message import MessageQueue
 from mqmesh.protocol.codes import RequestCode, ResponseCode, error_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
@@ -177,8 +183,10 @@ class SendBacks:
         answer: Command | MQMeshError,
     ) -> Effects | None:
         may_come = self._may_come(broker_name)
-        if isinstance(answer, TransportError) and attempt < TRIES and may_come:
-            self._again[broker_name] = self._letter(broker_name, header, groups, attempt + 1)
+        # Another replica will lead in a moment: that is no try.
+        tries = attempt if isinstance(answer, NotMaster) else attempt + 1
+        if isinstance(answer, TransportError | NotMaster) and tries <= TRIES and may_come:
+            self._again[broker_name] = self._letter(broker_name, header, groups, tries)
             return Effects(pause=(broker_name, AGAIN_MS))
         self._finish(groups, _outcomes(answer, len(groups)))
         return None
