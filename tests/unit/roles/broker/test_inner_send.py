@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from mqmesh.batch.record_batch import encode_batch
-from mqmesh.errors import DiskFull
+from mqmesh.errors import DiskFull, NotMaster
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.roles.broker.features.storing.inner_send import ensure_topic, inner_send
-from mqmesh.roles.broker.features.storing.storing import answer_confirmed, answer_expired
+from mqmesh.roles.broker.features.storing.storing import (
+    answer_confirmed,
+    answer_expired,
+    refuse_all,
+)
 from mqmesh.storage.interface import FlushDiskType
 
 
@@ -68,3 +74,26 @@ def test_a_disk_that_is_too_slow_is_told(make_stage):
     late_ms = stage.clock.monotonic_ms() + stage.config.sync_flush_timeout_ms
     answer_expired(stage.context, late_ms)
     assert told[0][0].status == SendStatus.FLUSH_DISK_TIMEOUT
+
+
+def test_a_group_that_elects_its_master_waits_for_replicas_as_long_as_it_takes(make_stage):
+    stage, told = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH), []
+    stage.store.synced = 0
+    context = msgspec.structs.replace(stage.context, leadership=object())
+    inner_send(context, [batch()], told.append)
+    stage.end_tick()
+    late_ms = stage.clock.monotonic_ms() + stage.config.sync_flush_timeout_ms
+    answer_expired(context, late_ms)
+    assert told == [], "an election may take it back"
+    stage.store.synced = None
+    answer_confirmed(context)
+    assert told[0][0].status == SendStatus.SEND_OK
+
+
+def test_a_deposed_master_has_not_stored_what_is_not_confirmed(make_stage):
+    stage, told = make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH), []
+    stage.store.synced = 0
+    inner_send(stage.context, [batch(), batch()], told.append)
+    stage.end_tick()
+    refuse_all(stage.context, NotMaster("another replica leads"))
+    assert [one.code for one in told[0]] == [ResponseCode.NOT_MASTER] * 2

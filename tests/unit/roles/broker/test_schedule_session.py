@@ -32,9 +32,11 @@ from mqmesh.roles.broker.features.delays import due_messages
 from mqmesh.roles.broker.features.delays.feature import DELAYS
 from mqmesh.roles.broker.features.delays.schedule import fail_cancels, tell_schedule_service
 from mqmesh.roles.broker.features.delays.schedule_desk import ScheduleDesk
+from mqmesh.roles.broker.features.storing.storing import answer_confirmed
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, SessionState
 from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.storage.interface import FlushDiskType
 
 HOUR_MS = 3_600_000
 START_MS = 1_600_000_000_000
@@ -336,6 +338,23 @@ def test_what_an_earlier_service_has_on_its_way_is_not_carried_out(rig):
     _, number = rig.execute(old)[-1]
     assert "session is over" in str(rig.stage.answers[number])
     rig.advance(20)
+    assert len(rig.delivered()) == 1
+
+
+def test_no_service_begins_while_what_one_before_delivered_is_not_safe(make_stage):
+    rig = Rig(make_stage(flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    rig.send(rig.now_ms + 50)
+    rig.advance(49)
+    rig.stage.store.synced = rig.stage.store.stats().max_commitlog_offset
+    rig.advance(20)
+    assert rig.stage.context.schedule.storing == 1
+    rig.kill_service()
+    rig.advance(2_000)
+    assert rig.service.status().state is not SessionState.SERVING, "it would deliver it again"
+    rig.stage.store.synced = None
+    answer_confirmed(rig.stage.context)
+    rig.advance(2_000)
+    assert rig.service.status().state is SessionState.SERVING
     assert len(rig.delivered()) == 1
 
 

@@ -120,6 +120,7 @@ def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueReque
     request = request.without_frame()
 
     def on_stored(outcomes: list[BatchOutcome]) -> None:
+        context.schedule.storing -= 1
         refused = next((one for one in outcomes if one.code != _OK), None)
         if refused is not None:
             error = error_of(refused.code, refused.remark, refused.retry_after_ms)
@@ -135,6 +136,7 @@ def deliver_due(context: BrokerContext, request: Request, asked: DeliverDueReque
             context.wire.reply(canceller.request, EMPTY_REPLY)
 
     inner_send(context, prepared.batches, on_stored)
+    context.schedule.storing += 1
     context.schedule.stirred |= action is ScheduleAction.ROLL
     return None
 

@@ -39,6 +39,7 @@ class ScheduleDesk:
         keep_from: Commit-log offset from which the log must be kept; None for unknown.
         known_end: Commit-log offset before which the service knows everything.
         opened: Batches that more may be wanted of.
+        storing: Requests of the service that are written, and not safe yet.
         delivered, cancelled, rolled, gone: Messages, since the broker was started.
         sessions: Services that came, since the broker was started.
     """
@@ -54,6 +55,7 @@ class ScheduleDesk:
         self.keep_from: int | None = None
         self.known_end = 0
         self.opened = OpenedBatches()
+        self.storing = 0
         self.delivered = self.cancelled = self.rolled = self.gone = 0
         self.sessions = 0
 
@@ -62,7 +64,15 @@ class ScheduleDesk:
 
         Returns:
             Its session.
+
+        Raises:
+            BrokerNotAvailable: What the one before had written is not safe yet: the next would not
+                see it, and have it done again.
         """
+        if self.storing:
+            raise BrokerNotAvailable(
+                f"{self.storing} deliveries of an earlier session are not safe yet"
+            )
         self.session = next(self._sessions)
         self.service = peer
         self.stirred = False

@@ -44,7 +44,9 @@ def inner_put(context: BrokerContext, batches: Sequence[BatchToPut], on_stored: 
     """Has batches of the broker's own stored with the sends of this tick.
 
     They are not refused for a topic's permission. The store may refuse them (full, too slow),
-    and a stopping broker never calls back for them: who must have them written tries again.
+    and a stopping broker never calls back for them: who must have them written tries again. In a
+    group that elects its master they are stored once they are confirmed, however long that takes;
+    a master that is deposed refuses them.
 
     Args:
         context: The broker.

@@ -92,6 +92,9 @@ def answer_expired(context: BrokerContext, now_ms: int) -> None:
     """Answers sends that waited for too long; they say who is late."""
     point = context.commit_point
     for send, late in point.expired(now_ms):
+        if late is not None and _must_be_confirmed(context, send):
+            _wait(context, send)
+            continue
         if late is not None:
             context.stats.note_unsafe(late.status)
             remark = f"{late.name} took over {point.timeout_ms} ms ({late.setting})"
@@ -111,7 +114,8 @@ def refuse_all(context: BrokerContext, error: MQMeshError) -> None:
     fill_in_refusal(staged, _outcome_of(error))
     waiting = [send for send, _ in context.commit_point.expired(MAX_OFFSET)]
     for send in waiting:
-        fill_in_status(send, SendStatus.FLUSH_SLAVE_TIMEOUT)
+        # What the broker sent itself is not done, as whoever asked for it hears.
+        send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
     for send in (*staged, *waiting):
         if send.request is None:
             _answer(context, send)
@@ -167,10 +171,22 @@ def _wait(context: BrokerContext, send: OpenSend) -> None:
 def _answer_safe(context: BrokerContext, send: OpenSend) -> None:
     """Answers a send that is safe, or that nobody is there to make safer."""
     status = context.commit_point.status_of(send.end_offset)
+    if status and _must_be_confirmed(context, send):
+        _wait(context, send)
+        return
     if status and send.request is not None:
         context.stats.note_unsafe(status)
         fill_in_status(send, status)
     _answer(context, send)
+
+
+def _must_be_confirmed(context: BrokerContext, send: OpenSend) -> bool:
+    """Whether it has no status that says what is missing.
+
+    What the broker sends itself is told to others as done, and an election may take back what is
+    not confirmed: deliveries of delayed messages, and what consumers sent back, would be gone.
+    """
+    return send.request is None and context.leadership is not None
 
 
 def _answer(context: BrokerContext, send: OpenSend) -> None:
