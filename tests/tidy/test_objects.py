@@ -50,6 +50,9 @@ SCRAPS = {
 }
 """Those that were there; it only ever becomes shorter."""
 
+PRIVATE_IN_TESTS = 335
+"""So often tests reach into what is private, at most; it only ever becomes lower."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -149,6 +152,29 @@ def test_nobody_hands_itself_to_its_parts(modules):
 
 def test_no_module_is_a_scrap_of_its_neighbour(modules):
     assert set(scraps(modules)) == SCRAPS
+
+
+def private_accesses(source):
+    """Attributes that belong to somebody else, by their lines."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super")
+    ]
+
+
+def test_tests_reach_into_objects_ever_less(python_files):
+    tests = [text for path, text in python_files.items() if path.startswith("tests/")]
+    found = sum(len(private_accesses(text)) for text in tests)
+    assert found <= PRIVATE_IN_TESTS
+
+
+def test_a_private_access_is_found():
+    assert private_accesses("a.b\nself._b\nsuper()._b()\na._b\nself.a._b()\na.__name__\n") == [4, 5]
 
 
 def test_planted_shapes_are_found():

@@ -12,6 +12,7 @@ from typing import Final
 from harness.history import ACKED, Commit, Delivery
 from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of
 from harness.simulation.faults import Faults
+from harness.simulation.real_disk import RealDisk
 from harness.simulation.run import QUEUES, Run
 from harness.simulation.world import Process, World
 from mqmesh.coordination.interface import AckReplicas
@@ -23,7 +24,8 @@ from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.server import BrokerServer
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.storage.interface import ReplicableLog, replicable
+from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.interface import ReplicableLog
 from mqmesh.units import MAX_OFFSET, CommitLogOffset
 
 GROUP: Final = "broker-a"
@@ -136,7 +138,7 @@ class ElectionRun(Run):
 
     def _read_back(self, master: Process) -> None:
         """Whoever leads shows what was acknowledged before it is asked."""
-        store, chance = master.server._store, self.world.simulation.random
+        store, chance = self._store(master), self.world.simulation.random
         topic = chance.choice((PLAIN, ORDERED))
         acked = [one for one in self.books.attempts[topic].values() if one.outcome == ACKED]
         if not acked:
@@ -149,6 +151,11 @@ class ElectionRun(Run):
                 f"H4: {wanted.queue} ends at {end} for readers, though {wanted.queue_offset} was "
                 "acknowledged before"
             )
+
+    def _store(self, process: Process) -> CommitLogStore:
+        disk = self.world.disks[process.name]
+        assert isinstance(disk, RealDisk)
+        return disk.store
 
     def _master(self) -> Process | None:
         leading = [one for one in self.replicas if leadership_of(one) is not None]
@@ -221,7 +228,7 @@ class ElectionRun(Run):
             self._wrong.append("H8: nobody leads in the end")
             return {topic: [] for topic in TOPICS}
         # What was sent last may not be confirmed yet, and is there.
-        master.server._store.show_to(lambda: MAX_OFFSET)
+        self._store(master).show_to(lambda: MAX_OFFSET)
         found = {}
         for topic in TOPICS:
             all_ = []
@@ -237,7 +244,7 @@ class ElectionRun(Run):
         found = list(dict.fromkeys(self._wrong))
         if len(self._leaders) == 0:
             found.append("H8: nobody has ever led")
-        logs = [replicable(one.server._store) for one in self.replicas if one.up]
+        logs: list[ReplicableLog] = [self._store(one) for one in self.replicas if one.up]
         found += [
             f"H2: replicas have different bytes from {at} on"
             for log in logs[1:]

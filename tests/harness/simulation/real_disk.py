@@ -83,6 +83,11 @@ class RealDisk(Disk):
         """Of the life that runs, or ran last."""
         return self._folder / f"store-{self._lives}"
 
+    @property
+    def store(self) -> CommitLogStore:
+        """Of the life that runs, or ran last."""
+        return self._stores[-1]
+
     def opener_for(self, node: SimulatedNode) -> Callable[..., MessageStore]:
         """See ``Disk.opener_for``."""
 
@@ -150,7 +155,7 @@ class RealDisk(Disk):
 
     def messages(self, topic: str, broker_name: str) -> list[StoredMessage]:
         """See ``Disk.messages``."""
-        store, found = self._stores[-1], list[StoredMessage]()
+        store, found = self.store, list[StoredMessage]()
         for queue_id in store.queues(topic):
             low, end = store.queue_bounds(topic, queue_id)
             offset = int(low)
