@@ -17,13 +17,16 @@ from simulation.test_seeds import simulate
 
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, TopicNotFound
-from mqmesh.protocol.replication import FenceResponse
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_header
+from mqmesh.protocol.replication import FenceRequest, FenceResponse
 from mqmesh.roles.broker.ha.confirm import ConfirmedLog
 from mqmesh.roles.broker.ha.group_member import GroupMember
 from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.transport.endpoints import endpoint_of
 
 SEEDS = 8
 MOST_SEEDS = 60
@@ -181,6 +184,19 @@ def test_an_administrator_unseats_no_master_that_lives(site):
         site.admin.switch_over("broker-a", site.leader())
     with pytest.raises(InvalidArgument, match="is there"):
         site.admin.promote("broker-a", follower)
+
+
+def test_a_replica_that_promised_for_an_election_that_came_to_nothing_comes_back(site):
+    first = site.leader()
+    number = 1 if first != 1 else 2
+    fence = encode_header(FenceRequest("broker-a", 3, 6 - first - number))
+    address = {one.broker_id: one.endpoint for one in site.admin.ha_status("broker-a")}[number]
+    site.admin._request(endpoint_of(address), RequestCode.FENCE, fence)
+    site.run(10_000)
+    leader = leadership_of(site.replicas[site.leader() - 1])
+    assert leader.epoch >= 3
+    assert leader.members == [1, 2, 3]
+    site.admin.create_topic("t", queues=1)
 
 
 def part_from_followers(site: Site) -> None:

@@ -92,6 +92,8 @@ LOOK_MS: Final = 250
 """How often it is asked whether a silent leader renews its session."""
 REST_MS: Final = 300
 """After an election that came to nothing, and at most as long again by chance."""
+STALE_LEADER_MS: Final = 3_000
+"""An election that somebody promised something for is over after so long, won or not."""
 GIVE_WAY_MS: Final = 2_000
 """Who could not begin to lead stays away for so long."""
 
@@ -230,6 +232,7 @@ class GroupMember:
         self._rest_until_ms = 0
         self._look_ms = 0
         self._leader = ("", -1)
+        self._promised_ms = self._clock.monotonic_ms()
         self._closed = False
         self.leadership: Leadership | None = None
         self._elections = 0
@@ -288,6 +291,9 @@ class GroupMember:
                 self.step_down(LEASE_OVER)
         else:
             self._suspect(now_ms)
+            state = self._view.record.state
+            if state is not None and state.master not in (None, self._config.broker_id):
+                self._follow(state)
 
     def turn_ended(self) -> None:
         """A turn of the loop is over."""
@@ -426,7 +432,11 @@ class GroupMember:
         if leader is None or (leader.address, state.epoch) == self._leader:
             return
         if state.epoch < self._promises.promised_epoch:
-            return  # an election is on its way
+            if self._clock.monotonic_ms() - self._promised_ms < STALE_LEADER_MS:
+                return  # an election is on its way
+            # It came to nothing. The leader refuses who has promised more, and leads no more: the
+            # next election is for an epoch that this replica can follow.
+            _log.warning("this replica has promised more than epoch %d, and says so", state.epoch)
         self._leader = (leader.address, state.epoch)
         self._leaderless_ms = None
         _log.info("replica %s at %s leads epoch %d", state.master, leader.address, state.epoch)
@@ -680,6 +690,7 @@ class GroupMember:
             if self.leadership is None:
                 self._replica.follow("", 0)
             self._promises.promise(epoch)
+            self._promised_ms = self._clock.monotonic_ms()
             state = self._promises.state
         at = self._replica.position()
         return FenceResponse(
