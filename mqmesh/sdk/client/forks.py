@@ -3,24 +3,24 @@
 import os
 import weakref
 from collections.abc import Callable
+from typing import Any
 
-_listeners: "set[weakref.WeakMethod[Callable[[], None]]]" = set()
+# No WeakMethod: one that outlives its module says so on standard error when a program ends.
+_listeners: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 
 def tell_of_forks(listener: Callable[[], None]) -> None:
     """Calls a method in every child that is forked from now on, as long as its object lives.
 
     Args:
-        listener: Must take no lock: the parent may hold it for ever.
+        listener: A bound method, one an object. Must take no lock: the parent may hold it for ever.
     """
-    _listeners.add(weakref.WeakMethod(listener, _listeners.discard))
+    _listeners[listener.__self__] = listener.__func__  # type: ignore[attr-defined]
 
 
 def _tell() -> None:
-    for one in list(_listeners):
-        listener = one()
-        if listener is not None:
-            listener()
+    for owner, function in list(_listeners.items()):
+        function(owner)
 
 
 os.register_at_fork(after_in_child=_tell)

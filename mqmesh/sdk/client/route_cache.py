@@ -104,10 +104,6 @@ class RouteCache:
         """Queues that may be read, by broker name and queue id; () if none is known."""
         return self._subscribe.get(topic, ())
 
-    def has_queue(self, queue: MessageQueue) -> bool:
-        """True when a queue may be written to."""
-        return queue in self.publish_queues(queue.topic)
-
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> BrokerAddress | None:
         """Where a broker listens, if known."""
         data = self._brokers.get(broker_name)

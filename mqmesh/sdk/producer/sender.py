@@ -325,7 +325,9 @@ class Sends:
             self._lanes.put_back(lane, batch)
 
     def _reconsider(self, lane: Lane, batch: PendingBatch, error: MessageIllegal) -> None:
-        if self._engine.routes.has_queue(batch.queue) or not self._move(lane, batch):
+        if batch.queue in self._engine.routes.publish_queues(batch.queue.topic) or not self._move(
+            lane, batch
+        ):
             self._finish(batch, None, error, lane)
 
     def _move(self, lane: Lane, batch: PendingBatch) -> bool:

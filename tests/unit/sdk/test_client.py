@@ -98,8 +98,8 @@ def test_a_route_is_asked_for_once_however_many_want_it(world, make):
     assert one[0].topic == "t"
     assert world.cluster.namesrvs[0].requests.count(ROUTE) == before + 1
     assert client.routes_told == [{"t"}]
-    assert client.engine.routes.has_queue(MessageQueue("t", "a", 3))
-    assert not client.engine.routes.has_queue(MessageQueue("t", "a", 4))
+    queues = client.engine.routes.publish_queues("t")
+    assert queues == tuple(MessageQueue("t", "a", number) for number in range(4))
 
 
 def test_a_topic_that_nobody_knows_is_asked_for_again_each_second(world, make):
