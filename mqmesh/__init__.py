@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mqmesh.protocol.retries import ResendTarget as ResendTarget
     from mqmesh.protocol.route import Perm as Perm
     from mqmesh.protocol.route import TopicConfig as TopicConfig
+    from mqmesh.sdk.admin.access import AccessClient as AccessClient
     from mqmesh.sdk.admin.admin import AdminClient as AdminClient
     from mqmesh.sdk.admin.dead_letters import DeadLetter as DeadLetter
     from mqmesh.sdk.admin.dead_letters import DeadLetterClient as DeadLetterClient
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.transactions.transactions import TransactionListener as TransactionListener
 
 _MODULE_OF = {
+    "AccessClient": "mqmesh.sdk.admin.access",
     "AdminClient": "mqmesh.sdk.admin.admin",
     "ClientOptions": "mqmesh.sdk.client.options",
     "ConsumeContext": "mqmesh.sdk.hooks",
@@ -116,6 +118,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "AccessClient",
     "AdminClient",
     "ClientOptions",
     "ConsumeContext",

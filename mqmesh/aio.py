@@ -22,6 +22,7 @@ it was started in.
 """
 
 from mqmesh.sdk.aio.admin import (
+    AccessClient,
     AdminClient,
     DeadLetterClient,
     DelayClient,
@@ -39,6 +40,7 @@ from mqmesh.sdk.aio.transactions import TransactionListener, TransactionProducer
 from mqmesh.sdk.client.run import run_async as run
 
 __all__ = [
+    "AccessClient",
     "AdminClient",
     "DeadLetterClient",
     "DelayClient",

@@ -52,16 +52,27 @@ def _keys(folder: Path, name: str, namesrv_key: str, namesrv_addr: str) -> Crede
     path = folder / f"{quote(name, safe='')}.toml"
     if path.exists():
         return load_credentials(path)
+    made = new_credentials(name, namesrv_key, namesrv_addr)
+    save_credentials(path, made)
+    return made
+
+
+def new_credentials(user: str, namesrv_key: str, namesrv_addr: str) -> Credentials:
+    """New keys.
+
+    Args:
+        user: Whose.
+        namesrv_key: Public key of the name servers; "" if these are theirs.
+        namesrv_addr: The name servers, for clients.
+    """
     public, secret = new_key_pair()
-    made = Credentials(
-        user=name,
+    return Credentials(
+        user=user,
         public_key=public,
         secret_key=secret,
         namesrv_server_key=namesrv_key or public,
         namesrv_addr=namesrv_addr,
     )
-    save_credentials(path, made)
-    return made
 
 
 def _user(own: Credentials, role: UserRole, brokers: Iterable[str] = ()) -> User:

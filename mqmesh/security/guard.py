@@ -12,9 +12,6 @@ from mqmesh.protocol.commands import CommandSpec, Right
 from mqmesh.security.access_list import AccessList, Action, UserRole
 from mqmesh.security.permissions import Judgement, Permissions, name_matches
 
-LOCAL: Final = "_local"
-"""Whoever comes by a Unix socket in the server's own folder: its own user, or root, who may read
-the store and the keys anyway."""
 MAX_PASSED: Final = 100_000
 """Permitted requests that are remembered; then all are forgotten."""
 
@@ -74,21 +71,17 @@ class Guard:
         """Who a connection is of.
 
         Args:
-            user_id: What its handshake proved: a public key, or ``LOCAL``.
+            user_id: The public key that its handshake proved.
 
         Returns:
             None if nobody may connect with it.
         """
-        if user_id == LOCAL:
-            return Principal(LOCAL)
         user = self._permissions.user_of(user_id)
         return None if user is None else Principal(user.name, user_id)
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Looks up the right that a command needs; see ``mqmesh.roles.dispatch.Authorizer``."""
         name = principal.name
-        if name == LOCAL:
-            return
         right = spec.right
         if right is Right.SUB or right is Right.FILTER:
             for group in spec.group_names(header) if spec.groups else ():
@@ -105,7 +98,7 @@ class Guard:
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
         """The same of a topic that the header does not tell."""
         asked = (principal.name, spec.right, topic, False)
-        if asked in self._passed or principal.name == LOCAL:
+        if asked in self._passed:
             return
         name, right, permissions = principal.name, spec.right, self._permissions
         action = _ACTIONS.get(right)
@@ -122,10 +115,9 @@ class Guard:
         Raises:
             NoPermission: Not by this principal.
         """
-        if principal.name != LOCAL:
-            name = principal.name
-            verdict = self._permissions.topic(name, Action.CREATE, topic)
-            _require(verdict, name, "CREATE", "topic", topic)
+        name = principal.name
+        judgement = self._permissions.topic(name, Action.CREATE, topic)
+        _require(judgement, name, "CREATE", "topic", topic)
 
     def _check_group(self, name: str, right: Right, group: str) -> None:
         action = _ACTIONS[right]

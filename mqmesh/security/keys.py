@@ -102,6 +102,15 @@ class KeyRing:
         self.own = own
         self._default = server_key
         self._learnt: dict[str, str] = {}
+        self._private: set[str] = set()
+
+    def keep_private(self, endpoint: str) -> None:
+        """A Unix socket of a helper process of this one's own asks nobody who it is."""
+        self._private.add(endpoint)
+
+    def is_private(self, endpoint: str) -> bool:
+        """Nobody asks there."""
+        return endpoint in self._private
 
     def learn(self, endpoint: str, server_key: str) -> None:
         """A trusted source told which key a server has; "" tells nothing."""

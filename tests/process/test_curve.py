@@ -13,7 +13,6 @@ from harness.keys import credentials, guard, ring, user
 from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable
 from mqmesh.protocol.command import ANYBODY, Reply, encode_frame
 from mqmesh.security.access_list import AccessList
-from mqmesh.security.guard import LOCAL
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.hints import HintSubscriber
@@ -109,10 +108,13 @@ def test_a_refused_client_tries_again_by_itself(scene, monkeypatch):
     assert bytes(scene.wire.ask(client, WHO).header) == b"thief"
 
 
-def test_a_local_client_is_who_runs_the_server_and_needs_no_key(scene, short_tmp_path):
+def test_a_local_client_is_held_to_the_rights_of_its_user(scene, short_tmp_path):
     local = scene.server.bind(f"ipc://{short_tmp_path}/s")
-    assert scene.who(None, local) == LOCAL
-    assert scene.who(THIEF, local) == LOCAL  # its key is not asked for there
+    assert scene.who(SHOP, local) == "shop"
+    with pytest.raises(AuthenticationFailed, match="does not accept the key"):
+        scene.who(THIEF, local)
+    with pytest.raises(AuthenticationFailed, match="pass credentials"):
+        scene.who(None, local)
 
 
 def test_the_order_of_binds_opens_nothing(wires, short_tmp_path):
@@ -190,13 +192,13 @@ def test_options_are_set_before_bind(scene):
 
 
 def test_a_plain_socket_asks_too_who_may_connect(wires, short_tmp_path, monkeypatch):
-    """Without a domain NULL never asks ZAP; here it does, and another user is refused."""
+    """Without a domain a Unix socket never asks ZAP; here it does: another user is refused."""
     scene = Scene(wires)
     local = scene.server.bind(f"ipc://{short_tmp_path}/s")
     monkeypatch.setattr("mqmesh.transport.zmq.zap.os.geteuid", lambda: 4_000_000)
     monkeypatch.setattr("mqmesh.transport.zmq.zap.ROOT", 4_000_001)
-    with pytest.raises(AuthenticationFailed, match="does not accept this process"):
-        scene.who(None, local)
+    with pytest.raises(AuthenticationFailed, match="does not accept"):
+        scene.who(SHOP, local)
 
 
 def test_a_transport_with_keys_and_no_access_list_serves_nobody():

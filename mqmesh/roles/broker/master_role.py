@@ -152,6 +152,8 @@ class MasterRole(BrokerRole):
         # noticed by those who miss it.
         root = self._given.root
         endpoint = f"ipc://{socket_path(root, INDEX_SOCKET)}"
+        if transport.ring is not None:
+            transport.ring.keep_private(endpoint)
         return IndexerLink(
             start_process=lambda suspect: HelperProcess(
                 indexer_arguments(config, root.absolute(), endpoint, suspect=suspect)

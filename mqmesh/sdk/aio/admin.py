@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
+from mqmesh.sdk.admin.access import AccessClient as BlockingAccessClient
 from mqmesh.sdk.admin.admin import AdminClient as BlockingAdminClient
 from mqmesh.sdk.admin.dead_letters import DeadLetterClient as BlockingDeadLetterClient
 from mqmesh.sdk.admin.delays import DelayClient as BlockingDelayClient
@@ -111,6 +112,16 @@ class AdminClient:
     put_topic = awaited(BlockingAdminClient.put_topic)
     delete_topic = awaited(BlockingAdminClient.delete_topic)
     create_snapshot = awaited(BlockingAdminClient.create_snapshot)
+
+
+class AccessClient(AdminClient):
+    """The access list from coroutines; as ``mqmesh.sdk.admin.access.AccessClient``."""
+
+    _kind = BlockingAccessClient
+
+    access_list = awaited(BlockingAccessClient.access_list)
+    access_states = awaited(BlockingAccessClient.access_states)
+    put_access_list = awaited(BlockingAccessClient.put_access_list)
 
 
 class QueryClient(AdminClient):

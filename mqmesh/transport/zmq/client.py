@@ -132,7 +132,7 @@ class CommandClient:
 
     def _give_up(self, refused: AuthenticationFailed) -> None:
         """There is no connection for now: ZeroMQ would not try again, or do nothing but that."""
-        _log.warning("%s", refused)
+        _log.info("%s", refused)
         self._refused = refused
         self.unreachable = True
         self._drop()

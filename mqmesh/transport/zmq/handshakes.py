@@ -25,7 +25,7 @@ class HandshakeWatch:
 
     def __init__(self, endpoint: str, ring: KeyRing | None) -> None:
         self._endpoint = endpoint
-        self._ring = None if endpoint.startswith("ipc://") else ring
+        self._ring = ring
         self._failures = 0
 
     def take(self, event: int, value: int) -> AuthenticationFailed | None:

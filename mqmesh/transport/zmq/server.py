@@ -299,7 +299,7 @@ class CommandServer:
             return
         for peer, account in list(self._accounts.items()):
             known = account.principal
-            now = self._guard.principal(known.key or known.name)
+            now = self._guard.principal(known.key)
             descriptor = self._peers.living.get(peer)
             if now is not None:
                 account.principal = now

@@ -211,13 +211,14 @@ def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
 def _protect(socket: Socket, endpoint: str, own: Credentials) -> None:
     """Sets who may connect. ZeroMQ takes these options at bind, so each endpoint has its own.
 
-    On a Unix socket no keys are asked for: the system proves whose the other process is.
+    On a Unix socket nothing is encrypted: the system proves whose the other process is, which says
+    which key it has (as its name in PLAIN).
     ``ZAP_ENFORCE_DOMAIN`` refuses everybody if nobody answers who may connect; without it a
     server without an authenticator lets everybody in.
     """
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     if endpoint.startswith("ipc://"):
-        socket.setsockopt(zmq.CURVE_SERVER, 0)
+        socket.setsockopt(zmq.PLAIN_SERVER, 1)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, LOCAL_DOMAIN)
         return
     socket.setsockopt_string(zmq.ZAP_DOMAIN, NETWORK)
@@ -235,7 +236,12 @@ def connect(socket: Socket, endpoint: str, ring: KeyRing | None = None) -> None:
         ring: The own keys, and which one the server must prove; None to speak plainly.
     """
     _allow_ipv6(socket, endpoint)
-    if ring is not None and not endpoint.startswith("ipc://"):
+    if ring is None or ring.is_private(endpoint):
+        pass
+    elif endpoint.startswith("ipc://"):
+        socket.setsockopt_string(zmq.PLAIN_USERNAME, ring.own.public_key)
+        socket.setsockopt_string(zmq.PLAIN_PASSWORD, "-")  # there is none; it may not be empty
+    else:
         socket.setsockopt_string(zmq.CURVE_SERVERKEY, ring.server_key(endpoint))
         socket.setsockopt_string(zmq.CURVE_PUBLICKEY, ring.own.public_key)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, ring.own.secret_key)

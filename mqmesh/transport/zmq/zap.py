@@ -12,7 +12,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from mqmesh.security.guard import LOCAL, Guard
+from mqmesh.security.guard import Guard
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.loop import EventLoop
 
@@ -130,11 +130,17 @@ def _user_id(frames: Sequence[bytes], own_uid: int) -> tuple[str, str]:
         if len(frames) != _HEAD + 1 or len(frames[_HEAD]) != _CURVE_KEY_BYTES:
             return "", "it has no key"
         return z85.encode(frames[_HEAD]).decode(), ""
-    if mechanism == b"NULL" and domain == sockets.LOCAL_DOMAIN.encode():
-        # ``localhost:uid:gid:pid``, as the system told it of the other process.
+    if mechanism == b"PLAIN" and domain == sockets.LOCAL_DOMAIN.encode():
+        # ``localhost:uid:gid:pid``, as the system told it of the other process. One of this user's
+        # could read the keys, so what it says of itself is believed: it is to have no more rights
+        # than its user has.
         parts = address.split(b":")
-        if len(parts) == 4 and parts[0] == b"localhost" and parts[1].isdigit():
-            uid = int(parts[1])
-            return (LOCAL, "") if uid in (own_uid, ROOT) else ("", f"it is of user {uid}")
-        return "", "whose process it is is not known"
+        if len(parts) != 4 or parts[0] != b"localhost" or not parts[1].isdigit():
+            return "", "whose process it is is not known"
+        uid = int(parts[1])
+        if uid not in (own_uid, ROOT):
+            return "", f"it is a process of user {uid}"
+        if len(frames) != _HEAD + 2:
+            return "", "it does not say which key it has"
+        return frames[_HEAD].decode("ascii", "replace"), ""
     return "", f"it speaks {mechanism.decode('ascii', 'replace')!r}"

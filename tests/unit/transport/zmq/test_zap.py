@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from mqmesh.security.guard import LOCAL
 from mqmesh.transport.zmq.zap import MAX_FRAMES, MAX_PART_BYTES, answer
 
 OWN_UID = 1_000
@@ -21,8 +20,12 @@ def question(mechanism=b"CURVE", *proofs, domain=b"network", address=b"10.0.0.1"
     return [b"", b"1.0", b"7", domain, address, b"", mechanism, *proofs]
 
 
-def local(uid, address=b"localhost:%d:100:4711"):
-    return question(b"NULL", domain=b"local", address=address % uid if b"%" in address else address)
+SHOP_KEY = SHOP.public_key.encode()
+
+
+def local(uid, address=b"localhost:%d:100:4711", key=SHOP_KEY):
+    address = address % uid if b"%" in address else address
+    return question(b"PLAIN", key, b"-", domain=b"local", address=address)
 
 
 def status(frames):
@@ -38,7 +41,7 @@ def test_a_known_key_is_let_in_and_named():
 
 @pytest.mark.parametrize("uid", [OWN_UID, 0])
 def test_local_processes_of_the_server_s_user_and_of_root_are_let_in(uid):
-    assert status(local(uid)) == (b"200", LOCAL)
+    assert status(local(uid)) == (b"200", SHOP.public_key)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,10 @@ def test_local_processes_of_the_server_s_user_and_of_root_are_let_in(uid):
         question(b"CURVE", KEY, domain=b"*"),
         question(b"CURVE", KEY, KEY),
         question(b"CURVE", KEY[:-1]),
-        question(b"CURVE", LOCAL.encode()),
+        local(OWN_UID, key=b"\xff" * 40),
+        local(OWN_UID, key=b""),
+        question(b"PLAIN", SHOP.public_key.encode(), b"-"),
+        question(b"PLAIN", SHOP.public_key.encode(), domain=b"local", address=b"localhost:0:0:1"),
         question(b"CURVE"),
         question(b"NULL"),
         question(b"NULL", domain=b"local"),

@@ -1,0 +1,360 @@
+"""`mqmesh user`, `mqmesh acl` and `mqmesh key`: who may connect, and who may do what."""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from mqmesh.config import MAX_FILE_BYTES
+from mqmesh.errors import ConfigError
+from mqmesh.roles.process import ExitCode
+from mqmesh.sdk.admin.access import AccessClient
+from mqmesh.sdk.client.options import find_credentials
+from mqmesh.security.access_list import (
+    AccessList,
+    Action,
+    Rule,
+    User,
+    UserRole,
+    read_access_list,
+    write_access_list,
+)
+from mqmesh.security.keys import save_credentials
+from mqmesh.security.permissions import Permissions
+
+from ..notes import tell_note
+from ..options import json_option, namesrv_option
+from ..processes.secure import new_credentials
+from ..render import print_json, print_table
+
+NAME: Final = click.argument("name")
+OUTPUT: Final = click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="New file for the keys; it must not be there yet.",
+)
+
+
+@click.group()
+def user() -> None:
+    """Users of a cluster with security on; see docs/security.md.
+
+    \b
+    Examples:
+      mqmesh user add shop --pub 'orders*' --sub payments --group billing -o shop.toml
+      mqmesh user list
+      mqmesh user disable shop
+      mqmesh user rotate-key shop -o shop-2.toml
+    """
+
+
+@click.group()
+def acl() -> None:
+    """The access list of a cluster with security on; see docs/security.md.
+
+    \b
+    Examples:
+      mqmesh acl show > acl.toml
+      mqmesh acl apply acl.toml --dry-run
+      mqmesh acl check shop PUB orders
+      mqmesh acl status
+    """
+
+
+@click.group()
+def key() -> None:
+    """Key files, for processes of a cluster that `mqmesh up` does not start.
+
+    \b
+    Examples:
+      mqmesh key generate --user namesrv -o namesrv.toml
+    """
+
+
+@user.command()
+@NAME
+@OUTPUT
+@click.option("--pub", multiple=True, metavar="TOPIC", help="May send to it; orders* for more.")
+@click.option("--create", multiple=True, metavar="TOPIC", help="May have it made by sending.")
+@click.option("--sub", multiple=True, metavar="TOPIC", help="May read it, as its groups.")
+@click.option("--group", multiple=True, metavar="GROUP", help="May consume as this group.")
+@click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
+@click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
+@namesrv_option
+def add(
+    name: str,
+    output: Path,
+    pub: tuple[str, ...],
+    create: tuple[str, ...],
+    sub: tuple[str, ...],
+    group: tuple[str, ...],
+    role: str,
+    broker: tuple[str, ...],
+    namesrv: str,
+) -> int:
+    """Add a user, and write a key file for it.
+
+    \b
+    Examples:
+      mqmesh user add shop --pub 'orders*' --sub payments --group billing -o shop.toml
+      mqmesh user add watcher --role view -o watcher.toml
+    """
+    rules = [
+        Rule([action], list(topics), list(groups))
+        for action, topics, groups in (
+            (Action.PUB, pub, ()),
+            (Action.CREATE, create, ()),
+            (Action.SUB, sub, group),
+        )
+        if topics or groups
+    ]
+
+    def change(now: AccessList) -> AccessList:
+        if any(one.name == name for one in now.user):
+            raise ConfigError(f"there is a user {name!r} already")
+        made = _write_keys(output, name, namesrv)
+        new = User(name, [made], UserRole(role), brokers=list(broker), allow=rules)
+        return now.with_user(new)
+
+    return _change(namesrv, change, f"user {name} is added; its keys are in {output}")
+
+
+@user.command("list")
+@namesrv_option
+@json_option
+def list_users(namesrv: str, as_json: bool) -> None:
+    """List all users."""
+    found = _read(namesrv).user
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+        return
+    print_table(
+        ("USER", "ROLE", "ENABLED", "EXPIRES", "KEYS", "RULES"),
+        [
+            (
+                one.name,
+                one.role.value,
+                "yes" if one.enabled else "no",
+                one.expires.isoformat() if one.expires else "-",
+                len(one.keys),
+                len(one.allow) + len(one.deny),
+            )
+            for one in found
+        ],
+    )
+
+
+@user.command()
+@NAME
+@namesrv_option
+def show(name: str, namesrv: str) -> None:
+    """Show a user as the access list has it."""
+    now = _read(namesrv)
+    click.echo(write_access_list(AccessList(now.version, [now.find(name)])), nl=False)
+
+
+@user.command()
+@NAME
+@namesrv_option
+def disable(name: str, namesrv: str) -> int:
+    """Let nobody be this user; its connections end."""
+    return _set(namesrv, name, f"user {name} is disabled", enabled=False)
+
+
+@user.command()
+@NAME
+@namesrv_option
+def enable(name: str, namesrv: str) -> int:
+    """Let whoever has its key be this user again."""
+    return _set(namesrv, name, f"user {name} is enabled", enabled=True)
+
+
+@user.command()
+@NAME
+@namesrv_option
+def delete(name: str, namesrv: str) -> int:
+    """Take a user from the access list; its connections end."""
+    return _change(namesrv, lambda now: now.without_user(name), f"user {name} is deleted")
+
+
+@user.command("rotate-key")
+@NAME
+@OUTPUT
+@namesrv_option
+def rotate_key(name: str, output: Path, namesrv: str) -> int:
+    """Give a user another key. The former is good until `mqmesh user remove-key`.
+
+    \b
+    Examples:
+      mqmesh user rotate-key shop -o shop-2.toml
+      mqmesh user remove-key shop 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7'
+    """
+
+    def change(now: AccessList) -> AccessList:
+        one = now.find(name)
+        made = _write_keys(output, name, namesrv)
+        return now.with_user(msgspec.structs.replace(one, keys=[*one.keys, made]))
+
+    return _change(namesrv, change, f"user {name} has another key, in {output}")
+
+
+@user.command("remove-key")
+@NAME
+@click.argument("public_key")
+@namesrv_option
+def remove_key(name: str, public_key: str, namesrv: str) -> int:
+    """Take a key from a user; connections with it end."""
+
+    def change(now: AccessList) -> AccessList:
+        one = now.find(name)
+        if public_key not in one.keys:
+            raise ConfigError(f"user {name!r} has no key {public_key}")
+        left = [known for known in one.keys if known != public_key]
+        return now.with_user(msgspec.structs.replace(one, keys=left))
+
+    return _change(namesrv, change, f"user {name} has the key no more")
+
+
+@acl.command("show")
+@namesrv_option
+def show_list(namesrv: str) -> None:
+    """Show the access list, to be edited and applied."""
+    click.echo(write_access_list(_read(namesrv)), nl=False)
+
+
+@acl.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="Only check it.")
+@namesrv_option
+def apply(file: Path, dry_run: bool, namesrv: str) -> int:
+    """Put an edited access list in force, at all name servers and brokers.
+
+    \b
+    Examples:
+      mqmesh acl show > acl.toml
+      mqmesh acl apply acl.toml --dry-run
+      mqmesh acl apply acl.toml
+    """
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    edited = read_access_list(text, str(file), _today())
+    if dry_run:
+        click.echo(f"{file} could be applied: {len(edited.user)} users")
+        return ExitCode.OK
+    new = AccessList(edited.version + 1, edited.user)
+    return _put(namesrv, new, f"the access list is version {new.version}")
+
+
+@acl.command()
+@NAME
+@click.argument("action", type=click.Choice([one.value for one in Action], case_sensitive=False))
+@click.argument("topic", default="")
+@click.option("--group", default="", help="As this group; for SUB and FILTER.")
+@namesrv_option
+def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
+    """Tell what a user may do, and by which rule; exit code 1 if it may not.
+
+    \b
+    Examples:
+      mqmesh acl check shop PUB orders
+      mqmesh acl check shop SUB payments --group billing
+    """
+    if not topic and not group:
+        raise ConfigError("say a topic, or --group, or both")
+    permissions = Permissions(_read(namesrv), _today())
+    wanted = Action(action.upper())
+    found = []
+    if topic:
+        found.append((f"topic {topic}", permissions.topic(name, wanted, topic)))
+    if group:
+        found.append((f"group {group}", permissions.group(name, wanted, group)))
+    for what, one in found:
+        may = "may" if one.allowed else "may not"
+        click.echo(f"{name} {may} {wanted.value} {what}: {one.reason}")
+    return ExitCode.OK if all(one.allowed for _, one in found) else ExitCode.FAILED
+
+
+@acl.command("status")
+@namesrv_option
+@json_option
+def list_status(namesrv: str, as_json: bool) -> int:
+    """Show which version is in force where; exit code 1 if they differ."""
+    with AccessClient(namesrv) as client:
+        found = client.access_states()
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+    else:
+        print_table(
+            ("ADDRESS", "VERSION", "DIGEST", "PROBLEM"),
+            [(one.where, one.version or "-", one.digest, one.problem) for one in found],
+        )
+    same = len({(one.version, one.digest) for one in found}) == 1
+    return ExitCode.OK if same and not found[0].problem else ExitCode.FAILED
+
+
+@key.command()
+@OUTPUT
+@click.option("--user", "name", default="", help="Whose they are, for messages.")
+@click.option("--namesrv-server-key", default="", help="Public key of the name servers.")
+@click.option("--namesrv-addr", default="", help="Name servers, for clients.")
+def generate(output: Path, name: str, namesrv_server_key: str, namesrv_addr: str) -> None:
+    """Make a key file. Without --namesrv-server-key it is that of the name servers themselves.
+
+    \b
+    Examples:
+      mqmesh key generate --user namesrv -o namesrv.toml
+      mqmesh key generate --user broker-a --namesrv-server-key 'rq:rM>…' -o broker-a.toml
+    """
+    made = new_credentials(name, namesrv_server_key, namesrv_addr)
+    save_credentials(output, made)
+    click.echo(made.public_key)
+
+
+def _read(namesrv: str) -> AccessList:
+    with AccessClient(namesrv) as client:
+        told = client.access_list()
+    return read_access_list(told.text, "access list", _today())
+
+
+def _write_keys(output: Path, name: str, namesrv: str) -> str:
+    own = find_credentials("")
+    if own is None:
+        raise ConfigError("users are added with an administrator's keys; set MQMESH_CREDENTIALS")
+    made = new_credentials(name, own.namesrv_server_key, namesrv)
+    save_credentials(output, made)
+    return made.public_key
+
+
+def _set(namesrv: str, name: str, said: str, **fields: Any) -> int:
+    return _change(
+        namesrv,
+        lambda now: now.with_user(msgspec.structs.replace(now.find(name), **fields)),
+        said,
+    )
+
+
+def _change(namesrv: str, change: Callable[[AccessList], AccessList], said: str) -> int:
+    return _put(namesrv, change(_read(namesrv)), said)
+
+
+def _put(namesrv: str, new: AccessList, said: str) -> int:
+    text = write_access_list(new)
+    read_access_list(text, "access list", _today())  # as the servers will
+    with AccessClient(namesrv) as client:
+        failed = client.put_access_list(text, new.version - 1)
+    click.echo(said)
+    for one in failed:
+        tell_note(f"{one.where} has the former list still: {one.problem}")
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()

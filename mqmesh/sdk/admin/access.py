@@ -1,0 +1,91 @@
+"""The access list of a cluster, for administrators."""
+
+from typing import Final
+
+import msgspec
+
+from mqmesh.errors import MQMeshError
+from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest, UpdateAccessListRequest
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.transport.endpoints import endpoint_of
+
+NO_TEXT: Final = (1 << 53) - 1
+
+
+class AccessListState(msgspec.Struct, frozen=True):
+    """What is in force at one process.
+
+    Attributes:
+        where: Its address.
+        version: Of its list; 0 if it does not answer.
+        digest: Equal for lists that say the same.
+        problem: Why it does not answer, or took no list; "" if it did.
+    """
+
+    where: str
+    version: int
+    digest: str
+    problem: str = ""
+
+
+class AccessClient(AdminClient):
+    """Reads and changes the access list; arguments as of ``AdminClient``."""
+
+    def access_list(self) -> AccessListInfo:
+        """The list in force, as a name server has it.
+
+        Raises:
+            TransportError: No name server answers.
+            NoPermission: It is not for this user.
+            UnsupportedCommand: Security is off there.
+        """
+        return self._ask_namesrv(
+            RequestCode.GET_ACCESS_LIST, GetAccessListRequest(), AccessListInfo
+        )
+
+    def access_states(self) -> list[AccessListState]:
+        """Which version is in force at each name server and broker."""
+        header = encode_header(GetAccessListRequest(NO_TEXT))
+        return [self._state(where, header) for where in self._everybody()]
+
+    def put_access_list(self, text: str, expected_version: int) -> list[AccessListState]:
+        """Puts a list in force at all name servers and brokers; calling again does no harm.
+
+        Who did not get it has the former one still.
+
+        Args:
+            text: TOML, with the version after ``expected_version``.
+            expected_version: That was changed.
+
+        Returns:
+            Those that did not take it, with the reason.
+
+        Raises:
+            MessageIllegal: The first that was asked refuses the list, so nothing is changed.
+            NoPermission: It is for administrators.
+        """
+        header = encode_header(UpdateAccessListRequest(text, expected_version))
+        failed = []
+        for number, where in enumerate(self._everybody()):
+            try:
+                self._request(endpoint_of(where), RequestCode.UPDATE_ACCESS_LIST, header)
+            except MQMeshError as error:
+                if not number and not error.retriable:
+                    raise
+                failed.append(AccessListState(where, 0, "", str(error)))
+        return failed
+
+    def _everybody(self) -> list[str]:
+        groups = self.cluster().brokers
+        brokers = {one.tcp for group in groups for one in group.addresses.values()}
+        return [*self._namesrvs, *sorted(brokers)]
+
+    def _state(self, where: str, header: bytes) -> AccessListState:
+        try:
+            answer = self._request(endpoint_of(where), RequestCode.GET_ACCESS_LIST, header)
+            told = decode_header(AccessListInfo, answer.header)
+        except MQMeshError as error:
+            return AccessListState(where, 0, "", str(error))
+        return AccessListState(where, told.version, told.digest)

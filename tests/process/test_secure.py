@@ -1,0 +1,80 @@
+"""A cluster that lets nobody in without a key, as people run it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness.commands import CommandProcess, free_ports, run_command, up_arguments
+
+from mqmesh.errors import AuthenticationFailed, NoPermission
+from mqmesh.message import Message
+from mqmesh.sdk.producer.producer import Producer
+
+READY_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Runs `mqmesh up --secure`; returns the name servers and the folder of keys."""
+    folder = tmp_path_factory.mktemp("s")
+    ports = free_ports(3)
+    with CommandProcess(*up_arguments(folder, ports), "--secure") as process:
+        process.expect("cluster is ready", READY_S)
+        yield f"127.0.0.1:{ports[0]}", folder / "security"
+
+
+@pytest.fixture
+def run(cluster, monkeypatch):
+    address, keys = cluster
+    monkeypatch.setenv("MQMESH_CREDENTIALS", str(keys / "client.toml"))
+
+    def run(*arguments):
+        done = run_command(*arguments, "--namesrv", address)
+        return done.code, done.out, done.err
+
+    return run
+
+
+def test_a_user_sends_what_it_may_until_it_is_disabled(cluster, run, tmp_path):
+    address, _ = cluster
+    keys = str(tmp_path / "shop.toml")
+    code, out, _ = run("user", "add", "shop", "--pub", "orders*", "--create", "orders*", "-o", keys)
+    assert (code, out) == (0, [f"user shop is added; its keys are in {keys}"])
+    with Producer("shop", namesrv_addr=address, credentials=keys) as producer:
+        assert producer.send(Message("orders", b"x")).message_id
+        with pytest.raises(NoPermission, match=r"user 'shop' may not PUB topic 'audit'"):
+            producer.send(Message("audit", b"x"))
+        assert run("user", "disable", "shop")[0] == 0
+    with (
+        pytest.raises(AuthenticationFailed, match="is user 'shop' in its access list"),
+        Producer("shop", namesrv_addr=address, credentials=keys) as producer,
+    ):
+        producer.send(Message("orders", b"x"))
+    code, out, _ = run("acl", "check", "shop", "PUB", "audit")
+    assert code == 1
+    assert "shop may not PUB topic audit: no such user, or one that is not enabled" in out
+
+
+def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_path):
+    code, out, _ = run("acl", "status", "--json")
+    (states,) = map(json.loads, out)
+    assert code == 0
+    assert len({(one["version"], one["digest"]) for one in states}) == 1
+    assert len(states) >= 2
+    edited = tmp_path / "acl.toml"
+    edited.write_text("\n".join(run("acl", "show")[1]))
+    assert run("acl", "apply", str(edited))[0] == 0
+    assert run("user", "add", "late", "-o", str(tmp_path / "late.toml"))[0] == 0
+    code, _, err = run("acl", "apply", str(edited))
+    assert code == 1
+    assert "edit again" in err[-1]
+
+
+def test_nobody_gets_in_without_a_key(cluster, monkeypatch):
+    monkeypatch.delenv("MQMESH_CREDENTIALS", raising=False)
+    with (
+        pytest.raises(AuthenticationFailed, match="wants CURVE; pass credentials"),
+        Producer("shop", namesrv_addr=cluster[0]) as producer,
+    ):
+        producer.send(Message("orders", b"x"))
