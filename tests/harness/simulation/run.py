@@ -3,7 +3,7 @@
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from harness.simulation.faults import PROFILES, Faults
 from harness.simulation.load import Client, SimulatedAdministrator, make_clients
 from harness.simulation.world import World
 from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.storage.commitlog import recovery
 
@@ -29,6 +30,9 @@ ADMINISTERED_EVERY: Final = 4
 LEAST_MS: Final = 60_000
 """No seed is shorter."""
 LOOK_MS: Final = 1_000
+LEFT_LOOKS: Final = 20
+LEFT_LOOK_MS: Final = 500
+"""So often, and so far apart, it is looked whether brokers hold nothing any more."""
 QUEUES: Final = 2
 BROKERS: Final = ("broker-a", "broker-b")
 
@@ -125,6 +129,7 @@ class Run:
         for client in self.clients:
             client.sending = False
         missing = self._drain()
+        left = self._left()
         stored = self._stored()
         reports = books.judge(stored)
         found = [
@@ -134,6 +139,7 @@ class Run:
             for sentence in verdict.violations
         ]
         found += [f"C11: not delivered after {PATIENCE_MS} ms: {what}" for what in missing]
+        found += [f"C10: {what} while nothing is under way" for what in left]
         found += self._judged()
         found += [f"C12: a store was not as it was synced: {it}" for it in self._complaints.told]
         if world.failures:
@@ -200,12 +206,35 @@ class Run:
             self.world.simulation.run(2_000)
         return missing
 
+    def _contexts(self) -> Iterator[tuple[str, BrokerContext]]:
+        for name, process in self.world.brokers.items():
+            role = process.server._role if process.up else None
+            if role is not None and role.context is not None:
+                yield name, role.context
+
+    def _left(self) -> list[str]:
+        """What brokers still hold for somebody, once that has had time to end."""
+        for _ in range(LEFT_LOOKS):
+            left = [
+                f"{name} holds {count} {what}"
+                for name, broker in self._contexts()
+                for what, count in (
+                    ("sends that wait", broker.commit_point.waiting_count),
+                    ("sends that are not written", len(broker.stage.sends)),
+                    ("deliveries that are not safe", broker.schedule.storing),
+                    ("pulls that wait for their turn", len(broker.turns)),
+                    ("replies on their way", len(broker.replies)),
+                )
+                if count
+            ]
+            if not left:
+                break
+            self.world.simulation.run(LEFT_LOOK_MS)
+        return left
+
     def _look(self) -> None:
         world = self.world
-        for name, process in world.brokers.items():
-            broker = process.server._role.context if process.up and process.server._role else None
-            if broker is None:
-                continue
+        for name, broker in self._contexts():
             for group, topics in READERS.items():
                 for topic in topics:
                     for queue_id, offset in broker.offsets.topics(group).get(topic, {}).items():
