@@ -159,6 +159,7 @@ def survive(batch: bytes) -> None:
         encode([plain])
 
 
+@pytest.mark.timeout(300)  # drawing lists of messages takes most of it, on a busy machine a minute
 @given(message_lists(), U32, U64, st.integers(0, 2**64 - 21), TIMES, PLAIN_TEXT, st.booleans())
 def test_batch_makes_the_round_trip(
     sent: list[Message],
