@@ -32,6 +32,9 @@ class ReplicationMode(enum.IntEnum):
     COPY = 2
     """It has nothing in common with the leader, or ends before the leader's log begins: it makes
     its store an empty copy, and opens again."""
+    RENEW = 3
+    """It lacks what it had acknowledged to this leader: it draws another incarnation, so that
+    nobody counts on what it was, and opens again."""
 
 
 class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -64,7 +67,8 @@ class OpenReplicationResponse(msgspec.Struct, array_like=True, frozen=True, gc=F
 
     Attributes:
         mode: ``ReplicationMode``.
-        offset: Commit-log offset from which chunks come, or at which the follower cuts its log.
+        offset: Commit-log offset from which chunks come, or at which the follower cuts its log, or
+            that it had acknowledged.
         epoch: Of the leader.
         version: What both speak.
     """

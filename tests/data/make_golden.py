@@ -70,7 +70,13 @@ STATE = [
 """All kinds of state records."""
 REPLICA_FILE = Path(__file__).resolve().parent / "replica-state-v1.json"
 REPLICA = ReplicaState(
-    log_id=7, replica_id=2, identity="zw7t", promised_epoch=5, incarnation=3, boot_id="monday"
+    log_id=7,
+    replica_id=2,
+    identity="zw7t",
+    promised_epoch=5,
+    incarnation=3,
+    boot_id="monday",
+    place="12-34",
 )
 
 FOLDER = Path(__file__).resolve().parent

@@ -124,7 +124,7 @@ class World:
     def __init__(self, mode: AckReplicas, bounds: Bounds) -> None:
         self.bounds = bounds
         self.replicas = {
-            number: Replica(first_state(1, number, identity="x", boot_id="1", drawn=0))
+            number: Replica(first_state(1, number, identity="x", boot_id="1", place="p", drawn=0))
             for number in IDS
         }
         members = tuple(one.state.member for one in self.replicas.values())
@@ -351,7 +351,7 @@ class World:
         one = self.replicas[number]
         one.log = one.log[:end]
         boot_id = f"{one.state.boot_id}1"
-        one.state = one.state.started(boot_id, syncs=False, was_damaged=False)
+        one.state = one.state.started(boot_id, "p", syncs=False, drawn=one.state.incarnation)
 
     # ---- What follows from them ------------------------------------------------------
 

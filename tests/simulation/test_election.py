@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -197,6 +197,51 @@ def test_a_replica_that_promised_for_an_election_that_came_to_nothing_comes_back
     assert leader.epoch >= 3
     assert leader.members == [1, 2, 3]
     site.admin.create_topic("t", queues=1)
+
+
+def comes_back_as_another(site: Site, number: int, harm: Callable[[], None]) -> None:
+    """Does something to a follower's files while it is down; it is another member then."""
+    follower, leader = site.replicas[number - 1], leadership_of(site.replicas[site.leader() - 1])
+    before = {one.replica_id: one for one in leader.log.rule.members}
+    follower.kill()
+    harm()
+    follower.start()
+    site.run(2_000)
+    assert leader is leadership_of(site.replicas[site.leader() - 1])
+    after = {one.replica_id: one for one in leader.log.rule.members}
+    assert sorted(after) == [1, 2, 3]
+    assert [one for one in after if after[one] != before[one]] == [number]
+
+
+def test_a_log_that_was_put_back_from_a_backup_is_filled_again_for_another_member(site, tmp_path):
+    number = 1 if site.leader() != 1 else 2
+    follower = site.replicas[number - 1]
+    disk = site.world.disks[follower.name]
+    follower.kill()
+    shutil.copytree(disk.files, tmp_path / "backup")
+    follower.start()
+    site.run(2_000)
+    site.admin.create_topic("t", queues=1)
+
+    def put_back() -> None:
+        shutil.rmtree(disk.files)
+        shutil.copytree(tmp_path / "backup", disk.files)
+
+    comes_back_as_another(site, number, put_back)
+    site.replicas[site.leader() - 1].kill()
+    site.run(5_000)
+    assert site.admin.topic_configs("t")
+
+
+def test_a_folder_that_was_put_back_makes_another_member_before_anybody_is_told(site):
+    number = 1 if site.leader() != 1 else 2
+    place = site.world.folder / site.replicas[number - 1].name / "replica-place"
+
+    def put_back() -> None:
+        before = place.rename(place.with_name("before"))
+        shutil.copy2(before, place)
+
+    comes_back_as_another(site, number, put_back)
 
 
 def part_from_followers(site: Site) -> None:

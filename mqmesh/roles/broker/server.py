@@ -47,13 +47,15 @@ from mqmesh.roles.broker.ha.replica_figures import (
 )
 from mqmesh.roles.broker.ha.replica_peers import ReplicaPeers
 from mqmesh.roles.broker.ha.replica_role import ROLE_FILE, ReplicaRole, decode_role, encode_role
-from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
 from mqmesh.roles.broker.ha.replica_state import (
+    DRAWN_BITS,
     ReplicaState,
     decode_replica_state,
     encode_replica_state,
     first_state,
 )
+from mqmesh.roles.broker.ha.replica_state import NAME as REPLICA_STATE
+from mqmesh.roles.broker.ha.replica_state import PLACE as REPLICA_PLACE
 from mqmesh.roles.broker.index.index_status import (
     INDEX_PROCESS_FIGURES,
     INDEX_STATE,
@@ -73,6 +75,7 @@ from mqmesh.storage.backends import OpenStore, open_store
 from mqmesh.storage.commitlog.checkpoint import read_boot_id
 from mqmesh.storage.commitlog.log_copy import BeginCopy, begin_copy
 from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.files.file_place import file_place
 from mqmesh.storage.interface import (
     FlushDiskType,
     LogBeginning,
@@ -283,7 +286,8 @@ class BrokerServer:
         config = self._config
         if config.ha.mode is not HaMode.AUTO:
             return
-        promises = KeptPromises(self._begin_replica_state(), self._save_replica_state)
+        chance = self._transport.random.getrandbits
+        promises = KeptPromises(self._begin_replica_state(), self._save_replica_state, chance)
         replica = Replica(
             self._position,
             partial(self._lead, address),
@@ -304,7 +308,7 @@ class BrokerServer:
             promises,
             replica,
             ReplicaPeers(lambda where: transport.connect(endpoint_of(where))),
-            World(self._loop, self._clock, transport.random.getrandbits),
+            World(self._loop, self._clock, chance),
         )
         self._shell.tell(MEMBER_FIGURES, self._member.status)
 
@@ -314,17 +318,28 @@ class BrokerServer:
         make_folder(self._root)
         # Beside what a copy moves aside: promises hold for whatever the store has.
         document = load_document(self._root / REPLICA_STATE)
-        boot_id, chance = read_boot_id().hex(), self._transport.random
+        boot_id, place = read_boot_id().hex(), file_place(self._root / REPLICA_PLACE)
+        chance = self._transport.random
+        drawn = chance.getrandbits(DRAWN_BITS)
         if document is not None:
             syncs = self._config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH
-            state = decode_replica_state(document).started(boot_id, syncs=syncs, was_damaged=False)
+            before = decode_replica_state(document)
+            state = before.started(boot_id, place, syncs=syncs, drawn=drawn)
+            if state.incarnation != before.incarnation:
+                _log.warning(
+                    "this replica counts as a new member until it is in sync: %s",
+                    "its store was copied, or put back from a backup"
+                    if place != before.place
+                    else "the machine was started, and not all was on the disk (flush_disk_type)",
+                )
         else:
             state = first_state(
                 replicable(self._store).identity().store_id,
                 self._config.broker_id,
                 identity=f"{chance.getrandbits(64):016x}",
                 boot_id=boot_id,
-                drawn=chance.getrandbits(48),
+                place=place,
+                drawn=drawn,
             )
         self._save_replica_state(state)
         return state

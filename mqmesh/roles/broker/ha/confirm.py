@@ -87,6 +87,7 @@ class ConfirmedLog(msgspec.Struct):
         confirmed: Commit-log offset; it never goes back.
         positions: Of members in this epoch.
         links: Followers that are connected, by replica id.
+        lost: Members that lack what they had acknowledged, and count with nothing.
         is_frozen: Nothing more is confirmed: another one is to lead.
     """
 
@@ -98,6 +99,7 @@ class ConfirmedLog(msgspec.Struct):
     next_rule: ConfirmRule | None = None
     positions: dict[MemberIncarnation, int] = {}
     links: dict[int, HaveSent] = {}
+    lost: frozenset[MemberIncarnation] = frozenset()
     is_frozen: bool = False
 
     def on_own(self, position: int) -> int:
@@ -118,6 +120,10 @@ class ConfirmedLog(msgspec.Struct):
             InvalidArgument: It lost what it had acknowledged, and has the same incarnation. Nothing
                 has moved.
         """
+        # Under another incarnation it has lost what it had.
+        for one in [one for one in self.positions if one.replica_id == member.replica_id]:
+            if one != member:
+                del self.positions[one]
         had = self.positions.get(member, 0)
         if position < had:
             raise InvalidArgument(
@@ -126,6 +132,10 @@ class ConfirmedLog(msgspec.Struct):
             )
         self.links[member.replica_id] = HaveSent(member, position, position)
         return self._reached(member, position)
+
+    def on_lost(self, member: MemberIncarnation) -> None:
+        """A follower lacks what it had acknowledged; it is to come under another incarnation."""
+        self.lost |= {member}
 
     def on_sent(self, replica_id: int, end_offset: int) -> None:
         """A follower was sent the log up to a commit-log offset."""
@@ -188,9 +198,10 @@ class ConfirmedLog(msgspec.Struct):
     def _move(self) -> int:
         if self.is_frozen:
             return self.confirmed
-        reached = self.rule.position(self.positions)
+        counted = {one: at for one, at in self.positions.items() if one not in self.lost}
+        reached = self.rule.position(counted)
         if self.next_rule is not None:
-            reached = min(reached, self.next_rule.position(self.positions))
+            reached = min(reached, self.next_rule.position(counted))
         if reached >= self.marker_end:
             self.confirmed = max(self.confirmed, reached)
         return self.confirmed

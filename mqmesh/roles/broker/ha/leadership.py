@@ -119,6 +119,22 @@ class Leadership:
             self.is_over = reason
             raise StaleEpoch(f"epoch {self.epoch} is over: {reason}")
 
+    def lost_by(self, member: MemberIncarnation, written: int) -> int:
+        """Whether a follower that opens lacks what it had acknowledged in this epoch.
+
+        Args:
+            member: The follower; if it does it counts with nothing from now on.
+            written: It has the leader's log up to this commit-log offset.
+
+        Returns:
+            The commit-log offset that it had acknowledged; 0 if it lacks nothing.
+        """
+        had = self.log.positions.get(member, 0)
+        if written >= had:
+            return 0
+        self.log.on_lost(member)
+        return had
+
     def on_opened(self, member: MemberIncarnation, written: int, synced: int, now_ms: int) -> None:
         """A follower follows from a commit-log offset, to which it has the leader's log.
 

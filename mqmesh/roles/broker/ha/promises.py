@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from mqmesh.errors import StaleEpoch
-from mqmesh.roles.broker.ha.replica_state import ReplicaState
+from mqmesh.roles.broker.ha.replica_state import DRAWN_BITS, ReplicaState
 
 
 class Promises(Protocol):
@@ -35,6 +35,13 @@ class Promises(Protocol):
             StorageError: It cannot be noted.
         """
 
+    def renew(self) -> None:
+        """The store lacks what it had acknowledged: from now on it is another member.
+
+        Raises:
+            StorageError: It cannot be noted.
+        """
+
 
 class NoPromises:
     """Of a follower whose master is no matter of elections."""
@@ -48,6 +55,9 @@ class NoPromises:
     def begin_copy(self, store_id: int) -> None:
         """Nobody counts on what it had."""
 
+    def renew(self) -> None:
+        """Nobody counts on what it had."""
+
 
 class KeptPromises:
     """Those of a replica that takes part in elections.
@@ -55,11 +65,18 @@ class KeptPromises:
     Args:
         state: As it was kept.
         save: Keeps it, durably.
+        chance: Draws numbers of so many bits.
     """
 
-    def __init__(self, state: ReplicaState, save: Callable[[ReplicaState], None]) -> None:
+    def __init__(
+        self,
+        state: ReplicaState,
+        save: Callable[[ReplicaState], None],
+        chance: Callable[[int], int],
+    ) -> None:
         self.state = state
         self._save = save
+        self._chance = chance
 
     @property
     def incarnation(self) -> int:
@@ -82,10 +99,12 @@ class KeptPromises:
 
     def begin_copy(self, store_id: int) -> None:
         """See ``Promises``."""
-        state = self.state
-        self._keep(
-            msgspec.structs.replace(state, log_id=store_id, incarnation=state.incarnation + 1)
-        )
+        renewed = self.state.renewed(self._chance(DRAWN_BITS))
+        self._keep(msgspec.structs.replace(renewed, log_id=store_id))
+
+    def renew(self) -> None:
+        """See ``Promises``."""
+        self._keep(self.state.renewed(self._chance(DRAWN_BITS)))
 
     def _keep(self, state: ReplicaState) -> None:
         if state != self.state:

@@ -250,6 +250,14 @@ class ReplicaLink:
             self._counts.copies += 1
             self._promises.begin_copy(beginning.store_id)
             self._copy.become_copy(beginning)
+        elif answer.mode == ReplicationMode.RENEW:
+            _log.error(
+                "this replica had acknowledged the log up to %d and has it up to %d: it lost "
+                "records, or was put back from a backup, and counts as a new member",
+                answer.offset,
+                log.log_end(),
+            )
+            self._promises.renew()
         else:
             raise RemoteProtocolError(f"the leader says mode {answer.mode}, which nobody knows")
         self._open()

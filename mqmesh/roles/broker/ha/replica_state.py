@@ -16,8 +16,12 @@ from mqmesh.errors import BrokerNotAvailable, CorruptRecord
 from mqmesh.log_identity import MAX_EPOCH
 
 NAME: Final = "replica-state"
+PLACE: Final = "replica-place"
+"""An empty file beside it, for ``file_place``."""
 VERSION: Final = 1
 MAX_INCARNATION: Final = 2**62
+DRAWN_BITS: Final = 61
+"""Of the random numbers that incarnations are made of."""
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
@@ -30,8 +34,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
         replica_id: 1 to 64, given once.
         identity: Drawn once; another store with the same ``replica_id`` has another one.
         promised_epoch: It refuses everything of lower epochs.
-        incarnation: Another one than before whenever acknowledged records may be gone.
+        incarnation: Drawn anew whenever acknowledged records may be gone. A number that only grew
+            would come again in a store that was put back from a backup.
         boot_id: Of the machine's last start that the replica has seen, see ``mqmesh.host``.
+        place: Of its store on the disk, see ``file_place``: a store that was put back from a backup
+            is in another one.
     """
 
     log_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -40,6 +47,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     promised_epoch: Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)] = 0
     incarnation: Annotated[int, msgspec.Meta(ge=1, le=MAX_INCARNATION)]
     boot_id: _Text
+    place: _Text
 
     @property
     def member(self) -> MemberIncarnation:
@@ -61,25 +69,29 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
             return self
         return msgspec.structs.replace(self, promised_epoch=epoch)
 
-    def started(self, boot_id: str, *, syncs: bool, was_damaged: bool) -> "ReplicaState":
+    def started(self, boot_id: str, place: str, *, syncs: bool, drawn: int) -> "ReplicaState":
         """The state after a start of the process; the same one if nothing changed.
 
         Args:
             boot_id: Of the machine's start. After another one the page cache is gone.
+            place: Of the store. In another one it is a copy, of a time that nobody knows: it lacks
+                what came after, and has forgotten what was promised.
             syncs: Records were on the disk before they were acknowledged (SYNC_FLUSH).
-            was_damaged: Records are missing or damaged that were acknowledged, or the store was put
-                back from a backup.
+            drawn: A random number of ``DRAWN_BITS``.
         """
-        if boot_id == self.boot_id and not was_damaged:
+        if (boot_id, place) == (self.boot_id, self.place):
             return self
-        has_lost = was_damaged or not syncs
-        return msgspec.structs.replace(
-            self, boot_id=boot_id, incarnation=self.incarnation + has_lost
-        )
+        has_lost = place != self.place or not syncs
+        now = self.renewed(drawn) if has_lost else self
+        return msgspec.structs.replace(now, boot_id=boot_id, place=place)
+
+    def renewed(self, drawn: int) -> "ReplicaState":
+        """The state of a replica that has lost records, with a random number of ``DRAWN_BITS``."""
+        return msgspec.structs.replace(self, incarnation=drawn + 1)
 
 
 def first_state(
-    log_id: int, replica_id: int, *, identity: str, boot_id: str, drawn: int
+    log_id: int, replica_id: int, *, identity: str, boot_id: str, place: str, drawn: int
 ) -> ReplicaState:
     """Of a replica that has none. It may have had one that is lost, with promises that it forgot.
 
@@ -88,15 +100,16 @@ def first_state(
         replica_id: 1 to 64.
         identity: A new one.
         boot_id: Of the machine's start.
-        drawn: A random number, 0 to 2^48 - 1. Incarnations begin there, so that none of a lost
-            state comes again.
+        place: Of its store.
+        drawn: A random number of ``DRAWN_BITS``, for an incarnation that is none of a lost state.
     """
     return ReplicaState(
         log_id=log_id,
         replica_id=replica_id,
         identity=identity,
-        incarnation=(drawn << 12) + 1,
+        incarnation=drawn + 1,
         boot_id=boot_id,
+        place=place,
     )
 
 

@@ -12,7 +12,7 @@ from mqmesh.protocol.replication import OpenReplicationRequest, ReplicationMode
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.features.replicas.replicas import how_to_go_on, open_replication
 
-STREAM, TRUNCATE, COPY = ReplicationMode
+STREAM, TRUNCATE, COPY, _ = ReplicationMode
 
 
 def log(start: int, end: int, *epochs: tuple[int, int], store: int = 7, key: bytes = b"k"):

@@ -32,7 +32,7 @@ from mqmesh.storage.commitlog.log_copy import encode_beginning
 from mqmesh.storage.interface import LogBeginning
 from mqmesh.testing.clock import ManualClock
 
-STREAM, TRUNCATE, COPY = map(int, ReplicationMode)
+STREAM, TRUNCATE, COPY, RENEW = map(int, ReplicationMode)
 BEGINNING = LogBeginning(b"k" * 32, 7, 65_536, 0, [EpochStart(1, 0)], [])
 
 
@@ -69,7 +69,9 @@ class Leader:
         self.closed = False
         self.counts = ReplicaCounts()
         self.promises = KeptPromises(
-            first_state(7, 2, identity="i", boot_id="b", drawn=0), lambda state: None
+            first_state(7, 2, identity="i", boot_id="b", place="p", drawn=0),
+            lambda state: None,
+            lambda bits: 76,
         )
         self.later: list[tuple[int, Callable[[], None]]] = []
         self.link = ReplicaLink(
@@ -190,6 +192,14 @@ def test_without_anything_in_common_it_becomes_a_copy(leader):
     assert len(leader.asked) == 2
 
 
+def test_what_it_had_acknowledged_and_lacks_makes_it_another_member(leader):
+    leader.answer(RENEW, 200)
+    assert leader.log.data == b"." * 100, "what it has it keeps"
+    assert [asked.incarnation for asked, _ in leader.asked] == [1, 77]
+    leader.answer(STREAM, 100)
+    assert leader.link.streaming
+
+
 @pytest.mark.parametrize(
     ("mode", "offset", "body", "version", "why"),
     [
@@ -252,9 +262,8 @@ def test_a_store_with_another_log_is_not_moved_aside_for_a_leader_that_may_be_wi
 
 
 def test_a_copy_has_another_incarnation_before_anything_is_gone(leader):
-    before = leader.promises.incarnation
     leader.answer(COPY, 0, encode_beginning(BEGINNING))
-    assert leader.incarnation_at_copy == before + 1
+    assert leader.incarnation_at_copy == 77
     assert leader.promises.state.log_id == BEGINNING.store_id
 
 

@@ -38,6 +38,12 @@ as time is looked at, for it shows readers no more than that."""
 HOLDER: Final = "replica {}"
 """The name under which the log is kept from retention for a follower."""
 
+_DOES: Final = {
+    ReplicationMode.TRUNCATE: "cuts its log to",
+    ReplicationMode.COPY: "copies the log from",
+    ReplicationMode.RENEW: "becomes another member, since it lost what it had up to",
+}
+
 _log = logging.getLogger(__name__)
 
 
@@ -66,10 +72,13 @@ def open_replication(
             raise
     ours = log.identity()
     mode, offset = how_to_go_on(ours, asked.log)
+    member = MemberIncarnation(asked.replica_id, asked.incarnation)
+    if mode is ReplicationMode.STREAM and leadership is not None:
+        if had := leadership.lost_by(member, offset):
+            mode, offset = ReplicationMode.RENEW, had
     if mode is ReplicationMode.STREAM:
         now_ms = context.clock.monotonic_ms()
         if leadership is not None:
-            member = MemberIncarnation(asked.replica_id, asked.incarnation)
             leadership.on_opened(member, offset, asked.synced, now_ms)
         context.followers.open(
             request.peer, asked.replica_id, log_end=ours.log_end, offset=offset, now_ms=now_ms
@@ -77,10 +86,9 @@ def open_replication(
         _log.info("replica %d follows from %d", asked.replica_id, offset)
     else:
         context.followers.counts.nacks += 1
-        what = "cuts its log to" if mode is ReplicationMode.TRUNCATE else "copies the log from"
-        _log.warning("replica %d %s %d, before it follows", asked.replica_id, what, offset)
+        _log.warning("replica %d %s %d, before it follows", asked.replica_id, _DOES[mode], offset)
     body: Sequence[bytes] = ()
-    if mode is not ReplicationMode.TRUNCATE:
+    if mode in (ReplicationMode.STREAM, ReplicationMode.COPY):
         store.keep_from(HOLDER.format(asked.replica_id), CommitLogOffset(offset))
     if mode is ReplicationMode.COPY:
         beginning = encode_beginning(log.beginning())

@@ -122,6 +122,22 @@ def test_another_incarnation_is_another_member():
     assert log.on_changed(ConfirmRule((ONE, TWO_AGAIN), 2)) == 1_000
 
 
+def test_what_a_follower_had_under_another_incarnation_confirms_nothing_more():
+    log = ConfirmedLog(EPOCH, ONE, ConfirmRule((ONE, TWO), 2), 0)
+    log.on_own(100)
+    log.on_opened(TWO, 300)
+    log.on_opened(TWO_AGAIN, 50)
+    assert log.on_own(1_000) == log.confirmed == 100
+
+
+def test_what_a_follower_acknowledged_and_lost_confirms_nothing_more():
+    log = ConfirmedLog(EPOCH, ONE, ConfirmRule((ONE, TWO), 2), 0)
+    log.on_own(100)
+    log.on_opened(TWO, 300)
+    log.on_lost(TWO)
+    assert log.on_own(1_000) == log.confirmed == 100
+
+
 def test_a_follower_that_lost_acknowledged_records_is_refused():
     log = leader()
     log.on_ack(2, EPOCH, 600)

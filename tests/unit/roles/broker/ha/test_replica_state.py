@@ -8,6 +8,7 @@ import pytest
 from mqmesh.coordination.interface import MemberIncarnation
 from mqmesh.errors import BrokerNotAvailable, CorruptRecord
 from mqmesh.roles.broker.ha.replica_state import (
+    DRAWN_BITS,
     ReplicaState,
     decode_replica_state,
     encode_replica_state,
@@ -15,7 +16,13 @@ from mqmesh.roles.broker.ha.replica_state import (
 )
 
 STATE = ReplicaState(
-    log_id=7, replica_id=2, identity="zw7t", promised_epoch=5, incarnation=3, boot_id="monday"
+    log_id=7,
+    replica_id=2,
+    identity="zw7t",
+    promised_epoch=5,
+    incarnation=3,
+    boot_id="monday",
+    place="12-34",
 )
 
 
@@ -27,33 +34,32 @@ def test_a_promise_is_for_ever():
 
 
 @pytest.mark.parametrize(
-    ("boot_id", "syncs", "was_damaged", "incarnation"),
+    ("boot_id", "place", "syncs", "incarnation"),
     [
-        ("monday", False, False, 3),
-        ("monday", True, True, 4),
-        ("tuesday", False, False, 4),
-        ("tuesday", True, False, 3),
-        ("tuesday", True, True, 4),
+        ("monday", "12-34", False, 3),
+        ("monday", "12-35", True, 78),
+        ("tuesday", "12-34", False, 78),
+        ("tuesday", "12-34", True, 3),
+        ("tuesday", "12-35", True, 78),
     ],
 )
-def test_who_may_have_lost_records_is_somebody_else(boot_id, syncs, was_damaged, incarnation):
-    started = STATE.started(boot_id, syncs=syncs, was_damaged=was_damaged)
+def test_who_may_have_lost_records_is_somebody_else(boot_id, place, syncs, incarnation):
+    started = STATE.started(boot_id, place, syncs=syncs, drawn=77)
     assert started.member == MemberIncarnation(2, incarnation)
-    assert started.boot_id == boot_id
+    assert (started.boot_id, started.place) == (boot_id, place)
     assert started.promised_epoch == 5
 
 
 def test_a_second_start_of_the_process_changes_nothing():
-    started = STATE.started("tuesday", syncs=False, was_damaged=False)
-    assert started.started("tuesday", syncs=False, was_damaged=False) is started
+    started = STATE.started("tuesday", "12-34", syncs=False, drawn=77)
+    assert started.started("tuesday", "12-34", syncs=False, drawn=78) is started
 
 
-def test_a_lost_state_never_comes_again():
-    first, second = (
-        first_state(7, 2, identity="i", boot_id="monday", drawn=drawn) for drawn in (0, 1)
-    )
-    assert second.incarnation - first.incarnation > 4_000
-    assert first_state(7, 2, identity="i", boot_id="b", drawn=2**48 - 1).incarnation < 2**62
+def test_every_incarnation_that_is_drawn_can_be_kept():
+    for drawn in (0, 2**DRAWN_BITS - 1):
+        state = first_state(7, 2, identity="i", boot_id="b", place="p", drawn=drawn)
+        assert decode_replica_state(encode_replica_state(state)) == state
+        assert decode_replica_state(encode_replica_state(STATE.renewed(drawn)))
 
 
 def test_the_document_comes_back_and_is_the_golden_one(golden):
