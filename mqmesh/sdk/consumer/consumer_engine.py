@@ -1,7 +1,7 @@
 """What push and pull consumers share: membership, the queues it brings, their pulls and offsets."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Final, Generic
@@ -122,6 +122,7 @@ class ConsumerEngine(Generic[S]):
         self._unsettled: set[str] = set()
         self._met_brokers: set[str] = set()
         self._returned: set[str] = set()
+        self._forsaken: dict[MessageQueue, None] = {}
         self._starts: list[MessageQueue] = []
         self._closing = False
 
@@ -385,6 +386,7 @@ class ConsumerEngine(Generic[S]):
         for queue in queues:
             self._let_go(queue)
             self.offsets.forget(queue)
+            self._forsaken[queue] = None
         if self.leases is not None:
             self.leases.forget(queues)
         self.rebalance_soon()
@@ -469,6 +471,7 @@ class ConsumerEngine(Generic[S]):
                 len(lost),
             )
         self._give_up(lost)
+        self._release_forsaken(topic, wanted)
         # Who has a lock waits for nobody: the former owner gave it back after its last commit.
         self._take(new, 0 if alone or self.leases is not None else HANDOVER_MS)
         self._check_settled(topic)
@@ -485,6 +488,15 @@ class ConsumerEngine(Generic[S]):
                 sink.when_idle(partial(self._hand_over, {queue: sink}))
         if idle:
             self._hand_over(idle)
+
+    def _release_forsaken(self, topic: str, wanted: Set[MessageQueue]) -> None:
+        """Whoever is given what we wanted to take anew, and were not given again, waits for us."""
+        for queue in wanted:
+            self._forsaken.pop(queue, None)
+        left = [q for q in self._forsaken if q.topic == topic and q not in self.starts.leaving]
+        for queue in left:
+            del self._forsaken[queue]
+        self.offsets.release(left)
 
     def _hand_over(self, given: Mapping[MessageQueue, S | None]) -> None:
         """Commits what was done in queues that were given up, and lets others have them."""
