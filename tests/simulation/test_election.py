@@ -11,12 +11,13 @@ from unittest import mock
 import pytest
 from harness.simulation import run
 from harness.simulation.election import ElectionRun, leadership_of, start_group
+from harness.simulation.real_disk import RealDisk
 from harness.simulation.run import run_seed
 from harness.simulation.world import World
 from simulation.test_seeds import simulate
 
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.errors import InvalidArgument, MessageIllegal, MQMeshError, TopicNotFound
+from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, MQMeshError, TopicNotFound
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.replication import FenceRequest, FenceResponse
@@ -28,7 +29,8 @@ from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.storage.commitlog.store import CommitLogStore
 from mqmesh.transport.endpoints import endpoint_of
 
-SEEDS = 8
+SEEDS = 9
+"""The last one with another mode than those before."""
 MOST_SEEDS = 60
 
 
@@ -197,6 +199,23 @@ def test_a_replica_that_promised_for_an_election_that_came_to_nothing_comes_back
     assert leader.epoch >= 3
     assert leader.members == [1, 2, 3]
     site.admin.create_topic("t", queues=1)
+
+
+def test_a_follower_whose_copy_cannot_be_made_is_started_again_and_tries_again(tmp_path):
+    copier, failures = RealDisk.copier, [DiskFull("no room")]
+
+    def copy(disk, directory, beginning, **more):
+        if failures:
+            raise failures.pop()
+        return copier(disk, directory, beginning, **more)
+
+    with mock.patch.object(RealDisk, "copier", copy):
+        site = Site(tmp_path)
+        site.run(3_000)
+    leader = leadership_of(site.replicas[site.leader() - 1])
+    assert leader.members == [1, 2, 3]
+    assert not list(tmp_path.rglob("replaced-*")), "a store without a record is not kept"
+    site.close()
 
 
 def comes_back_as_another(site: Site, number: int, harm: Callable[[], None]) -> None:

@@ -415,10 +415,19 @@ class BrokerServer:
     def _replace_store(self, beginning: LogBeginning) -> MessageStore:
         """Moves the store aside, and opens an empty copy of another one's log."""
         assert self._store is not None
+        held = replicable(self._store).identity()
+        keeps = held.log_end > held.log_start
         self._store.close()
-        aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms())
-        _log.warning("the store begins as a copy of its master's; what it held is in %s", aside)
-        self._store = self._open()
+        try:
+            aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms(), keeps=keeps)
+            self._store = self._open()
+        except MQMeshError as error:
+            # What is there is whole or begun anew by the next start; this one has no store.
+            self._store_failed = True
+            _log.critical("the store cannot become a copy, so this broker ends: %s", error)
+            self._loop.fail(error)
+            raise
+        _log.warning("the store begins as a copy of its master's; what it held: %s", aside)
         return self._store
 
     def _open(self) -> MessageStore:

@@ -4,6 +4,7 @@ What it begins with is a ``LogBeginning``; the records follow by ``append_raw``.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -56,7 +57,9 @@ def decode_beginning(data: bytes | memoryview) -> LogBeginning:
         raise RemoteProtocolError(f"what a log begins with cannot be read: {error}") from error
 
 
-def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None:
+def begin_copy(
+    directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+) -> Path | None:
     """Makes a store that is closed, has no records, and is to become a copy of another's log.
 
     What the directory's store held is moved aside. Whoever dies meanwhile finds a store that is
@@ -66,9 +69,10 @@ def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path
         directory: Of the store; made if need be.
         beginning: Of the log.
         now_ms: Wall clock; names the folder for what is moved.
+        keeps: False for a store without a record: what is moved goes once the copy is there.
 
     Returns:
-        Where the store of before is now; None if there was none.
+        Where the store of before is now; None if there was none, or none that is kept.
 
     Raises:
         StoreLocked: The store is open.
@@ -80,6 +84,9 @@ def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path
         try:
             aside = _move_aside(directory, now_ms)
             _make(directory, beginning)
+            if aside is not None and not keeps:
+                shutil.rmtree(aside)
+                aside = None
         finally:
             lock.release()
     except OSError as error:
@@ -90,7 +97,9 @@ def begin_copy(directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path
 class BeginCopy(Protocol):
     """See ``begin_copy``."""
 
-    def __call__(self, directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None: ...
+    def __call__(
+        self, directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+    ) -> Path | None: ...
 
 
 def _move_aside(directory: Path, now_ms: int) -> Path | None:

@@ -120,9 +120,11 @@ class RealDisk(Disk):
 
         return open_it
 
-    def copier(self, directory: Path, beginning: LogBeginning, *, now_ms: int) -> Path | None:
+    def copier(
+        self, directory: Path, beginning: LogBeginning, *, now_ms: int, keeps: bool = True
+    ) -> Path | None:
         """See ``begin_copy``; the files of this life are meant, whatever the directory."""
-        return begin_copy(self.files, beginning, now_ms=now_ms)
+        return begin_copy(self.files, beginning, now_ms=now_ms, keeps=keeps)
 
     def lose_power(self, chance: Callable[[int], int]) -> None:
         """Keeps what was synced of log and consume queues, and any part of the rest.
