@@ -43,7 +43,10 @@ def open_coordinator(
     if not 100 <= timeout_ms <= 60_000:
         raise ConfigError(f"timeout_ms = {timeout_ms} is out of bounds: 100 to 60,000 ms")
     if scheme == "embedded":
-        endpoint_of(rest)
+        try:
+            endpoint_of(rest)
+        except ConfigError as error:
+            raise ConfigError(f"coordinator = {url!r}: {error}") from error
         return EmbeddedCoordinator(transport, rest, cluster, timeout_ms=timeout_ms)
     points = entry_points(group=ENTRY_POINT_GROUP, name=scheme)
     if not points:

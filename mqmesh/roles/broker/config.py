@@ -229,6 +229,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"broker_id = {self.broker_id} is a follower's, and replication is off "
                     '(ha.mode); set it to "manual"'
                 )
+            if ha.ack_replicas is not AckReplicas.NONE or ha.master_addr:
+                name = "master_addr" if ha.master_addr else "ack_replicas"
+                raise ConfigError(
+                    f"ha.{name} is set, and nobody has a copy while replication is off (ha.mode): "
+                    'set that to "manual" or "auto", or leave this out'
+                )
             return
         if self.storage.backend != "commitlog":
             raise ConfigError(
@@ -242,6 +248,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"ha.ack_replicas = {ha.ack_replicas.value!r} needs an in-sync set, which "
                 'ha.mode = "manual" has not; use "none" or "one"'
+            )
+        if ha.min_in_sync_replicas > 1:
+            raise ConfigError(
+                f"ha.min_in_sync_replicas = {ha.min_in_sync_replicas} needs an in-sync set, which "
+                'ha.mode = "manual" has not; leave it out, or use "auto"'
             )
         if follows and not ha.master_addr:
             raise ConfigError(
@@ -265,6 +276,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"ha.min_in_sync_replicas = {ha.min_in_sync_replicas} is more than there are "
                 f"(ha.total_replicas = {ha.total_replicas}): no send would ever be taken"
+            )
+        if ha.min_in_sync_replicas > 1 and ha.ack_replicas is not AckReplicas.ALL:
+            raise ConfigError(
+                f"ha.min_in_sync_replicas = {ha.min_in_sync_replicas} is for ha.ack_replicas = "
+                f'"all", and would do nothing with {ha.ack_replicas.value!r}: leave one of them out'
             )
         if ha.ack_replicas in (AckReplicas.ONE, AckReplicas.QUORUM) and ha.total_replicas < 2:
             raise ConfigError(

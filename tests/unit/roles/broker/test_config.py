@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mqmesh.config import load_config
@@ -36,6 +38,35 @@ def test_the_defaults_serve_this_machine_only():
 def test_a_setting_that_makes_no_sense_is_refused_with_its_name(override, why):
     with pytest.raises(ConfigError, match=why):
         load_config(BrokerConfig, overrides=[override])
+
+
+THREE = "ha.mode=auto broker_id=1 ha.total_replicas=3"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ("ha.ack_replicas=one", 'ha.ack_replicas is set.*(ha.mode).*"manual" or "auto"'),
+        ("ha.master_addr=h:1", "ha.master_addr is set, and nobody has a copy"),
+        ("ha.mode=manual broker_id=1", "say where it listens (ha.master_addr)"),
+        ("ha.mode=manual ha.ack_replicas=all", "ha.ack_replicas = 'all' needs an in-sync set"),
+        (
+            "ha.mode=manual ha.min_in_sync_replicas=2",
+            "ha.min_in_sync_replicas = 2 needs an in-sync",
+        ),
+        ("ha.mode=auto", "broker_id = 0.*1 to ha.total_replicas = 1"),
+        (f"{THREE} broker_id=4", "broker_id = 4.*1 to ha.total_replicas = 3"),
+        (f"{THREE} ha.master_addr=h:1", "ha.master_addr = 'h:1' is of ha.mode"),
+        (f"{THREE} ha.ack_replicas=all ha.min_in_sync_replicas=4", "= 4 is more than there are"),
+        (f"{THREE} ha.ack_replicas=quorum ha.min_in_sync_replicas=2", '= 2 is for.*"all".*quorum'),
+        ("ha.mode=auto broker_id=1 ha.ack_replicas=one", "'one' needs another replica"),
+        (f"{THREE} storage.backend=memory", "'memory' has no log for replicas (ha.mode)"),
+    ],
+)
+def test_settings_of_replicas_that_do_not_go_together_are_refused_by_name(overrides, why):
+    pattern = ".*".join(re.escape(part) for part in why.split(".*"))
+    with pytest.raises(ConfigError, match=pattern):
+        load_config(BrokerConfig, overrides=overrides.split())
 
 
 def test_every_setting_is_explained():
