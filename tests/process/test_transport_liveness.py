@@ -13,10 +13,11 @@ import zmq
 from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import EndpointUnreachable
-from mqmesh.protocol.command import EMPTY_REPLY, encode_frame
+from mqmesh.protocol.command import EMPTY_REPLY, ONEWAY, encode_frame
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.server import CommandServer
+from mqmesh.units import MIB
 
 HELLO, HOLD = 1, 2
 
@@ -76,6 +77,23 @@ print("ready", flush=True)
 loop.run()
 """
 
+LISTENER = """
+import sys
+from mqmesh.protocol.command import EMPTY_REPLY
+from mqmesh.transport.zmq import sockets
+from mqmesh.transport.zmq.loop import EventLoop
+from mqmesh.transport.zmq.server import CommandServer
+loop = EventLoop()
+server = CommandServer(
+    sockets.new_context(),
+    loop,
+    {1: lambda request: EMPTY_REPLY, 2: lambda request: print("left", flush=True)},
+)
+server.bind(sys.argv[1])
+print("ready", flush=True)
+loop.run()
+"""
+
 BUSY_SERVER = """
 import time
 import zmq
@@ -119,6 +137,28 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+def test_a_last_word_waits_for_a_server_that_stands_still(peer_process, monkeypatch):
+    monkeypatch.setattr(sockets, "CLIENT_LINGER_MS", 20_000)  # the test's machine may stand still
+    context = zmq.Context()
+    where = f"tcp://127.0.0.1:{free_port()}"
+    with peer_process(LISTENER, where) as server:
+        one = sockets.dealer(context)
+        one.connect(where)
+        one.send(encode_frame(1, 7))
+        one.recv()
+        os.kill(server.pid, signal.SIGSTOP)
+        one.send(encode_frame(1, 8, bytes(16 * MIB), flags=ONEWAY))  # more than the system buffers
+        one.send(encode_frame(2, 9, flags=ONEWAY))
+        one.close()
+        closing = threading.Thread(target=context.term)
+        closing.start()
+        closing.join(0.5)
+        assert closing.is_alive()
+        os.kill(server.pid, signal.SIGCONT)
+        closing.join(30)
+        assert server.stdout.readline().strip() == "left"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ LOCAL_DOMAIN: Final = "local"
 
 LINGER_MS: Final = 200
 """How long a closing socket tries to hand over what it has; correctness never rests on it."""
+CLIENT_LINGER_MS: Final = 1_000
+"""The same for one that asks a server. Its last word is often that it leaves, and a server that
+does not hear it takes it for alive for two minutes: a machine that stands still for a moment must
+not lose it, and a peer that hangs must not keep a Ctrl-C for over two seconds."""
 HEARTBEAT_INTERVAL_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
 """How long a peer may owe the answer to a ping. It may stop right after it answered one, so
@@ -108,6 +112,7 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
 def dealer(context: Context) -> Socket:
     """A socket that asks one server; connect it."""
     socket = _socket(context, zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, CLIENT_LINGER_MS)
     # Requests wait in our own bounded queue, never behind a connection that is not there.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     # Answers are as many as requests, which are bounded; see ``router`` for what a full queue does.
