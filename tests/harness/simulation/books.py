@@ -33,6 +33,8 @@ from mqmesh.sdk.producer.send_result import SendFuture
 
 PLAIN, ORDERED, TRANSACTED, DELAYED = "plain", "ordered", "transacted", "delayed"
 TOPICS: Final = (PLAIN, ORDERED, TRANSACTED, DELAYED)
+LOST: Final = "lost"
+"""What became of a transaction whose messages went with a master."""
 PUSH, ORDER, PULL = "push", "order", "pull"
 READERS: Final = {
     PUSH: (PLAIN, TRANSACTED, DELAYED),
@@ -136,6 +138,21 @@ class Books:
             self.wrong["C4"].append(f"{queue} was consumed by one who had lost it to another")
 
     # ---- In the end --------------------------------------------------------------------
+
+    def forget(self, topic: str, stored: set[MessageKey]) -> set[MessageKey]:
+        """Nobody waits for what was acknowledged and is not stored; returns which that is."""
+        attempts = self.attempts[topic]
+        lost = {
+            key
+            for key, one in attempts.items()
+            if key not in stored and (one.outcome == ACKED or key in self.decisions)
+        }
+        for key in lost:
+            attempts[key] = Attempt(*key, f"{key[0]}:{key[1]}", UNKNOWN)
+            self.undecided.pop(key, None)
+            if self.decisions.get(key, (ROLLED_BACK, 0.0))[0] == COMMITTED:
+                self.decisions[key] = (LOST, 0.0)
+        return lost
 
     def missing(self) -> list[str]:
         """What must still be delivered, in words; empty when all is there."""

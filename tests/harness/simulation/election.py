@@ -4,6 +4,7 @@ Sends wait for the replicas in sync, for most of all, or for one follower, so wh
 acknowledged is there under every master. Beside the histories of clients: in an epoch one replica
 confirms, and what it confirmed every later master has (H2, H3); who leads shows whatever was
 acknowledged before (H4).
+With mode ``none`` a lost master takes what nobody else had; nobody may have seen it (H2).
 Histories over failovers show H1 (C1, C3, C5), H5 (C6), H6 (C4) and H7 (C7, C9), the end H8.
 """
 
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from harness.history import ACKED, Commit, Delivery
-from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of
+from harness.simulation.books import ORDERED, PLAIN, READERS, TOPICS, delivery_of, key_of
+from harness.simulation.disk import Disk
 from harness.simulation.faults import Faults
 from harness.simulation.real_disk import RealDisk
 from harness.simulation.run import QUEUES, Run
@@ -36,7 +38,9 @@ MOST_READ_BACK: Final = 20
 """One of so many that were acknowledged last is asked for."""
 READ_BYTES: Final = 1 << 20
 
-MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE)
+MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE, AckReplicas.NONE)
+SETTLED_MS: Final = 30_000
+"""With mode ``none``: after so long whatever is not there by then is lost."""
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
     {"broker killed": 6, "pause of a broker": 2, "switch-over": 4, "slow network": 1},
     {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
@@ -88,6 +92,7 @@ class ElectionRun(Run):
         self._confirmed_in: dict[int, int] = {}
         self._last: Leadership | None = None
         self._wrong: list[str] = []
+        self._mode = AckReplicas.ALL
 
     @property
     def profile(self) -> dict[str, int] | None:
@@ -96,7 +101,7 @@ class ElectionRun(Run):
 
     def _start(self) -> None:
         world, seed = self.world, self.seed
-        mode = MODES[seed // len(FAULTS) % len(MODES)]
+        mode = self._mode = MODES[seed // len(FAULTS) % len(MODES)]
         self.replicas = start_group(world, mode)
         with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
             for topic in TOPICS:
@@ -121,6 +126,8 @@ class ElectionRun(Run):
         newest = max(self._leaders, default=0)
         for process in self.replicas:
             leadership = leadership_of(process)
+            if self._mode is AckReplicas.NONE:
+                continue  # what is acknowledged may be shown later, or never
             if leadership is not None and leadership.is_confirmed and leadership.epoch == newest:
                 self._read_back(process)
         self.world.simulation.after(WATCH_MS, self._watch)
@@ -223,6 +230,24 @@ class ElectionRun(Run):
         self._part(self._replica(), self.world.coordinators[0])
 
     # ---- Judgement -----------------------------------------------------------------------
+
+    def _drain(self) -> list[str]:
+        if self._mode is AckReplicas.NONE:
+            self.world.simulation.run(SETTLED_MS)
+            master = self._master()
+            if len(self._leaders) > 1 and master is not None:
+                self._forget_lost(self.world.disks[master.name])
+        return super()._drain()
+
+    def _forget_lost(self, disk: Disk) -> None:
+        """A master that was lost took along what nobody else had: nobody may have seen it."""
+        for topic in TOPICS:
+            stored = {key_of(message.body) for message in disk.messages(topic, GROUP)}
+            lost = self.books.forget(topic, stored)
+            seen = {one.key for group in READERS for one in self.books.deliveries[group, topic]}
+            self._wrong += [
+                f"H2: {key} of {topic} was delivered, and is lost" for key in seen & lost
+            ]
 
     def _stored(self) -> dict[str, list[Delivery]]:
         master = self._master()
