@@ -107,6 +107,7 @@ class MasterRole(BrokerRole):
         if context is None or not self.serves:
             return
         refuse_all(context, error)
+        context.state.abandon(error)
         self._rest(reason, NotMaster)
         refuse_all(context, error)  # decisions on half messages became sends meanwhile
 

@@ -1,6 +1,6 @@
 """Changes of topics, groups and offsets on their way into the log, and answers that wait for it."""
 
-from mqmesh.errors import StorageError
+from mqmesh.errors import MQMeshError, StorageError
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
@@ -41,7 +41,7 @@ def reply_when_saved(context: BrokerContext, request: Request, reply: Reply) -> 
     """
     asked = request.without_frame()
 
-    def on_saved(error: StorageError | None) -> None:
+    def on_saved(error: MQMeshError | None) -> None:
         if error is not None:
             context.wire.fail(asked, error)
         else:

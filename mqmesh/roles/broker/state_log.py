@@ -20,7 +20,7 @@ import msgspec
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import read_header
 from mqmesh.clock import Clock
-from mqmesh.errors import CorruptRecord, StorageError
+from mqmesh.errors import CorruptRecord, MQMeshError, StorageError
 from mqmesh.message import STATE_TOPIC
 from mqmesh.roles.broker.state_records import (
     STATE_QUEUE,
@@ -44,7 +44,7 @@ LEAST_REPLAY_BYTES: Final = 16 * MIB
 RETRY_MS: Final = 1_000
 """A write that failed is tried again after so long."""
 
-OnSaved = Callable[[StorageError | None], None]
+OnSaved = Callable[[MQMeshError | None], None]
 """Told when what was to be saved is in the log, and safe there, or why it is not."""
 
 _log = logging.getLogger(__name__)
@@ -152,6 +152,12 @@ class StateLog:
             on_saved: Told what became of it, later.
         """
         self._waiters.append(on_saved or _nobody)
+
+    def abandon(self, error: MQMeshError) -> None:
+        """Nothing is written here any more: who waits for a write is told why."""
+        waiters, self._waiters = self._waiters, []
+        for on_saved in waiters:
+            on_saved(error)
 
     def write(self) -> Written:
         """Puts records of all changes, and a slice of a snapshot if one is being made.
@@ -415,5 +421,5 @@ def _decoded(batch: memoryview) -> StateBody | None:
         return None
 
 
-def _nobody(error: StorageError | None) -> None:
+def _nobody(error: MQMeshError | None) -> None:
     return None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mqmesh.batch.record_batch import check_stored, encode_batch, read_header
-from mqmesh.errors import CorruptRecord
+from mqmesh.errors import CorruptRecord, NotMaster
 from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker import state_log
@@ -139,6 +139,15 @@ def test_other_bytes_are_no_records(body, why):
     )
     with pytest.raises(CorruptRecord, match=why):
         decode_state(data)
+
+
+def test_who_waits_for_a_write_that_will_not_be_is_told_why(store):
+    told, error = [], NotMaster("another one is")
+    tables = begin(store)
+    tables.state.save(told.append)
+    tables.state.abandon(error)
+    assert told == [error]
+    assert tables.state.write().waiters == []
 
 
 def test_nothing_is_written_where_nothing_changed(store):
