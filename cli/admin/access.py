@@ -14,8 +14,10 @@ from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.access import AccessClient
 from mqmesh.sdk.client.options import find_credentials
 from mqmesh.security.access_list import (
+    MAX_RATE,
     AccessList,
     Action,
+    Quota,
     Rule,
     User,
     UserRole,
@@ -31,6 +33,7 @@ from ..processes.secure import new_credentials
 from ..render import print_json, print_table
 
 NAME: Final = click.argument("name")
+RATE: Final = click.IntRange(1, MAX_RATE)
 OUTPUT: Final = click.option(
     "-o",
     "--output",
@@ -180,6 +183,39 @@ def enable(name: str, namesrv: str) -> int:
 def delete(name: str, namesrv: str) -> int:
     """Take a user from the access list; its connections end."""
     return _change(namesrv, lambda now: now.without_user(name), f"user {name} is deleted")
+
+
+@user.command()
+@NAME
+@click.option("--send-messages", type=RATE, help="Messages a second, to each broker.")
+@click.option("--send-bytes", type=RATE, help="Bytes a second, to each broker.")
+@click.option("--read-messages", type=RATE, help="Messages a second, from each broker.")
+@click.option("--read-bytes", type=RATE, help="Bytes a second, from each broker.")
+@click.option("--connections", type=click.IntRange(1, 1_000_000), help="To each server.")
+@click.option("--none", "is_none", is_flag=True, help="Take the quota away.")
+@namesrv_option
+def quota(
+    name: str,
+    send_messages: int | None,
+    send_bytes: int | None,
+    read_messages: int | None,
+    read_bytes: int | None,
+    connections: int | None,
+    is_none: bool,
+    namesrv: str,
+) -> int:
+    """Limit how much a user may use; what is not said is not limited from now on.
+
+    \b
+    Examples:
+      mqmesh user quota shop --send-messages 5000 --connections 20
+      mqmesh user quota shop --none
+    """
+    wanted = Quota(send_messages, send_bytes, read_messages, read_bytes, connections)
+    if is_none == (wanted != Quota()):
+        raise ConfigError("say what to limit, or --none")
+    said = "no quota" if is_none else "this quota"
+    return _set(namesrv, name, f"user {name} has {said}", quota=None if is_none else wanted)
 
 
 @user.command("rotate-key")

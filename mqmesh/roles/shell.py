@@ -13,6 +13,7 @@ from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
 from mqmesh.roles.dispatch import Dispatch, Handler
+from mqmesh.security import quotas
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
 from mqmesh.transport.process_memory import anonymous_bytes, resident_bytes
 from mqmesh.version import VERSION
@@ -62,6 +63,8 @@ class RoleShell:
         self._board = FigureBoard()
         self.tell(_PROCESS_FIGURES, lambda: self)
         self.tell(dispatching.FIGURES, lambda: self.dispatch.counts)
+        if guard is not None:
+            self.tell(quotas.FIGURES, lambda: guard.quotas)
 
     @property
     def uptime_ms(self) -> int:

@@ -20,6 +20,8 @@ MAX_RULES: Final = 1_000
 """Of one user, those that allow and those that deny each."""
 MAX_NAMES: Final = 1_000
 """Topics, and groups, of one rule."""
+MAX_RATE: Final = 1_000_000_000_000
+"""Of a quota, a second."""
 MAX_VERSION: Final = (1 << 53) - 1
 EVERYTHING: Final = "*"
 
@@ -72,6 +74,28 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: Patterns = []
 
 
+Rate = Annotated[int, msgspec.Meta(ge=1, le=MAX_RATE)]
+
+
+class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much a user may use of one server; what is not said is not limited.
+
+    Attributes:
+        send_messages_per_s: Sent to one broker, over time.
+        send_bytes_per_s: The same in bytes of batches, as they come by the wire.
+        read_messages_per_s: Pulled from one broker, over time.
+        read_bytes_per_s: The same in bytes of batches.
+        connections: To one server at a time; each client has one, and a producer that sends
+            synchronously another.
+    """
+
+    send_messages_per_s: Rate | None = None
+    send_bytes_per_s: Rate | None = None
+    read_messages_per_s: Rate | None = None
+    read_bytes_per_s: Rate | None = None
+    connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+
+
 class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One user.
 
@@ -84,6 +108,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         brokers: Broker groups that it may register as; of role ``broker``.
         allow: What it may do.
         deny: What it may not do, whatever is allowed.
+        quota: How much it may use; not of the roles ``broker`` and ``service``.
     """
 
     name: str
@@ -94,6 +119,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     brokers: Patterns = []
     allow: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
     deny: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
+    quota: Quota | None = None
 
     def is_valid(self, today: datetime.date) -> bool:
         """Somebody may be this user, on this day by UTC."""
@@ -184,6 +210,8 @@ def _problems(access_list: AccessList, today: datetime.date) -> Iterator[str]:
             yield f"user {user.name!r}: brokers is of role broker, not {user.role.value}"
         if user.role is UserRole.BROKER and not user.brokers:
             yield f"user {user.name!r}: of role broker, but brokers names no broker group"
+        if user.quota is not None and user.role in (UserRole.BROKER, UserRole.SERVICE):
+            yield f"user {user.name!r}: a quota would hold up the cluster's own processes"
         yield from (f"user {user.name!r}: {what}" for what in _wrong_patterns(user.brokers))
         for kind, rules in (("allow", user.allow), ("deny", user.deny)):
             for number, rule in enumerate(rules, start=1):

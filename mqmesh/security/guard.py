@@ -11,6 +11,7 @@ from mqmesh.protocol.command import Principal
 from mqmesh.protocol.commands import CommandSpec, Right
 from mqmesh.security.access_list import AccessList, Action, UserRole
 from mqmesh.security.permissions import Judgement, Permissions, name_matches
+from mqmesh.security.quotas import Quotas
 
 MAX_PASSED: Final = 100_000
 """Permitted requests that are remembered; then all are forgotten."""
@@ -32,6 +33,7 @@ class Guard:
 
     Attributes:
         path: As given.
+        quotas: What users use of theirs.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Guard:
         path: Path | None = None,
     ) -> None:
         self.path = path
+        self.quotas = Quotas()
+        self.quotas.put(access_list.user)
         self._today = today
         self._permissions = Permissions(access_list, today())
         self._passed: set[tuple[str, Right, str, bool]] = set()
@@ -58,6 +62,7 @@ class Guard:
     def put(self, access_list: AccessList) -> None:
         """Another access list is in force from now on; what was permitted counts no more."""
         self._permissions = Permissions(access_list, self._today())
+        self.quotas.put(access_list.user)
         self._passed.clear()
 
     def look_at_date(self) -> bool:

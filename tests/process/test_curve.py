@@ -10,9 +10,9 @@ import pytest
 import zmq
 from harness.keys import credentials, guard, ring, user
 
-from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable
+from mqmesh.errors import AuthenticationFailed, ConfigError, EndpointUnreachable, SystemBusy
 from mqmesh.protocol.command import ANYBODY, Reply, encode_frame
-from mqmesh.security.access_list import AccessList
+from mqmesh.security.access_list import AccessList, Quota
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.channel import BlockingChannel
 from mqmesh.transport.zmq.hints import HintSubscriber
@@ -150,6 +150,19 @@ def test_who_stays_in_the_list_stays_connected(scene):
     scene.server.review()
     assert bytes(scene.wire.ask(client, WHO).header) == b"shop"
     assert scene.server.peer_count == 1
+
+
+def test_a_user_with_a_quota_of_connections_has_no_more(scene):
+    scene.guard.put(AccessList(2, [user(SHOP, quota=Quota(connections=1))]))
+    first, second = scene.client(SHOP), scene.client(SHOP)
+    assert bytes(scene.wire.ask(first, WHO).header) == b"shop"
+    for _ in range(2):
+        with pytest.raises(SystemBusy, match=r"1 connections .*quota\.connections"):
+            scene.wire.ask(second, WHO)
+    assert bytes(scene.wire.ask(first, WHO).header) == b"shop"
+    first.close()
+    scene.wire.until(lambda: scene.server.peer_count == 0)
+    assert bytes(scene.wire.ask(second, WHO).header) == b"shop"
 
 
 def test_who_was_let_in_and_disabled_before_his_first_word_is_not_served(scene):

@@ -7,7 +7,7 @@ import json
 import pytest
 from harness.commands import CommandProcess, free_ports, run_command, up_arguments
 
-from mqmesh.errors import AuthenticationFailed, NoPermission
+from mqmesh.errors import AuthenticationFailed, NoPermission, SystemBusy
 from mqmesh.message import Message
 from mqmesh.sdk.producer.producer import Producer
 
@@ -45,6 +45,14 @@ def test_a_user_sends_what_it_may_until_it_is_disabled(cluster, run, tmp_path):
         assert producer.send(Message("orders", b"x")).message_id
         with pytest.raises(NoPermission, match=r"user 'shop' may not PUB topic 'audit'"):
             producer.send(Message("audit", b"x"))
+        code, out, _ = run("user", "quota", "shop", "--send-messages", "1")
+        assert (code, out) == (0, ["user shop has this quota"])
+        burst = [Message("orders", b"x")] * 200
+        with pytest.raises(SystemBusy, match=r"user 'shop' may send 1 messages a second") as busy:
+            for _ in range(1_000):
+                producer.send_batch(burst)
+        assert busy.value.retry_after_ms > 0
+        assert run("user", "quota", "shop", "--none")[1] == ["user shop has no quota"]
         assert run("user", "disable", "shop")[0] == 0
     with (
         pytest.raises(AuthenticationFailed, match="is user 'shop' in its access list"),

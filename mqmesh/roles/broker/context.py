@@ -36,6 +36,7 @@ from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.producer_keys import ProducerKeys
 from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.stats import BrokerStats
+from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
 
 
@@ -100,6 +101,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
         state: Writes changes of topics, groups and offsets into the log.
         admission: Decides which sends have waited for too long.
         creation_rates: How many topics each client's messages have made lately.
+        quotas: How much users may send and read.
         index: Way to the index process, None if there is none.
         schedule: The schedule service, and who waits for it.
         replies: Replies to requests that are under way.
@@ -133,6 +135,7 @@ class BrokerContext(msgspec.Struct, frozen=True, kw_only=True):
     state: StateLog
     admission: SendAdmission
     creation_rates: CreationRates
+    quotas: Quotas = msgspec.field(default_factory=Quotas)
     index: IndexerLink | None = None
     schedule: ScheduleDesk
     replies: ReplyTable = msgspec.field(default_factory=ReplyTable)

@@ -32,6 +32,7 @@ from mqmesh.roles.broker.tables import BrokerTables
 from mqmesh.roles.dispatch import Handler
 from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.shell import RoleShell
+from mqmesh.security.quotas import Quotas
 from mqmesh.storage.interface import MessageStore
 from mqmesh.transport.interface import Transport
 
@@ -103,6 +104,7 @@ def build_context(
         is_follower: It only reads.
     """
     config, server = given.config, given.shell.server
+    guard = given.transport.guard
     assert server is not None
     begins = Beginning(
         config,
@@ -134,6 +136,7 @@ def build_context(
         index=index,
         leadership=leadership,
         is_follower=is_follower,
+        quotas=None if guard is None else guard.quotas,
     )
 
 
@@ -148,6 +151,7 @@ def put_together(
     index: IndexerLink | None = None,
     leadership: Leadership | None = None,
     is_follower: bool = False,
+    quotas: Quotas | None = None,
 ) -> BrokerContext:
     """The parts that features make, and what they have in common.
 
@@ -157,6 +161,7 @@ def put_together(
         store, tables, index, leadership, is_follower: As for ``build_context``.
         clock: Source of time.
         instance_id: Random number of this life of the process.
+        quotas: Of users; None for none.
     """
     config, followers = begins.config, make_followers(begins)
     return BrokerContext(
@@ -182,6 +187,7 @@ def put_together(
         wire=wire,
         state=tables.state,
         creation_rates=CreationRates(config.auto_topics_per_minute),
+        quotas=quotas or Quotas(),
         admission=make_admission(begins),
         index=index,
         filter_servers=make_filter_servers(begins),

@@ -395,15 +395,17 @@ class CommandServer:
             sockets.skip_rest(self._socket)
             self._refuse(peer, None, "a peer speaks no ZMTP 3")
             return
-        if descriptor in self._surplus and not self._has_place(descriptor):
-            sockets.skip_rest(self._socket)
-            self._fail(peer, peek_opaque(frame.buffer) or 0, 0, self._no_place())
-            return
         principal = ANYBODY if self._guard is None else self._principal(self._guard, frame)
         if principal is None:
             sockets.skip_rest(self._socket)
             self.note_refusal(ResponseCode.NO_PERMISSION, "a connection proves nobody; ended")
             hang_up(descriptor)
+            return
+        try:
+            self._check_place(descriptor, principal)
+        except SystemBusy as error:
+            sockets.skip_rest(self._socket)
+            self._fail(peer, peek_opaque(frame.buffer) or 0, 0, error)
             return
         gone = self._peers.meet(peer, descriptor)
         if gone is not None and gone != peer:
@@ -422,12 +424,25 @@ class CommandServer:
             return None  # nobody was asked
         return guard.principal(str(user_id))
 
-    def _has_place(self, descriptor: int) -> bool:
-        """Whether a connection that was one too many may stay now."""
-        if self._peers.connection_count - len(self._surplus) >= self._limits.max_connections:
-            return False
-        del self._surplus[descriptor]
-        return True
+    def _check_place(self, descriptor: int, principal: Principal) -> None:
+        """Whether a connection that is heard for the first time may stay; else it ends soon.
+
+        Raises:
+            SystemBusy: It is one too many, here or for its user.
+        """
+        guard, name = self._guard, principal.name
+        if guard is not None and name in guard.quotas.connections:
+            others = sum(one.principal.name == name for one in self._accounts.values())
+            try:
+                guard.quotas.check_connection(name, others)
+            except SystemBusy:
+                due_ms = self._loop.clock.monotonic_ms() + SURPLUS_MS
+                self._surplus.setdefault(descriptor, due_ms)
+                raise
+        if descriptor in self._surplus:
+            if self._peers.connection_count - len(self._surplus) >= self._limits.max_connections:
+                raise self._no_place()
+            del self._surplus[descriptor]
 
     def _no_place(self) -> SystemBusy:
         return SystemBusy(

@@ -40,7 +40,7 @@ def pull_message(context: BrokerContext, request: Request, pull: PullRequest) ->
     turn_is_over = context.turns.left <= 0
     queue_offset = pull.queue_offset
     if not turn_is_over:
-        result = _get(context, request.peer, pull, queue_offset)
+        result = _get(context, request, pull, queue_offset)
         if not wait_ms or not _is_waiting(result):
             return _reply(context, pull, result)
         queue_offset = result.next_queue_offset
@@ -94,7 +94,7 @@ def _go_on(context: BrokerContext, held: HeldPull) -> None:
     if moved is not None:
         context.wire.reply(held.request, moved)
         return
-    result = _get(context, held.request.peer, held.pull, held.queue_offset)
+    result = _get(context, held.request, held.pull, held.queue_offset)
     if _is_waiting(result):
         held.queue_offset = result.next_queue_offset
         now_ms = context.clock.monotonic_ms()
@@ -116,7 +116,7 @@ def answer_expired_pulls(context: BrokerContext, now_ms: int) -> None:
     """Answers pulls whose time is over; there may be something after all."""
     for held in context.holds.tick(now_ms):
         try:
-            result = _get(context, held.request.peer, held.pull, held.queue_offset)
+            result = _get(context, held.request, held.pull, held.queue_offset)
             context.wire.reply(held.request, _reply(context, held.pull, result))
         except MQMeshError as error:
             context.wire.fail(held.request, error)
@@ -139,9 +139,14 @@ def fail_pulls(context: BrokerContext, error: MQMeshError) -> None:
         context.wire.fail(held.request, error)
 
 
-def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: int) -> GetResult:
+def _get(
+    context: BrokerContext, request: Request, pull: PullRequest, queue_offset: int
+) -> GetResult:
     # Asked before anything is read: who does not take its answers costs no reading.
-    most = min(pull.max_bytes, context.wire.room(peer), context.turns.most_bytes)
+    most = min(pull.max_bytes, context.wire.room(request.peer), context.turns.most_bytes)
+    quota = context.quotas.reading.get(request.principal.name)
+    if quota is not None:
+        quota.check(context.clock.monotonic_ms())
     topic = context.topics.get(pull.topic)
     if topic is None or pull.queue_id >= topic.readable_queues:
         topic = context.topics.require_readable(pull.topic, pull.queue_id)
@@ -185,6 +190,8 @@ def _get(context: BrokerContext, peer: bytes, pull: PullRequest, queue_offset: i
         total = context.stats.total
         total.get_messages += result.message_count
         total.get_bytes += size
+        if quota is not None:
+            quota.note(result.message_count, size)
     return result
 
 

@@ -35,7 +35,7 @@ from mqmesh.message import (
     MAX_TAG_LENGTH,
     MAX_TOPIC_LENGTH,
 )
-from mqmesh.protocol.command import Reply, Request
+from mqmesh.protocol.command import ANYBODY, Reply, Request
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.roles.broker.commit_point import QueueKey
 from mqmesh.roles.broker.context import BrokerContext
@@ -75,14 +75,20 @@ def send_message(
     producer_id = context.producer_keys.show(request.peer, key)
     stage = context.stage
     context.stats.total.send_requests += 1
+    quota = context.quotas.sending.get(request.principal.name)
     try:
         context.commit_point.check_room()
+        if quota is not None:
+            quota.check(context.clock.monotonic_ms())
     except SystemBusy:
         context.stats.total.busy_refusals += 1
         raise
     outcomes: list[BatchOutcome | None] = []
     refused: set[QueueKey] = set()
-    for header, data, error in _split(command.body, batch_count, producer_id):
+    batches = _split(command.body, batch_count, producer_id)
+    if quota is not None:
+        quota.note(sum(header.message_count for header, _, _ in batches), len(command.body))
+    for header, data, error in batches:
         if error is None:
             outcomes.append(_admit(context, request, header, data, refused))
         else:
@@ -210,12 +216,15 @@ def _create(context: BrokerContext, request: Request, name: str, queue_id: int) 
         )
     now_ms = context.clock.monotonic_ms()
     context.wire.permit_creation(request, name)
-    context.creation_rates.check(request.peer, now_ms)
+    # Who has a name is known by it: another connection is no other client.
+    principal = request.principal
+    client = request.peer if principal == ANYBODY else principal.name.encode()
+    context.creation_rates.check(client, now_ms)
     if queue_id >= config.default_topic_queue_nums:
         raise InvalidArgument(
             f"queue {queue_id} of new topic {name[:300]!r} does not exist: "
             f"default_topic_queue_nums = {config.default_topic_queue_nums}"
         )
     topic = context.topics.create(name, config.default_topic_queue_nums, context.clock.wall_ms())
-    context.creation_rates.note(request.peer, now_ms)
+    context.creation_rates.note(client, now_ms)
     return topic

@@ -1,6 +1,7 @@
 """How many topics each client makes in a minute by messages to unknown ones. Pure.
 
-A bucket for each client: full at first, one piece for each topic, and filled again over a minute.
+Where users have names, all connections of one are one client. A bucket for each: full at
+first, one piece for each topic, and filled again over a minute.
 """
 
 from typing import Final
@@ -30,7 +31,7 @@ class CreationRates:
         """Refuses a client that made too many; asked only before a topic is made.
 
         Args:
-            peer: Its connection.
+            peer: Its connection, or its user's name.
             now_ms: Monotonic clock.
 
         Raises:

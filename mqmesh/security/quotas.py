@@ -1,0 +1,205 @@
+"""Quotas: how much users may send, read and connect at one server. Pure.
+
+Token buckets that may run into debt: a request is taken while anything is left, whatever its size,
+and whoever sends the next one waits until the debt is paid. So a large batch is never refused for
+ever, and over time nobody gets more than the quota.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from mqmesh.errors import SystemBusy
+from mqmesh.figures import LabelValues, Measured, counter
+from mqmesh.security.access_list import User
+
+MAX_WAIT_MS: Final = 60_000
+"""Nobody is told to wait for longer; asked again, the rest is told."""
+_MS: Final = 1_000
+
+Rates = tuple[int | None, int | None]
+"""Messages, and bytes, a second; None for as many as one likes."""
+
+
+class TokenBucket:
+    """What is left of a rate.
+
+    Args:
+        rate: Pieces a second, from 1; a second's worth is there at first, and at most.
+    """
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+        self._left = float(rate)
+        self._at_ms = 0
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long until something is left by the monotonic clock, 0 if it is."""
+        self._left = min(self.rate, self._left + (now_ms - self._at_ms) * self.rate / _MS)
+        self._at_ms = now_ms
+        return 0 if self._left > 0 else int(-self._left * _MS / self.rate) + 1
+
+    def take(self, pieces: int) -> None:
+        """Takes so many, also those that are not there."""
+        self._left -= pieces
+
+
+class Flow:
+    """What one user sends to this server, or reads from it.
+
+    Args:
+        user: Name.
+        word: What it does, for errors: ``send`` or ``read``; its settings begin with it.
+        rates: What it may.
+
+    Attributes:
+        rates: As given.
+        messages: That went this way since the user has these rates.
+        size: Their bytes.
+        refused: Requests that were told to wait.
+    """
+
+    def __init__(self, user: str, word: str, rates: Rates) -> None:
+        self._user, self._word, self.rates = user, word, rates
+        self._messages, self._bytes = (
+            None if rate is None else TokenBucket(rate) for rate in rates
+        )
+        self.messages = 0
+        self.size = 0
+        self.refused = 0
+
+    def check(self, now_ms: int) -> None:
+        """Refuses the next request while what went before is over the quota.
+
+        Args:
+            now_ms: Monotonic clock.
+
+        Raises:
+            SystemBusy: With the time to wait.
+        """
+        for bucket, unit in ((self._messages, "messages"), (self._bytes, "bytes")):
+            wait_ms = 0 if bucket is None else bucket.wait_ms(now_ms)
+            if bucket is not None and wait_ms:
+                self.refused += 1
+                raise SystemBusy(
+                    f"user {self._user!r} may {self._word} {bucket.rate} {unit} a second at this "
+                    f"broker (quota.{self._word}_{unit}_per_s in the access list); wait {wait_ms} "
+                    "ms",
+                    retry_after_ms=min(wait_ms, MAX_WAIT_MS),
+                )
+
+    def note(self, messages: int, size: int) -> None:
+        """So much went this way; ``check`` was called before."""
+        self.messages += messages
+        self.size += size
+        if self._messages is not None:
+            self._messages.take(messages)
+        if self._bytes is not None:
+            self._bytes.take(size)
+
+
+class Quotas:
+    """What all users with quotas use at this server.
+
+    Attributes:
+        sending: By user, those alone whose quota says how much they may send.
+        reading: The same of reading.
+        connections: By user, how many connections it may have.
+        refused_connections: That were one too many, by user.
+    """
+
+    def __init__(self) -> None:
+        self.sending: dict[str, Flow] = {}
+        self.reading: dict[str, Flow] = {}
+        self.connections: dict[str, int] = {}
+        self.refused_connections: dict[str, int] = {}
+
+    def put(self, users: Iterable[User]) -> None:
+        """Other quotas are in force; whose rates are as before goes on with what it used.
+
+        Args:
+            users: Of the access list.
+        """
+        limited = [(user.name, user.quota) for user in users if user.quota is not None]
+        self.connections = {
+            name: quota.connections for name, quota in limited if quota.connections is not None
+        }
+        self.refused_connections = {
+            name: self.refused_connections.get(name, 0) for name in self.connections
+        }
+        self.sending = _flows(
+            "send",
+            {name: (one.send_messages_per_s, one.send_bytes_per_s) for name, one in limited},
+            self.sending,
+        )
+        self.reading = _flows(
+            "read",
+            {name: (one.read_messages_per_s, one.read_bytes_per_s) for name, one in limited},
+            self.reading,
+        )
+
+    def check_connection(self, name: str, others: int) -> None:
+        """Refuses a connection that is one too many.
+
+        Args:
+            name: User.
+            others: Its connections that are there already.
+
+        Raises:
+            SystemBusy: It may have no more.
+        """
+        most = self.connections.get(name)
+        if most is not None and others >= most:
+            self.refused_connections[name] += 1
+            raise SystemBusy(
+                f"user {name!r} may have {most} connections to this server (quota.connections in "
+                "the access list)"
+            )
+
+
+def _flows(word: str, wanted: Mapping[str, Rates], before: Mapping[str, Flow]) -> dict[str, Flow]:
+    return {
+        name: known
+        if (known := before.get(name)) is not None and known.rates == rates
+        else Flow(name, word, rates)
+        for name, rates in wanted.items()
+        if rates != (None, None)
+    }
+
+
+def _of_flows(quotas: Quotas, name: str) -> dict[LabelValues, int]:
+    return {
+        (user, direction): getattr(flow, name)
+        for direction, flows in (("in", quotas.sending), ("out", quotas.reading))
+        for user, flow in flows.items()
+    }
+
+
+FIGURES: Final[tuple[Measured[Quotas], ...]] = (
+    counter(
+        "quota_messages_total",
+        "messages of users with a quota",
+        lambda quotas: _of_flows(quotas, "messages"),
+        unit="messages",
+        labels=("user", "direction"),
+    ),
+    counter(
+        "quota_bytes_total",
+        "bytes of users with a quota",
+        lambda quotas: _of_flows(quotas, "size"),
+        unit="bytes",
+        labels=("user", "direction"),
+    ),
+    counter(
+        "quota_refusals_total",
+        "requests of users that were over their quota",
+        lambda quotas: _of_flows(quotas, "refused"),
+        labels=("user", "direction"),
+    ),
+    counter(
+        "quota_connection_refusals_total",
+        "first requests of connections that were over their user's quota",
+        lambda quotas: {(user,): count for user, count in quotas.refused_connections.items()},
+        labels=("user",),
+    ),
+)
+"""Of a server's users that have quotas."""
