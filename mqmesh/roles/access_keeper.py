@@ -64,7 +64,7 @@ def open_guard(config: SecurityConfig) -> Guard | None:
             "security.enable needs security.access_list_file; without it nobody may do anything"
         )
     path = Path(config.access_list_file)
-    return Guard(read_access_file(path), _today, path)
+    return Guard(read_access_file(path), _today, path, audited=config.audit_log)
 
 
 class AccessKeeper:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from mqmesh.errors import BrokerError, BrokerNotAvailable
+from mqmesh.errors import BrokerError, BrokerNotAvailable, NoPermission
 from mqmesh.figures import (
     LATENCY_BOUNDS_MS,
     Distribution,
@@ -23,10 +23,12 @@ from mqmesh.figures import (
 )
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Principal, Reply, Request
-from mqmesh.protocol.commands import CommandSpec, ServedBy, served_by
+from mqmesh.protocol.commands import CommandSpec, Right, ServedBy, served_by
 
 Handler = Callable[[Request, Any], Reply | None]
 Serve = Callable[[Request], Reply | None]
+Audit = Callable[[Request, RequestCode, list[str], list[str], BaseException | None], None]
+"""Told of what administrators do and who is refused: request, command, topics, groups, error."""
 
 _NS_PER_MS: Final = 1_000_000
 _LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
@@ -121,6 +123,7 @@ class Dispatch:
         handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
             called.
         counts: By request code.
+        audit: None where nobody wants to know.
     """
 
     def __init__(
@@ -130,6 +133,8 @@ class Dispatch:
         self._now_ns = now_ns
         self._authorizer = authorizer or AllowAll()
         self.handlers: dict[int, Serve] = {}
+        self.audit: Audit | None = None
+        self._noted: NoPermission | None = None
         self.counts = {code: CommandCount() for code in self._specs}
         self._observe_later = {
             int(code): (count.held_latency if code in _LONG_POLLING else count.latency).observe
@@ -165,7 +170,11 @@ class Dispatch:
             NoPermission: Whoever asks lacks it.
         """
         spec = self._specs[RequestCode(request.command.code)]
-        self._authorizer.check_topic(request.principal, spec, topic)
+        try:
+            self._authorizer.check_topic(request.principal, spec, topic)
+        except NoPermission as error:
+            self._note_refusal(request, topic, error)
+            raise
 
     def permit_creation(self, request: Request, topic: str) -> None:
         """Looks up the right to have a topic made by sending to it.
@@ -177,7 +186,17 @@ class Dispatch:
         Raises:
             NoPermission: Whoever asks lacks it.
         """
-        self._authorizer.check_creation(request.principal, topic)
+        try:
+            self._authorizer.check_creation(request.principal, topic)
+        except NoPermission as error:
+            self._note_refusal(request, topic, error)
+            raise
+
+    def _note_refusal(self, request: Request, topic: str, error: NoPermission) -> None:
+        if self.audit is not None:
+            # Handlers may let it pass through, or put it into an answer's body.
+            self._noted = error
+            self.audit(request, RequestCode(request.command.code), [topic], [], error)
 
     def answered(self, request: Request) -> None:
         """A request gets its answer, or its error, that its handler did not give at once."""
@@ -189,18 +208,29 @@ class Dispatch:
         decode, check, now_ns = spec.decoder(), self._authorizer.check, self._now_ns
         count = self.counts[spec.code]
         observe = count.latency.observe
+        of_admin = spec.right is Right.ADMIN
+
+        def note(request: Request, header: Any, error: BaseException | None) -> None:
+            if self.audit is not None and (error is None or error is not self._noted):
+                topics, groups = spec.topic_names(header), spec.group_names(header)
+                self.audit(request, spec.code, topics, groups, error)
 
         def serve(request: Request) -> Reply | None:
             began_ns = request.received_ns = now_ns()
             is_answered = True
+            header = None
             try:
                 header = decode(request.command.header)
                 check(request.principal, spec, header)
                 reply = handler(request, header)
                 is_answered = reply is not None
+                if of_admin:
+                    note(request, header, None)
                 return reply
-            except BaseException:
+            except BaseException as error:
                 count.failures += 1
+                if header is not None and (of_admin or isinstance(error, NoPermission)):
+                    note(request, header, error)
                 raise
             finally:
                 spent_ns = now_ns() - began_ns

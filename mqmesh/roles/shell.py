@@ -12,6 +12,7 @@ from mqmesh.protocol.command import Reply, Request, reply_with
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles import dispatch as dispatching
 from mqmesh.roles.access_keeper import LOOK_MS, AccessKeeper
+from mqmesh.roles.audit_log import AUDIT_FILE, AuditLog
 from mqmesh.roles.dispatch import Dispatch, Handler
 from mqmesh.security import quotas
 from mqmesh.transport.interface import Server, ServerLimits, Timer, Transport
@@ -59,6 +60,11 @@ class RoleShell:
         self.dispatch = Dispatch(role, self._clock.monotonic_ns, guard)
         self.dispatch.open({RequestCode.PING: self._ping})
         self._access = None if guard is None else AccessKeeper(guard)
+        self._audit_log: AuditLog | None = None
+        if guard is not None and guard.audited and guard.path is not None:
+            path = guard.path.with_name(AUDIT_FILE)
+            self._audit_log = AuditLog(path, f"{word} {name}", self._clock, self._address_of)
+            self.dispatch.audit = self._audit_log.note
         self.on_access_change: Callable[[], None] | None = None
         self._board = FigureBoard()
         self.tell(_PROCESS_FIGURES, lambda: self)
@@ -137,6 +143,11 @@ class RoleShell:
         if self.server is not None:
             self.server.close()
             self.server = None
+        if self._audit_log is not None:
+            self._audit_log.close()
+
+    def _address_of(self, peer: bytes) -> str:
+        return "" if self.server is None else self.server.address_of(peer)
 
     def reply(self, request: Request, reply: Reply) -> None:
         """Answers a request; once it is closed nobody is there."""

@@ -17,11 +17,14 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         access_list_file: Who may do what; kept up to date by the role, which writes it when an
             administrator changes the list (`mqmesh acl apply`), and reads it again when it
             changed.
+        audit_log: Write who changed what and who was refused to ``audit.jsonl``, beside the access
+            list.
     """
 
     enable: bool = False
     key_file: str = ""
     access_list_file: str = ""
+    audit_log: bool = True
 
     def __post_init__(self) -> None:
         """Checks what belongs together.

@@ -30,9 +30,10 @@ class Guard:
         access_list: In force at first.
         today: The day by UTC; whoever has expired is nobody.
         path: File that the list is kept in; None for none.
+        audited: Whether to write down, beside that file, who changes what and who is refused.
 
     Attributes:
-        path: As given.
+        path, audited: As given.
         quotas: What users use of theirs.
     """
 
@@ -41,8 +42,11 @@ class Guard:
         access_list: AccessList,
         today: Callable[[], datetime.date],
         path: Path | None = None,
+        *,
+        audited: bool = False,
     ) -> None:
         self.path = path
+        self.audited = audited
         self.quotas = Quotas()
         self.quotas.put(access_list.user)
         self._today = today

@@ -183,6 +183,9 @@ class Server(Protocol):
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts and logs a refusal."""
 
+    def address_of(self, peer: bytes) -> str:
+        """Where a peer's connection comes from: ``host:port``, ``unix``, or "" for unknown."""
+
     def review(self) -> None:
         """The access list changed: ends the connections of who may not connect any more."""
 

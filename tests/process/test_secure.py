@@ -64,6 +64,26 @@ def test_a_user_sends_what_it_may_until_it_is_disabled(cluster, run, tmp_path):
     assert "shop may not PUB topic audit: no such user, or one that is not enabled" in out
 
 
+def test_what_administrators_do_and_who_is_refused_is_written_down(
+    cluster, run, tmp_path, monkeypatch
+):
+    keys = cluster[1]
+    own = str(tmp_path / "auditor.toml")
+    assert run("user", "add", "auditor", "--role", "view", "-o", own)[0] == 0
+    assert run("topic", "create", "audited")[0] == 0
+    monkeypatch.setenv("MQMESH_CREDENTIALS", own)
+    code, _, err = run("topic", "create", "refused")
+    assert code == 1
+    assert "needs the right admin" in err[-1]
+    lines = [json.loads(line) for line in (keys / "audit.jsonl").read_text().splitlines()]
+    (made,) = (one for one in lines if one.get("topics") == ["audited"] and one["user"] == "client")
+    assert (made["server"], made["result"]) == ("broker broker-a", "SUCCESS")
+    refused = [one for one in lines if one["user"] == "auditor"]
+    assert {one["result"] for one in refused} == {"NO_PERMISSION"}
+    assert {one["address"] for one in refused} <= {"unix"} or "127.0.0.1:" in refused[0]["address"]
+    assert any(one["command"] == "UPDATE_ACCESS_LIST" for one in lines)
+
+
 def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_path):
     code, out, _ = run("acl", "status", "--json")
     (states,) = map(json.loads, out)

@@ -101,6 +101,10 @@ class SimulatedServer:
             )
             self._send(request.peer, frame)
 
+    def address_of(self, peer: bytes) -> str:
+        """See ``mqmesh.transport.interface.Server``."""
+        return ""
+
     def review(self) -> None:
         """Nothing to do: here everybody may connect."""
 

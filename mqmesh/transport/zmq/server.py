@@ -293,6 +293,11 @@ class CommandServer:
                     os.unlink(path)
         self._socket_files.clear()
 
+    def address_of(self, peer: bytes) -> str:
+        """Where a peer's connection comes from; see ``mqmesh.transport.interface.Server``."""
+        descriptor = self._peers.living.get(peer)
+        return "" if descriptor is None else sockets.peer_address(descriptor)
+
     def review(self) -> None:
         """The access list changed: ends the connections of who may not connect any more."""
         if self._guard is None:

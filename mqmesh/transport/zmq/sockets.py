@@ -329,6 +329,21 @@ def _widen(descriptor: int) -> None:
             )
 
 
+def peer_address(descriptor: int) -> str:
+    """The other end of a connection: ``host:port``, ``unix``, or "" if it is gone."""
+    connection = _duplicate(descriptor)
+    if connection is None:
+        return ""
+    with connection:
+        if connection.family == system_socket.AF_UNIX:
+            return "unix"
+        try:
+            host, port = connection.getpeername()[:2]
+        except OSError:
+            return ""
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _duplicate(descriptor: int) -> system_socket.socket | None:
     """A second owner of a connection, since closing the first would be the end of ZeroMQ."""
     try:

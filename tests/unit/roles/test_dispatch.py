@@ -19,6 +19,7 @@ from mqmesh.protocol.command import (
 )
 from mqmesh.protocol.commands import ServedBy, served_by
 from mqmesh.protocol.pulling import PullRequest
+from mqmesh.protocol.route import DeleteTopicRequest
 from mqmesh.roles.dispatch import FIGURES, Dispatch
 
 PULL = PullRequest("g", "t", 0, 0)
@@ -158,3 +159,67 @@ def test_a_request_without_its_frame_is_of_the_same_principal():
     bare = request.without_frame()
     assert bare.principal.name == "shop"
     assert (bare.peer, bare.command.opaque, len(bare.command.header)) == (b"peer", 1, 0)
+
+
+class Told:
+    """What an audit was told."""
+
+    def __init__(self, dispatch):
+        self.lines = []
+        dispatch.audit = lambda request, code, topics, groups, error: self.lines.append(
+            (request.principal.name, code.name, topics, groups, type(error).__name__)
+        )
+
+
+def test_refusals_are_told_to_the_audit_once_and_reads_that_are_served_are_not():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks(), OnlyShop())
+    told = Told(dispatch)
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: EMPTY_REPLY})
+    serve = dispatch.handlers[RequestCode.PULL_MESSAGE]
+    serve(request_of(RequestCode.PULL_MESSAGE, PULL, Principal("shop")))
+    with pytest.raises(NoPermission):
+        serve(request_of(RequestCode.PULL_MESSAGE, PULL, Principal("thief")))
+    assert told.lines == [("thief", "PULL_MESSAGE", ["t"], ["g"], "NoPermission")]
+
+
+class NoTopic(OnlyShop):
+    """Lets everybody ask, and gives nobody a topic."""
+
+    def check(self, principal, spec, header) -> None:
+        pass
+
+    def check_topic(self, principal, spec, topic) -> None:
+        raise NoPermission("not yours")
+
+    check_creation = check_topic
+
+
+def test_a_right_that_a_handler_asks_for_is_told_once_though_its_error_goes_on():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks(), NoTopic())
+    told = Told(dispatch)
+    dispatch.open({RequestCode.PULL_MESSAGE: lambda request, header: dispatch.permit(request, "u")})
+    for _ in range(2):
+        with pytest.raises(NoPermission):
+            dispatch.handlers[RequestCode.PULL_MESSAGE](request_of(RequestCode.PULL_MESSAGE, PULL))
+    assert told.lines == [("anybody", "PULL_MESSAGE", ["u"], [], "NoPermission")] * 2
+
+
+def test_what_administrators_do_is_told_whatever_comes_of_it():
+    dispatch = Dispatch(ServedBy.BROKER, Ticks())
+    told = Told(dispatch)
+    answers = iter([EMPTY_REPLY, None, BrokerNotAvailable("stopping")])
+
+    def handler(request, header):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    dispatch.open({RequestCode.DELETE_TOPIC_IN_BROKER: handler})
+    asked = request_of(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest("orders"))
+    for _ in range(2):
+        dispatch.handlers[RequestCode.DELETE_TOPIC_IN_BROKER](asked)
+    with pytest.raises(BrokerNotAvailable):
+        dispatch.handlers[RequestCode.DELETE_TOPIC_IN_BROKER](asked)
+    assert [line[-1] for line in told.lines] == ["NoneType", "NoneType", "BrokerNotAvailable"]
+    assert told.lines[0][:4] == ("anybody", "DELETE_TOPIC_IN_BROKER", ["orders"], [])

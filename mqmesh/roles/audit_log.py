@@ -1,0 +1,200 @@
+"""The audit log: who changed what and who was refused, a JSON object a line.
+
+All roles of a machine that have one access list write into one file beside it, ``audit.jsonl``.
+Lines are appended whole; a file that is full is renamed by one of them, and the others follow.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mqmesh.clock import Clock
+from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.private_files import open_private
+from mqmesh.protocol.codes import RequestCode, ResponseCode, code_of
+from mqmesh.protocol.command import Request
+from mqmesh.units import MIB
+
+AUDIT_FILE: Final = "audit.jsonl"
+FILE_BYTES: Final = 16 * MIB
+FILES_KEPT: Final = 4
+"""Full ones, beside the one that is written."""
+LINES_PER_S: Final = 10
+"""Refusals of one user that are written, so that nobody fills the disk by asking."""
+MAX_USERS: Final = 10_000
+MAX_NAMES: Final = 8
+"""Topics and groups of one line each; a name has up to 255 characters."""
+MAX_REMARK: Final = 500
+
+_log = logging.getLogger(__name__)
+
+
+class AuditLine(msgspec.Struct, omit_defaults=True):
+    """What stands in a line.
+
+    Attributes:
+        time: By UTC, to the millisecond.
+        server: Role and name of who served it.
+        user: Who asked.
+        address: Where from, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
+        command: Name of the request code.
+        topics: That it is about, 8 at most.
+        groups: The same of consumer groups.
+        result: ``SUCCESS`` when it was done or begun, else the name of the error.
+        remark: What the client was told.
+        left_out: Refusals of this user before this one that were too many to be written.
+    """
+
+    time: str
+    server: str
+    user: str
+    address: str
+    command: str
+    topics: list[str] = []
+    groups: list[str] = []
+    result: str = ""
+    remark: str = ""
+    left_out: int = 0
+
+
+class AuditLog:
+    """Writes lines.
+
+    Args:
+        path: Of the file.
+        server: Role and name of this process.
+        clock: Source of time.
+        address_of: Tells where a peer's connection comes from.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, server: str, clock: Clock, address_of: Callable[[bytes], str]
+    ) -> None:
+        try:
+            self._file = _SharedFile(path)
+        except OSError as error:
+            raise ConfigError(f"audit log {path}: {error.strerror or error}") from error
+        self._server = server
+        self._clock = clock
+        self._address_of = address_of
+        self._refusals: dict[str, _Second] = {}
+
+    def note(
+        self,
+        request: Request,
+        command: RequestCode,
+        topics: list[str],
+        groups: list[str],
+        error: BaseException | None,
+    ) -> None:
+        """Writes a line; see ``mqmesh.roles.dispatch.Audit``.
+
+        Args:
+            request: That was served, or refused.
+            command: Its code.
+            topics: That it is about.
+            groups: The same of consumer groups.
+            error: What it was answered with; None for success.
+        """
+        user = request.principal.name
+        left_out = 0 if error is None else self._left_out(user)
+        if left_out is None:
+            return
+        moment = datetime.fromtimestamp(self._clock.wall_ms() / 1_000, UTC)
+        line = AuditLine(
+            time=moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
+            server=self._server,
+            user=user,
+            address=self._address_of(request.peer),
+            command=command.name,
+            topics=[name[:255] for name in topics[:MAX_NAMES]],
+            groups=[name[:255] for name in groups[:MAX_NAMES]],
+            result=_result(error),
+            remark="" if error is None else str(error)[:MAX_REMARK],
+            left_out=left_out,
+        )
+        self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(line).decode()}))
+
+    def close(self) -> None:
+        """Closes the file; what a full disk did not take is lost."""
+        try:
+            self._file.close()
+        except OSError as error:
+            _log.error("the audit log lacks its last lines: %s", error.strerror or error)
+
+    def _left_out(self, user: str) -> int | None:
+        """How many refusals before this one were not written; None if this one is not, either."""
+        second = self._clock.monotonic_ms() // 1_000
+        known = self._refusals.get(user)
+        if known is None:
+            if len(self._refusals) >= MAX_USERS:
+                self._refusals.clear()
+            known = self._refusals[user] = _Second()
+        if known.second != second:
+            known.second, known.written = second, 0
+        if known.written >= LINES_PER_S:
+            known.left_out += 1
+            return None
+        known.written += 1
+        left_out, known.left_out = known.left_out, 0
+        return left_out
+
+
+def _result(error: BaseException | None) -> str:
+    if error is None:
+        return ResponseCode.SUCCESS.name
+    return code_of(error).name if isinstance(error, MQMeshError) else type(error).__name__
+
+
+class _Second:
+    """Refusals of one user in one second."""
+
+    __slots__ = ("left_out", "second", "written")
+
+    def __init__(self) -> None:
+        self.second = -1
+        self.written = 0
+        self.left_out = 0
+
+
+class _SharedFile(WatchedFileHandler):
+    """A file that several processes append to; whoever finds it full renames it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._path = path
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=open_private)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        try:
+            if self.stream is not None and os.fstat(self.stream.fileno()).st_size >= FILE_BYTES:
+                self._rotate(self.stream.fileno())
+        except OSError:
+            self.handleError(record)
+
+    def _rotate(self, descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go when it is closed: at the next line
+        if os.stat(self._path).st_ino != os.fstat(descriptor).st_ino:
+            return  # another process did it
+        for number in range(FILES_KEPT, 0, -1):
+            older = Path(f"{self._path}.{number}")
+            newer = Path(f"{self._path}.{number - 1}") if number > 1 else self._path
+            if newer.exists():
+                newer.replace(older)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk refuses nobody; the log says so."""
+        _log.exception("the audit log %s lacks a line: %s", self._path, record.getMessage())
