@@ -1,7 +1,7 @@
 """`mqmesh user`, `mqmesh acl` and `mqmesh key`: who may connect, and who may do what."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import msgspec
 from mqmesh.config import MAX_FILE_BYTES
 from mqmesh.errors import ConfigError
 from mqmesh.roles.process import ExitCode
-from mqmesh.sdk.admin.access import AccessClient
+from mqmesh.sdk.admin.access import AccessClient, AccessListState
 from mqmesh.sdk.client.options import find_credentials
 from mqmesh.security.access_list import (
     MAX_RATE,
@@ -89,6 +89,7 @@ def key() -> None:
 @click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
 @namesrv_option
+@json_option
 def add(
     name: str,
     output: Path,
@@ -99,6 +100,7 @@ def add(
     role: str,
     broker: tuple[str, ...],
     namesrv: str,
+    as_json: bool,
 ) -> int:
     """Add a user, and write a key file for it.
 
@@ -124,7 +126,7 @@ def add(
         new = User(name, [made], UserRole(role), brokers=list(broker), allow=rules)
         return now.with_user(new)
 
-    return _change(namesrv, change, f"user {name} is added; its keys are in {output}")
+    return _change(namesrv, as_json, change, f"user {name} is added; its keys are in {output}")
 
 
 @user.command("list")
@@ -155,34 +157,38 @@ def list_users(namesrv: str, as_json: bool) -> None:
 @user.command()
 @NAME
 @namesrv_option
-def show(name: str, namesrv: str) -> None:
+@json_option
+def show(name: str, namesrv: str, as_json: bool) -> None:
     """Show a user as the access list has it."""
     now = _read(namesrv)
-    click.echo(write_access_list(AccessList(now.version, [now.find(name)])), nl=False)
+    _tell_list(AccessList(now.version, [now.find(name)]), as_json)
 
 
 @user.command()
 @NAME
 @namesrv_option
-def disable(name: str, namesrv: str) -> int:
+@json_option
+def disable(name: str, namesrv: str, as_json: bool) -> int:
     """Let nobody be this user; its connections end."""
-    return _set(namesrv, name, f"user {name} is disabled", enabled=False)
+    return _set(namesrv, as_json, name, f"user {name} is disabled", enabled=False)
 
 
 @user.command()
 @NAME
 @namesrv_option
-def enable(name: str, namesrv: str) -> int:
+@json_option
+def enable(name: str, namesrv: str, as_json: bool) -> int:
     """Let whoever has its key be this user again."""
-    return _set(namesrv, name, f"user {name} is enabled", enabled=True)
+    return _set(namesrv, as_json, name, f"user {name} is enabled", enabled=True)
 
 
 @user.command()
 @NAME
 @namesrv_option
-def delete(name: str, namesrv: str) -> int:
+@json_option
+def delete(name: str, namesrv: str, as_json: bool) -> int:
     """Take a user from the access list; its connections end."""
-    return _change(namesrv, lambda now: now.without_user(name), f"user {name} is deleted")
+    return _change(namesrv, as_json, lambda now: now.without_user(name), f"user {name} is deleted")
 
 
 @user.command()
@@ -194,6 +200,7 @@ def delete(name: str, namesrv: str) -> int:
 @click.option("--connections", type=click.IntRange(1, 1_000_000), help="To each server.")
 @click.option("--none", "is_none", is_flag=True, help="Take the quota away.")
 @namesrv_option
+@json_option
 def quota(
     name: str,
     send_messages: int | None,
@@ -203,6 +210,7 @@ def quota(
     connections: int | None,
     is_none: bool,
     namesrv: str,
+    as_json: bool,
 ) -> int:
     """Limit how much a user may use; what is not said is not limited from now on.
 
@@ -215,14 +223,17 @@ def quota(
     if is_none == (wanted != Quota()):
         raise ConfigError("say what to limit, or --none")
     said = "no quota" if is_none else "this quota"
-    return _set(namesrv, name, f"user {name} has {said}", quota=None if is_none else wanted)
+    return _set(
+        namesrv, as_json, name, f"user {name} has {said}", quota=None if is_none else wanted
+    )
 
 
 @user.command("rotate-key")
 @NAME
 @OUTPUT
 @namesrv_option
-def rotate_key(name: str, output: Path, namesrv: str) -> int:
+@json_option
+def rotate_key(name: str, output: Path, namesrv: str, as_json: bool) -> int:
     """Give a user another key. The former is good until `mqmesh user remove-key`.
 
     \b
@@ -236,14 +247,15 @@ def rotate_key(name: str, output: Path, namesrv: str) -> int:
         made = _write_keys(output, name, namesrv)
         return now.with_user(msgspec.structs.replace(one, keys=[*one.keys, made]))
 
-    return _change(namesrv, change, f"user {name} has another key, in {output}")
+    return _change(namesrv, as_json, change, f"user {name} has another key, in {output}")
 
 
 @user.command("remove-key")
 @NAME
 @click.argument("public_key")
 @namesrv_option
-def remove_key(name: str, public_key: str, namesrv: str) -> int:
+@json_option
+def remove_key(name: str, public_key: str, namesrv: str, as_json: bool) -> int:
     """Take a key from a user; connections with it end."""
 
     def change(now: AccessList) -> AccessList:
@@ -253,21 +265,23 @@ def remove_key(name: str, public_key: str, namesrv: str) -> int:
         left = [known for known in one.keys if known != public_key]
         return now.with_user(msgspec.structs.replace(one, keys=left))
 
-    return _change(namesrv, change, f"user {name} has the key no more")
+    return _change(namesrv, as_json, change, f"user {name} has the key no more")
 
 
 @acl.command("show")
 @namesrv_option
-def show_list(namesrv: str) -> None:
+@json_option
+def show_list(namesrv: str, as_json: bool) -> None:
     """Show the access list, to be edited and applied."""
-    click.echo(write_access_list(_read(namesrv)), nl=False)
+    _tell_list(_read(namesrv), as_json)
 
 
 @acl.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Only check it.")
 @namesrv_option
-def apply(file: Path, dry_run: bool, namesrv: str) -> int:
+@json_option
+def apply(file: Path, dry_run: bool, namesrv: str, as_json: bool) -> int:
     """Put an edited access list in force, at all name servers and brokers.
 
     \b
@@ -283,10 +297,11 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
         raise ConfigError(f"{file}: {error}") from error
     edited = read_access_list(text, str(file), _today())
     if dry_run:
-        click.echo(f"{file} could be applied: {len(edited.user)} users")
+        said = f"{file} could be applied: {len(edited.user)} users"
+        _tell(said, edited.version, [], as_json)
         return ExitCode.OK
     new = AccessList(edited.version + 1, edited.user)
-    return _put(namesrv, new, f"the access list is version {new.version}")
+    return _put(namesrv, as_json, new, f"the access list is version {new.version}")
 
 
 @acl.command()
@@ -295,7 +310,8 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
 @click.argument("topic", default="")
 @click.option("--group", default="", help="As this group; for SUB and FILTER.")
 @namesrv_option
-def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
+@json_option
+def check(name: str, action: str, topic: str, group: str, namesrv: str, as_json: bool) -> int:
     """Tell what a user may do, and by which rule; exit code 1 if it may not.
 
     \b
@@ -312,7 +328,10 @@ def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
         found.append((f"topic {topic}", permissions.topic(name, wanted, topic)))
     if group:
         found.append((f"group {group}", permissions.group(name, wanted, group)))
-    for what, one in found:
+    if as_json:
+        told = [{"what": what, "allowed": one.allowed, "reason": one.reason} for what, one in found]
+        print_json({"user": name, "action": wanted.value, "checks": told})
+    for what, one in () if as_json else found:
         may = "may" if one.allowed else "may not"
         click.echo(f"{name} {may} {wanted.value} {what}: {one.reason}")
     return ExitCode.OK if all(one.allowed for _, one in found) else ExitCode.FAILED
@@ -341,7 +360,10 @@ def list_status(namesrv: str, as_json: bool) -> int:
 @click.option("--user", "name", default="", help="Whose they are, for messages.")
 @click.option("--namesrv-server-key", default="", help="Public key of the name servers.")
 @click.option("--namesrv-addr", default="", help="Name servers, for clients.")
-def generate(output: Path, name: str, namesrv_server_key: str, namesrv_addr: str) -> None:
+@json_option
+def generate(
+    output: Path, name: str, namesrv_server_key: str, namesrv_addr: str, as_json: bool
+) -> None:
     """Make a key file. Without --namesrv-server-key it is that of the name servers themselves.
 
     \b
@@ -351,7 +373,10 @@ def generate(output: Path, name: str, namesrv_server_key: str, namesrv_addr: str
     """
     made = new_credentials(name, namesrv_server_key, namesrv_addr)
     save_credentials(output, made)
-    click.echo(made.public_key)
+    if as_json:
+        print_json({"user": name, "public_key": made.public_key, "file": str(output)})
+    else:
+        click.echo(made.public_key)
 
 
 def _read(namesrv: str) -> AccessList:
@@ -369,27 +394,45 @@ def _write_keys(output: Path, name: str, namesrv: str) -> str:
     return made.public_key
 
 
-def _set(namesrv: str, name: str, said: str, **fields: Any) -> int:
+def _set(namesrv: str, as_json: bool, name: str, said: str, **fields: Any) -> int:
     return _change(
         namesrv,
+        as_json,
         lambda now: now.with_user(msgspec.structs.replace(now.find(name), **fields)),
         said,
     )
 
 
-def _change(namesrv: str, change: Callable[[AccessList], AccessList], said: str) -> int:
-    return _put(namesrv, change(_read(namesrv)), said)
+def _change(
+    namesrv: str, as_json: bool, change: Callable[[AccessList], AccessList], said: str
+) -> int:
+    return _put(namesrv, as_json, change(_read(namesrv)), said)
 
 
-def _put(namesrv: str, new: AccessList, said: str) -> int:
+def _put(namesrv: str, as_json: bool, new: AccessList, said: str) -> int:
     text = write_access_list(new)
     read_access_list(text, "access list", _today())  # as the servers will
     with AccessClient(namesrv) as client:
         failed = client.put_access_list(text, new.version - 1)
+    _tell(said, new.version, failed, as_json)
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _tell(said: str, version: int, failed: Sequence[AccessListState], as_json: bool) -> None:
+    if as_json:
+        behind = [{"where": one.where, "problem": one.problem} for one in failed]
+        print_json({"done": said, "version": version, "failed": behind})
+        return
     click.echo(said)
     for one in failed:
         tell_note(f"{one.where} has the former list still: {one.problem}")
-    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _tell_list(found: AccessList, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        click.echo(write_access_list(found), nl=False)
 
 
 def _today() -> datetime.date:

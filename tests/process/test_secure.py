@@ -12,6 +12,12 @@ from mqmesh.message import Message
 from mqmesh.sdk.producer.producer import Producer
 
 READY_S = 30.0
+JSON_COMMANDS = [
+    ("acl", "show"),
+    ("user", "show", "client"),
+    ("acl", "check", "client", "PUB", "t"),
+    ("user", "enable", "client"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,15 @@ def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_pa
     assert code == 0
     assert len({(one["version"], one["digest"]) for one in states}) == 1
     assert len(states) >= 2
+    told = [json.loads(run(*words, "--json")[1][0]) for words in JSON_COMMANDS]
+    assert told[1]["user"][0] in told[0]["user"]
+    assert told[2] == {
+        "user": "client",
+        "action": "PUB",
+        "checks": [{"what": "topic t", "allowed": True, "reason": "role admin"}],
+    }
+    assert told[3]["done"] == "user client is enabled"
+    assert (told[3]["version"], told[3]["failed"]) == (told[0]["version"] + 1, [])
     edited = tmp_path / "acl.toml"
     edited.write_text("\n".join(run("acl", "show")[1]))
     assert run("acl", "apply", str(edited))[0] == 0
