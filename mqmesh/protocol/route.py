@@ -108,10 +108,13 @@ class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     Attributes:
         need_topics: The name server has another version: register again with the topics.
         wiped_write_perm: An administrator drains this broker.
+        access_version: Of the name server's access list, 0 for none; who has an older one asks for
+            it by GET_ACCESS_LIST.
     """
 
     need_topics: bool = False
     wiped_write_perm: bool = False
+    access_version: int = 0
 
 
 class UnregisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -93,6 +93,27 @@ class AccessKeeper:
         changed, self._changed = self._changed, False
         return self._guard.look_at_date() or changed
 
+    @property
+    def version(self) -> int:
+        """Of the list in force."""
+        return self._guard.access_list.version
+
+    def catch_up(self, text: str) -> None:
+        """A name server has a newer list, so that this role was not there when it was changed.
+
+        Args:
+            text: TOML; "" if it is not newer after all.
+
+        Raises:
+            ConfigError: It is none.
+            StorageError: It cannot be written.
+        """
+        if not text:
+            return
+        new = read_access_list(text, "access list of a name server", _today())
+        if new.version > self.version:
+            self._adopt(new)
+
     def _get(self, request: Request, asked: GetAccessListRequest) -> Reply:
         now = self._guard.access_list
         text = write_access_list(now) if now.version > asked.known_version else ""
@@ -111,12 +132,15 @@ class AccessKeeper:
                 f"the access list is version {now.version} here, yours is version {new.version}, "
                 f"made from {asked.expected_version}; `mqmesh acl show > acl.toml` and edit again"
             )
+        self._adopt(new)
+        _log.warning("user %r changed the access list", request.principal.name)
+        return EMPTY_REPLY
+
+    def _adopt(self, new: AccessList) -> None:
         if self._path is not None:
             write_access_file(self._path, new)
         self._put(new)
         self._seen = self._mark()
-        _log.warning("user %r changed the access list", request.principal.name)
-        return EMPTY_REPLY
 
     def _read_again(self) -> None:
         if self._path is None:
@@ -124,25 +148,21 @@ class AccessKeeper:
         try:
             new = read_access_file(self._path)
         except MQMeshError as error:
-            _log.error("the access list stays at version %d: %s", self._version, error)
+            _log.error("the access list stays at version %d: %s", self.version, error)
             return
-        if new.version > self._version:
+        if new.version > self.version:
             self._put(new)
         elif new.digest() != self._guard.access_list.digest():
             _log.error(
                 "%s has version %d with another content than the list in force, which is version "
                 "%d; give it a higher version to put it in force",
-                self._path, new.version, self._version,
+                self._path, new.version, self.version,
             )  # fmt: skip
 
     def _put(self, new: AccessList) -> None:
         self._guard.put(new)
         self._changed = True
         _log.info("the access list is version %d, with %d users", new.version, len(new.user))
-
-    @property
-    def _version(self) -> int:
-        return self._guard.access_list.version
 
     def _mark(self) -> tuple[int, int, int] | None:
         """Changes when the file does."""

@@ -36,6 +36,7 @@ class RoleShell:
         state: ``starting``, ``recovering``, ``running``, ``stopping``.
         server: Command server, None unless it is open.
         dispatch: Serves the role's commands.
+        access: Keeps its access list; None where security is off.
         on_access_change: Called, if it is set, when another access list is in force.
     """
 
@@ -59,7 +60,7 @@ class RoleShell:
         guard = transport.guard
         self.dispatch = Dispatch(role, self._clock.monotonic_ns, guard)
         self.dispatch.open({RequestCode.PING: self._ping})
-        self._access = None if guard is None else AccessKeeper(guard)
+        self.access = None if guard is None else AccessKeeper(guard)
         self._audit_log: AuditLog | None = None
         if guard is not None and guard.audited and guard.path is not None:
             path = guard.path.with_name(AUDIT_FILE)
@@ -98,8 +99,8 @@ class RoleShell:
         self.dispatch.refuse(f"{self._word} {self._name} is {self.state}")
         self.dispatch.open({RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info})
         self.dispatch.open(handlers or {})
-        if self._access is not None:
-            self.dispatch.open(self._access.handlers)
+        if self.access is not None:
+            self.dispatch.open(self.access.handlers)
             self.every(LOOK_MS, self._review)
         self.server = self._transport.serve(self.dispatch.handlers, on_disconnect, limits)
         self.tell(_CONNECTION_FIGURES, self._opened)
@@ -170,8 +171,8 @@ class RoleShell:
         return reply_with(RuntimeInfo(self._board.read()))
 
     def _review(self) -> None:
-        assert self._access is not None
-        if self._access.take_news():
+        assert self.access is not None
+        if self.access.take_news():
             self._opened().review()
             if self.on_access_change is not None:
                 self.on_access_change()

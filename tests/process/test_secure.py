@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import shutil
 
+import msgspec
 import pytest
 from harness.commands import CommandProcess, free_ports, run_command, up_arguments
+from harness.patience import until
 
+from mqmesh.cli.processes.layout import load_cluster
+from mqmesh.cli.processes.secure import make_security
 from mqmesh.errors import AuthenticationFailed, NoPermission, SystemBusy
 from mqmesh.message import Message
+from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.sdk.producer.producer import Producer
 
 READY_S = 30.0
+FAR = datetime.date(2999, 1, 1)
 JSON_COMMANDS = [
     ("acl", "show"),
     ("user", "show", "client"),
@@ -112,6 +120,24 @@ def test_the_list_is_the_same_everywhere_and_an_older_one_is_refused(run, tmp_pa
     code, _, err = run("acl", "apply", str(edited))
     assert code == 1
     assert "edit again" in err[-1]
+
+
+def test_a_broker_that_was_down_takes_the_newer_list_of_a_name_server(tmp_path):
+    folder, own = tmp_path / "c", tmp_path / "broker" / "access_list.toml"
+    config = load_cluster(None, [f"data_dir={folder}", "security.enable=true"])
+    make_security(config)
+    shared = folder / "security" / "access_list.toml"
+    own.parent.mkdir()
+    shutil.copy(shared, own)
+    former = read_access_file(shared)
+    newer = former.with_user(msgspec.structs.replace(former.find("client"), expires=FAR))
+    write_access_file(shared, newer)
+    setting = f"broker.0.security.access_list_file={own}"
+    with CommandProcess(
+        *up_arguments(folder, free_ports(3)), "--secure", "--set", setting
+    ) as process:
+        process.expect("cluster is ready", READY_S)
+        until(lambda: read_access_file(own) == newer)
 
 
 def test_nobody_gets_in_without_a_key(cluster, monkeypatch):

@@ -9,6 +9,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import MQMeshError, StaleEpoch
 from mqmesh.figures import Measured, gauge
 from mqmesh.message import AUTO_CREATE_TOPIC
+from mqmesh.protocol.admin import AccessListInfo, GetAccessListRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.route import (
@@ -19,6 +20,7 @@ from mqmesh.protocol.route import (
     TopicConfig,
     UnregisterBrokerRequest,
 )
+from mqmesh.roles.access_keeper import AccessKeeper
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.context import BrokerContext
 from mqmesh.roles.broker.ha.ha_config import HaMode
@@ -69,6 +71,7 @@ class NamesrvLinks:
         clock: Source of time.
         call_soon: Makes the loop call in its next turn.
         on_stale: Told, with the reason, that a master of a later epoch was there.
+        access: Its access list, which catches up with the name servers'; None for none.
 
     Attributes:
         wiped_write_perm: A name server said that an administrator drains this broker.
@@ -85,6 +88,7 @@ class NamesrvLinks:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         on_stale: Callable[[StaleEpoch], None],
+        access: AccessKeeper | None = None,
     ) -> None:
         self._config = config
         self._address = address
@@ -94,6 +98,7 @@ class NamesrvLinks:
         self._clock = clock
         self._call_soon = call_soon
         self._on_stale = on_stale
+        self._access = access
         self._plan = RegistrationPlan(len(config.namesrv_addr), config.register_broker_interval_ms)
         self._clients: list[NamesrvClient] = []
         self._broker: BrokerContext | None = None
@@ -198,7 +203,33 @@ class NamesrvLinks:
             return
         self.wiped_write_perm = response.wiped_write_perm
         self._plan.on_answer(server, response, now_ms)
+        if self._access is not None and response.access_version > self._access.version:
+            self._ask_access_list(server, self._access)
         self.tick()
+
+    def _ask_access_list(self, server: int, access: AccessKeeper) -> None:
+        on_answer = partial(self._on_access_list, server, access)
+        try:
+            self._clients[server].request(
+                RequestCode.GET_ACCESS_LIST,
+                on_answer,
+                header=encode_header(GetAccessListRequest(access.version)),
+                timeout_ms=REGISTER_TIMEOUT_MS,
+            )
+        except MQMeshError as error:
+            on_answer(error)
+
+    def _on_access_list(
+        self, server: int, access: AccessKeeper, answer: Command | MQMeshError
+    ) -> None:
+        where = self._config.namesrv_addr[server]
+        try:
+            if isinstance(answer, MQMeshError):
+                raise answer
+            access.catch_up(decode_header(AccessListInfo, answer.header).text)
+        except MQMeshError as error:
+            # It is asked again with the next registration.
+            _log.error("the access list of name server %s is not taken: %s", where, error)
 
     def _on_connection(self, server: int, connected: bool) -> None:
         self._plan.on_connection(server, connected, self._clock.monotonic_ms())

@@ -54,6 +54,7 @@ class BrokerRole:
             clock=given.clock,
             call_soon=partial(given.transport.loop.call_later, 0),
             on_stale=self._on_stale,
+            access=given.shell.access,
         )
 
     def _serve(self, context: BrokerContext, features: Sequence[Feature]) -> None:

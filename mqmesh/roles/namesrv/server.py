@@ -175,6 +175,10 @@ class NameServer:
             header, request.peer, self._clock.monotonic_ms()
         )
         self._carry_out(effects)
+        guard = self._transport.guard
+        if guard is not None:
+            version = guard.access_list.version
+            response = msgspec.structs.replace(response, access_version=version)
         return reply_with(response)
 
     def _unregister(self, request: Request, header: UnregisterBrokerRequest) -> Reply:
