@@ -124,6 +124,8 @@ class ProcessCluster:
         brokers: Names of the broker groups.
         broker_settings: Settings of every broker.
         broker_program: As ``RoleProcess`` takes it.
+        keys: Folder as `mqmesh up --secure` makes it, with keys of the name servers, of each
+            broker and of the administrator ``client``; None for no security.
 
     Attributes:
         namesrvs: The name servers' processes.
@@ -140,8 +142,10 @@ class ProcessCluster:
         brokers: tuple[str, ...] = ("broker-a",),
         broker_settings: Mapping[str, str] | None = None,
         broker_program: Sequence[str] = PROGRAM,
+        keys: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._keys = keys
         self.namesrvs: list[RoleProcess] = []
         self.brokers: dict[str, RoleProcess] = {}
         self.schedules: dict[str, RoleProcess] = {}
@@ -171,6 +175,7 @@ class ProcessCluster:
                 "namesrv_addr": f"[{quoted}]",
                 "store_path_root_dir": str(self.folder / name),
                 "storage.mapped_file_size_commit_log": str(64 * 1024 * 1024),
+                **self.security(name),
                 **self._settings,
             },
             self.folder / f"{name}.log",
@@ -190,8 +195,9 @@ class ProcessCluster:
             RuntimeError: One hears nothing of a broker.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
+        credentials = "" if self._keys is None else str(self._keys / "client.toml")
         for namesrv in self.namesrvs:
-            with AdminClient(namesrv.endpoint) as admin:
+            with AdminClient(namesrv.endpoint, credentials=credentials) as admin:
                 while missing := self._brokers_unknown_to(admin):
                     if time.monotonic() >= deadline:
                         raise RuntimeError(f"{namesrv.endpoint} hears nothing of {missing}")
@@ -210,10 +216,21 @@ class ProcessCluster:
                 "namesrv_addr": f"[{quoted}]",
                 "store_path_root_dir": str(self.folder / f"schedule-{name}"),
                 "retry_ms": "50",
+                **self.security(name),
             },
             self.folder / f"schedule-{name}.log",
         )
         return process
+
+    def security(self, user: str) -> dict[str, str]:
+        """Settings of a role that is this user; none without security."""
+        if self._keys is None:
+            return {}
+        return {
+            "security.enable": "true",
+            "security.key_file": str(self._keys / f"{user}.toml"),
+            "security.access_list_file": str(self._keys / "access_list.toml"),
+        }
 
     def restart_namesrv(self, number: int = 0) -> RoleProcess:
         """Kills a name server and starts an empty one at its address."""
@@ -240,5 +257,5 @@ class ProcessCluster:
         self.close()
 
     def _namesrv(self, number: int, port: str) -> RoleProcess:
-        settings = {"listen_port": port, "name": f"namesrv-{number}"}
+        settings = {"listen_port": port, "name": f"namesrv-{number}", **self.security("namesrv")}
         return RoleProcess("namesrv", settings, self.folder / f"namesrv-{number}.log")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.filled_headers import filled
 from harness.served import dispatched
 
 from mqmesh.errors import NoPermission
@@ -59,38 +59,6 @@ class Nobody:
         raise NoPermission("planned: nothing for you")
 
     check_topic = check
-
-
-def filled(kind):
-    """A value of a header's type that says something in every field."""
-    found = msgspec.inspect.type_info(kind)
-    if isinstance(found, msgspec.inspect.UnionType):
-        found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
-    match found:
-        case msgspec.inspect.StructType(cls):
-            hints = typing.get_type_hints(cls, include_extras=True)
-            return cls(**{name: filled(hints[name]) for name in cls.__struct_fields__})
-        case msgspec.inspect.ListType():
-            return [filled(typing.get_args(bare(kind))[0])]
-        case msgspec.inspect.StrType():
-            return "named"
-        case msgspec.inspect.BytesType():
-            return bytes(found.min_length or 0)
-        case msgspec.inspect.BoolType():
-            return False
-        case msgspec.inspect.IntType():
-            return max(found.ge or 0, 1)
-        case msgspec.inspect.FloatType():
-            return 1.0
-    return next(iter(found.cls)) if isinstance(found, msgspec.inspect.EnumType) else None
-
-
-def bare(kind):
-    """A type without its bounds, and without None."""
-    if typing.get_origin(kind) is typing.Annotated:
-        return bare(typing.get_args(kind)[0])
-    options = [one for one in typing.get_args(kind) if one is not type(None)]
-    return kind if typing.get_origin(kind) is list or not options else bare(options[0])
 
 
 def fields_named(value: object, name: str) -> Iterator[str]:

@@ -1,0 +1,54 @@
+"""Headers of requests that say something in every field, whatever the command is. Pure."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+NAMED: Final = "named"
+
+
+def filled(kind: Any, texts: Mapping[str, str] | None = None) -> Any:
+    """A value of a header's type that says something in every field.
+
+    Args:
+        kind: The type.
+        texts: What stands in fields of these names, at any depth; in others stands ``named``.
+    """
+    return _filled(kind, "", texts or {})
+
+
+def _filled(kind: Any, field: str, texts: Mapping[str, str]) -> Any:
+    found = msgspec.inspect.type_info(kind)
+    if isinstance(found, msgspec.inspect.UnionType):
+        found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
+    match found:
+        case msgspec.inspect.StructType(cls):
+            hints = typing.get_type_hints(cls, include_extras=True)
+            return cls(
+                **{name: _filled(hints[name], name, texts) for name in cls.__struct_fields__}
+            )
+        case msgspec.inspect.ListType():
+            return [_filled(typing.get_args(_bare(kind))[0], field, texts)]
+        case msgspec.inspect.StrType():
+            return texts.get(field, NAMED)
+        case msgspec.inspect.BytesType():
+            return bytes(found.min_length or 0)
+        case msgspec.inspect.BoolType():
+            return False
+        case msgspec.inspect.IntType():
+            return max(found.ge or 0, 1)
+        case msgspec.inspect.FloatType():
+            return 1.0
+    return next(iter(found.cls)) if isinstance(found, msgspec.inspect.EnumType) else None
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its bounds, and without None."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _bare(typing.get_args(kind)[0])
+    options = [one for one in typing.get_args(kind) if one is not type(None)]
+    return kind if typing.get_origin(kind) is list or not options else _bare(options[0])

@@ -1,0 +1,216 @@
+"""Who may ask for which command, worked out from the tables and not from the code that checks it.
+
+Callers have some rights to one topic and one group; every command needs some. Pure.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.filled_headers import NAMED, filled
+from harness.keys import credentials, user
+from mqmesh.batch.record_batch import encode_batch
+from mqmesh.message import Message, format_message_id
+from mqmesh.protocol.codes import RequestCode
+from mqmesh.protocol.command import encode_frame, encode_header
+from mqmesh.protocol.commands import IN_BODY, LOOKED_UP, CommandSpec, Right
+from mqmesh.protocol.messaging import encode_send
+from mqmesh.protocol.transactions import Decision, End, encode_ends
+from mqmesh.security.access_list import Action, Rule, User, UserRole
+from mqmesh.security.keys import Credentials
+
+TOPIC: Final = "orders"
+GROUP: Final = "billing"
+PUB, SUB_TOPIC, SUB_GROUP, FILTER, VIEW, ADMIN, INTERNAL, OF_NAMED, KNOWN = range(9)
+"""What a caller may: send to the topic, read it, read as the group, upload for the group, see,
+change, be a process of the cluster, speak for the broker that requests name, know of the topic."""
+_NEEDS: Final = {
+    Right.NONE: set[int](),
+    Right.PUB: {PUB},
+    Right.VIEW: {VIEW},
+    Right.ADMIN: {ADMIN},
+    Right.INTERNAL: {INTERNAL},
+}
+_RULES: Final = frozenset({PUB, SUB_TOPIC, SUB_GROUP, FILTER, KNOWN})
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Somebody who asks.
+
+    Attributes:
+        credentials: Keys.
+        user: Entry in the access list; None for nobody's keys.
+        holds: What it may.
+    """
+
+    credentials: Credentials
+    user: User | None
+    holds: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.credentials.user
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What is there for the commands that look topics up, all of it of the topic.
+
+    Attributes:
+        commitlog_offset: Of a message.
+        message_id: Of the same.
+        half_offset: Queue offset of a half message that ``PRODUCER_ID`` sent first.
+        delayed: Producer and sequence of delayed messages, one for each caller.
+    """
+
+    commitlog_offset: int
+    message_id: str
+    half_offset: int
+    delayed: list[tuple[int, int]]
+
+
+def callers() -> list[Caller]:
+    """All who may connect; those last that disturb the others."""
+    return [
+        _caller("stranger"),
+        _caller("of-others", allow=_rules(Action, "others*", "others*")),
+        _caller("denied", allow=_rules(Action, "*", "*"), deny=_rules(Action, TOPIC, GROUP)),
+        _caller("pub", {PUB, KNOWN}, allow=_rules({Action.PUB})),
+        _caller("sub", {SUB_TOPIC, SUB_GROUP, KNOWN}, allow=_rules({Action.SUB})),
+        _caller("sub-of-topic", {SUB_TOPIC, KNOWN}, allow=_rules({Action.SUB}, group="")),
+        _caller("sub-of-group", {SUB_GROUP}, allow=_rules({Action.SUB}, topic="")),
+        _caller("create", {KNOWN}, allow=_rules({Action.CREATE})),
+        _caller("filter", {FILTER}, allow=_rules({Action.FILTER})),
+        _caller("view", {VIEW, KNOWN}, UserRole.VIEW),
+        _all_but(Action.PUB, {PUB}),
+        _all_but(Action.SUB, {SUB_TOPIC, SUB_GROUP}),
+        _all_but(Action.FILTER, {FILTER}),
+        _caller("all-but-view", _RULES, allow=_rules(Action)),
+        _caller("admin", {*_RULES, VIEW, ADMIN}, UserRole.ADMIN),
+        _caller("admin-denied", {VIEW, ADMIN, KNOWN}, UserRole.ADMIN, deny=_rules(Action)),
+        _process("broker", {OF_NAMED}, UserRole.BROKER, brokers=[NAMED]),
+        _process("another-broker", set(), UserRole.BROKER, brokers=["other"]),
+        _process("service", set(), UserRole.SERVICE),
+    ]
+
+
+def intruders() -> list[Caller]:
+    """All who have keys and may not even connect."""
+    yesterday = datetime.date(2020, 1, 1)
+    return [
+        Caller(credentials("unknown-key"), None),
+        _caller("disabled", role=UserRole.ADMIN, enabled=False),
+        _caller("expired", role=UserRole.ADMIN, expires=yesterday),
+    ]
+
+
+def needs(spec: CommandSpec) -> set[int]:
+    """What a caller needs for a command that is about the topic and the group."""
+    if spec.right is Right.SUB:
+        return {one for one, at in ((SUB_TOPIC, spec.topics), (SUB_GROUP, spec.groups)) if at}
+    if spec.right is Right.FILTER:
+        return {FILTER}
+    needed = set(_NEEDS[spec.right])
+    if spec.broker:
+        needed.add(OF_NAMED)
+    if spec.right is Right.NONE and spec.topics:
+        needed.add(KNOWN)
+    return needed
+
+
+def frame_of(spec: CommandSpec, number: int, found: Found) -> bytes:
+    """A request for a command, about the topic and the group.
+
+    Args:
+        spec: The command.
+        number: Of the caller.
+        found: What it may be about.
+
+    Raises:
+        LookupError: It finds out topics for itself, and nothing here is such a request.
+    """
+    header, body = b"", b""
+    if spec.code in _EXAMPLES:
+        header, body = _EXAMPLES[spec.code](number, found)
+    elif spec.right in (Right.PUB, Right.SUB) and {IN_BODY, LOOKED_UP} & {*spec.topics}:
+        raise LookupError(f"{spec.code.name} finds out topics for itself: it needs an example")
+    elif spec.request is not None:
+        texts = {}
+        if spec.right not in (Right.ADMIN, Right.INTERNAL):  # they delete it, and are for any
+            texts = dict.fromkeys(map(_field, spec.topics), TOPIC)
+            texts |= dict.fromkeys(map(_field, spec.groups), GROUP)
+        header = encode_header(filled(spec.request, texts))
+    return encode_frame(spec.code, spec.code, body, header=header)
+
+
+def _field(path: str) -> str:
+    return path.rpartition(".")[2].removesuffix("[]")
+
+
+def _send(number: int, found: Found) -> tuple[bytes, bytes]:
+    batch = encode_batch(
+        [Message(TOPIC, b"x")],
+        topic=TOPIC,
+        queue_id=0,
+        producer_id=PRODUCER_ID,
+        first_sequence=1_000 + number,
+        born_timestamp=1,
+    )
+    return encode_send(3_000, 1, PRODUCER_KEY), batch
+
+
+def _end(number: int, found: Found) -> tuple[bytes, bytes]:
+    wrong_proof = bytes(16)
+    end = End(found.half_offset, PRODUCER_ID, 0, 0, 1, int(Decision.COMMIT), wrong_proof)
+    return _packed(GROUP), encode_ends([end])
+
+
+_EXAMPLES: Final[dict[RequestCode, Callable[[int, Found], tuple[bytes, bytes]]]] = {
+    RequestCode.SEND_MESSAGE: _send,
+    RequestCode.END_TRANSACTION: _end,
+    RequestCode.VIEW_MESSAGE: lambda _, found: (_packed(found.commitlog_offset), b""),
+    RequestCode.QUERY_MESSAGE_BY_ID: lambda _, found: (_packed(found.message_id), b""),
+    RequestCode.CANCEL_DELAYED: lambda number, found: (_packed(*found.delayed[number]), b""),
+}
+"""Header and body of requests that name their topic nowhere in the header."""
+
+
+def _packed(*values: Any) -> bytes:
+    return msgspec.msgpack.encode(values)
+
+
+def _caller(
+    name: str, holds: Iterable[int] = (), role: UserRole = UserRole.NONE, **more: Any
+) -> Caller:
+    own = credentials(name)
+    return Caller(own, user(own, role, **more), frozenset(holds))
+
+
+def _all_but(action: Action, gone: set[int]) -> Caller:
+    rules = _rules(set(Action) - {action})
+    return _caller(
+        f"all-but-{action.value.lower()}", {*_RULES, VIEW} - gone, UserRole.VIEW, allow=rules
+    )
+
+
+def _process(name: str, more: set[int], role: UserRole, **fields: Any) -> Caller:
+    return _caller(name, {SUB_TOPIC, SUB_GROUP, VIEW, INTERNAL, KNOWN, *more}, role, **fields)
+
+
+def _rules(actions: Iterable[Action], topic: str = TOPIC, group: str = GROUP) -> list[Rule]:
+    """What permits actions on a topic and a group; as far as there are such."""
+    asked = set(actions)
+    of_topics = sorted(asked & {Action.PUB, Action.SUB, Action.CREATE}) if topic else []
+    of_groups = sorted(asked & {Action.SUB, Action.FILTER}) if group else []
+    rules = [Rule(of_topics, topics=[topic])] if of_topics else []
+    return rules + ([Rule(of_groups, groups=[group])] if of_groups else [])
+
+
+def message_id_of(sequence: int) -> str:
+    """Of a message that ``PRODUCER_ID`` sent."""
+    return format_message_id(PRODUCER_ID, sequence)

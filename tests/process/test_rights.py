@@ -1,0 +1,264 @@
+"""Every command at every role for every kind of user: nothing succeeds without the right to it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import zmq
+from harness.batches import PRODUCER_ID, PRODUCER_KEY
+from harness.listening import family, listening
+from harness.patience import until
+from harness.rights import TOPIC, Found, callers, frame_of, intruders, message_id_of, needs
+from harness.secured import SecuredRoles
+
+from mqmesh.batch.half_batch import half_parts, have_immunity
+from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.record_batch import encode_batch
+from mqmesh.message import Message
+from mqmesh.protocol.admin import RuntimeInfo
+from mqmesh.protocol.codes import RequestCode, ResponseCode
+from mqmesh.protocol.command import decode_frame, decode_header, encode_frame
+from mqmesh.protocol.commands import COMMANDS, CommandSpec, Right, ServedBy, served_by
+from mqmesh.protocol.messaging import decode_outcomes, encode_send
+from mqmesh.protocol.queries import QueryMessageResponse
+from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.security.keys import KeyRing, load_credentials
+from mqmesh.transport.zmq import sockets
+
+CALLERS, INTRUDERS = callers(), intruders()
+PATIENCE_MS = 10_000
+ROLES = [
+    ServedBy.NAMESRV,
+    ServedBy.COORDINATOR,
+    ServedBy.FILTERSRV,
+    ServedBy.SCHEDULE,
+    ServedBy.BROKER,
+]
+REFUSALS = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+}
+LAST = 1_000_000
+"""Opaque of the PING behind all other requests."""
+DISTURBING = {RequestCode.OPEN_SCHEDULE}
+"""Whoever opens it takes the broker from the schedule service, which cancels nothing then."""
+ON_ITS_CONNECTION = {(ServedBy.SCHEDULE, RequestCode.NOTIFY_SCHEDULE)}
+"""It is not asked for, but told by the broker that it has connected to."""
+SILENT = {RequestCode.PULL_SCHEDULE}
+"""It may wait for something to answer with."""
+
+
+class Answer(NamedTuple):
+    code: int
+    header: memoryview
+    body: memoryview
+
+
+class Wire:
+    """Asks the processes as whoever one likes."""
+
+    def __init__(self, roles: SecuredRoles) -> None:
+        self.context = sockets.new_context()
+        self.roles = roles
+        self.admin = load_credentials(roles.keys / "client.toml")
+        self._files = {
+            user: load_credentials(roles.keys / f"{user}.toml") for user in roles.users.values()
+        }
+
+    def open(self, role, own, endpoint=None):
+        """A connection as somebody, to where a role listens."""
+        socket = sockets.dealer(self.context)
+        socket.sndtimeo = socket.rcvtimeo = PATIENCE_MS
+        ring = None if own is None else KeyRing(own, self.server_key(role))
+        sockets.connect(socket, endpoint or self.endpoint(role), ring)
+        return socket
+
+    def server_key(self, role) -> str:
+        return self._files[self.roles.users[role]].public_key
+
+    def endpoint(self, role) -> str:
+        where = self.roles.roles[role].endpoint
+        return where if "://" in where else f"tcp://{where}"
+
+    def ask_all(self, role, own, frames, endpoint=None) -> dict[int, Answer]:
+        """Sends frames and a PING behind them; returns what comes by opaque."""
+        socket = self.open(role, own, endpoint)
+        for frame in (*frames, encode_frame(RequestCode.PING, LAST)):
+            socket.send(frame)
+        waited = {decode_frame(frame).opaque for frame in frames} - SILENT
+        waited -= {code for code in waited if COMMANDS[RequestCode(code)].oneway}
+        waited.add(LAST)
+        answers = {}
+        while waited - answers.keys():
+            assert socket.poll(PATIENCE_MS), [RequestCode(one) for one in waited - answers.keys()]
+            answer = decode_frame(socket.recv())
+            if answer.is_response:
+                answers[answer.opaque] = Answer(answer.code, answer.header, answer.body)
+        socket.close(0)
+        return answers
+
+    def requests(self, role) -> int:
+        """What a role has taken so far, this question too."""
+        return self.figure(role, "requests_total")
+
+    def figure(self, role, name) -> int:
+        """A figure of a role."""
+        code = int(RequestCode.GET_BROKER_RUNTIME_INFO)
+        told = self.ask_all(role, self.admin, [encode_frame(code, code)])[code]
+        figures = decode_header(RuntimeInfo, told.header).figures
+        (found,) = [one for one in figures if one.figure.name == name]
+        return found.samples[0].value
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory):
+    users = [one.user for one in (*CALLERS, *INTRUDERS) if one.user is not None]
+    with SecuredRoles(tmp_path_factory.mktemp("r"), users) as roles:
+        wire = Wire(roles)
+        yield wire
+        wire.context.destroy(linger=0)
+
+
+def index_lag(wire) -> int:
+    """Bytes that the index does not know of yet."""
+    return wire.figure(ServedBy.BROKER, "index_lag_bytes")
+
+
+@pytest.fixture(scope="module")
+def found(wire) -> Found:
+    """What the commands are about."""
+    address, keys = wire.roles.namesrv_addr, str(wire.roles.keys / "client.toml")
+    with AdminClient(address, credentials=keys) as admin:
+        admin.create_topic(TOPIC)
+    with Producer("p", namesrv_addr=address, credentials=keys) as producer:
+        delayed = [producer.send(Message(TOPIC, b"x").delayed_by(3_600_000)) for _ in CALLERS]
+    half = [Message(TOPIC, b"x")]
+    parts = half_parts(
+        encode_payload(half),
+        producer_group="p",
+        real_topic=TOPIC,
+        real_queue_id=0,
+        has_immunity=have_immunity(half),
+        producer_id=PRODUCER_ID,
+        first_sequence=0,
+        born_timestamp=1,
+    )
+    plain = encode_batch(
+        half, topic=TOPIC, queue_id=0, producer_id=PRODUCER_ID, first_sequence=1, born_timestamp=1
+    )
+    frame = encode_frame(
+        RequestCode.SEND_MESSAGE,
+        int(RequestCode.SEND_MESSAGE),
+        *parts,
+        plain,
+        header=encode_send(3_000, 2, PRODUCER_KEY),
+    )
+    answers = wire.ask_all(ServedBy.BROKER, wire.admin, [frame])
+    told = answers[RequestCode.SEND_MESSAGE]
+    halved, stored = decode_outcomes(told.header, told.body)
+    assert (halved.code, stored.code) == (0, 0)
+    until(lambda: index_lag(wire) == 0)
+    return Found(
+        stored.commitlog_offset,
+        message_id_of(1),
+        halved.base_queue_offset,
+        [(one.producer_id, one.sequence) for one in delayed],
+    )
+
+
+def places(wire, role) -> list[str]:
+    """Where a role takes requests."""
+    if role not in (ServedBy.NAMESRV, ServedBy.BROKER):
+        return [wire.endpoint(role)]
+    local = [one for one in listening(wire.roles.roles[role].pid) if one.startswith("ipc://")]
+    return [wire.endpoint(role), *local]
+
+
+def is_done(spec: CommandSpec, answer: Answer | None) -> bool:
+    """Something was done, or told, or not for want of a right."""
+    if answer is None:
+        assert spec.oneway or spec.code in SILENT
+        return True
+    code = answer.code
+    if code == ResponseCode.SUCCESS and spec.code == RequestCode.SEND_MESSAGE:
+        (outcome,) = decode_outcomes(answer.header, answer.body)
+        code = outcome.code
+    if code == ResponseCode.SUCCESS and spec.code == RequestCode.QUERY_MESSAGE_BY_ID:
+        # Of any topic, so what one may not read is left out.
+        return decode_header(QueryMessageResponse, answer.header).message_count > 0
+    hidden = code == ResponseCode.TOPIC_NOT_EXIST and spec.right is Right.NONE
+    return code != ResponseCode.NO_PERMISSION and not hidden
+
+
+def test_every_role_and_every_command_is_asked():
+    assert set(ROLES) == set(ServedBy) - {ServedBy.ALL, ServedBy.CLIENT, ServedBy.INDEXER}
+    assert set(COMMANDS) == set(RequestCode)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_nobody_does_without_the_right_and_everybody_with_it(wire, found, role):
+    served, wrong = served_by(role), []
+    first = [spec for spec in COMMANDS.values() if spec.code not in DISTURBING]
+    last = [COMMANDS[code] for code in sorted(DISTURBING)]
+    turns = [(specs, place) for specs in (first, last) for place in places(wire, role)]
+    for specs, place in turns:
+        for number, caller in enumerate(CALLERS):
+            frames = [frame_of(spec, number, found) for spec in specs]
+            answers = wire.ask_all(role, caller.credentials, frames, place)
+            for spec in specs:
+                answer = answers.get(int(spec.code))
+                if spec.code not in served:
+                    is_right = answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                elif (role, spec.code) in ON_ITS_CONNECTION:
+                    is_right = answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                else:
+                    is_right = is_done(spec, answer) == (needs(spec) <= caller.holds)
+                if not is_right:
+                    told = None if answer is None else ResponseCode(answer.code).name
+                    wrong.append((place, caller.name, spec.code.name, told))
+    assert not wrong
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_who_may_not_connect_has_no_request_read(wire, found, role):
+    frames = [frame_of(spec, 0, found) for spec in COMMANDS.values()]
+    for place in places(wire, role):
+        before = wire.requests(role)
+        for own in (None, *(one.credentials for one in INTRUDERS)):
+            socket = wire.context.socket(zmq.DEALER)
+            monitor = sockets.monitor(socket, with_refusals=True)
+            ring = None if own is None else KeyRing(own, wire.server_key(role))
+            sockets.connect(socket, place, ring)
+            for frame in frames:
+                socket.send(frame)
+            events = set()
+            while not events & REFUSALS:
+                assert monitor.poll(PATIENCE_MS), (place, own, events)
+                events |= {event for event, _ in sockets.read_monitor(monitor)}
+            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
+            assert not socket.poll(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            sockets.close(socket, monitor)
+        assert wire.requests(role) == before + 2  # the question itself, and its PING
+
+
+def test_what_needs_no_key_is_reached_by_nobody_else(wire):
+    """Helpers of a role listen to their own user alone: in folders that are closed to others."""
+    told = {place for role in ROLES for place in places(wire, role)}
+    others = [
+        place
+        for role in ROLES
+        for pid in family(wire.roles.roles[role].pid)[1:]
+        for place in listening(pid)
+        if place not in told
+    ]
+    assert others, "a broker has an index process"
+    for place in others:
+        kind, _, path = place.partition("://")
+        assert kind == "ipc"
+        assert not stat.S_IMODE(Path(path).parent.stat().st_mode) & 0o077
