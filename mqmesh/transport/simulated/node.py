@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -121,7 +122,9 @@ class SimulatedNode:
             return
         if self.paused:
             self._late.append(callback)
-        else:
+            return
+        # What waits in the middle of its own process' death never goes on; all others do.
+        with suppress(NodeKilled):
             callback()
 
 

@@ -148,6 +148,22 @@ def test_who_waits_in_a_process_that_is_killed_never_goes_on():
     assert pair.simulation.now_ms - Simulation(1).now_ms == 50
 
 
+def test_a_step_of_a_killed_process_ends_where_it_waits_and_the_others_go_on():
+    pair = Pair()
+    flag = pair.asking.flag()
+    done = []
+
+    def step() -> None:
+        flag.wait(10)
+        done.append("the dead")
+
+    pair.client_node.after(10, step)
+    pair.simulation.after(50, pair.client_node.kill)
+    pair.server_node.after(60, lambda: done.append("the other"))
+    pair.simulation.run(1_000)
+    assert done == ["the other"]
+
+
 @pytest.mark.parametrize("by_notice", [True, False])
 def test_who_waits_under_a_lock_lets_others_take_it(by_notice):
     pair = Pair()
