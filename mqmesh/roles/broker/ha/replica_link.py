@@ -43,6 +43,9 @@ RETRY_MS: Final = 1_000
 """After something failed though the connection stands, at most."""
 FIRST_RETRY_MS: Final = 50
 """At first, and each time twice as long."""
+MOST_STEPS: Final = 4
+"""In a row, before the leader goes on: to cut, to count as another member, to copy, and one to
+spare. More come from a leader that is wrong, and the next one is asked for later."""
 SILENT_MS: Final = 3_000
 """The leader speaks each 500 ms; after so long it has forgotten this follower."""
 ACK_MS: Final = 200
@@ -145,6 +148,7 @@ class ReplicaLink:
         self._connected = False
         self._retry_ms = 0
         self._failures = 0
+        self._steps = 0
         self._acknowledged = (-1, -1)
         self._ack_ms = 0
         self.heard_ms = clock.monotonic_ms()
@@ -236,7 +240,7 @@ class ReplicaLink:
                     f"the leader would go on at {answer.offset}, the log ends at {log.log_end()}"
                 )
             self.streaming, self.failure, self._acknowledged = True, None, (-1, -1)
-            self._failures = 0
+            self._failures = self._steps = 0
             self.heard_ms = self._clock.monotonic_ms()
             return
         if answer.mode == ReplicationMode.TRUNCATE:
@@ -260,6 +264,13 @@ class ReplicaLink:
             self._promises.renew()
         else:
             raise RemoteProtocolError(f"the leader says mode {answer.mode}, which nobody knows")
+        self._steps += 1
+        if self._steps >= MOST_STEPS:
+            raise RemoteProtocolError(
+                f"the leader never goes on: {MOST_STEPS} times in a row and more it had this "
+                f"replica cut its log, copy it or count as another member, last "
+                f"{ReplicationMode(answer.mode).name}; it is asked again each {RETRY_MS} ms at most"
+            )
         self._open()
 
     def _check_own(self, own: LogIdentity, beginning: LogBeginning) -> None:

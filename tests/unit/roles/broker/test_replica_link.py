@@ -22,6 +22,7 @@ from mqmesh.roles.broker.ha.promises import KeptPromises
 from mqmesh.roles.broker.ha.replica_figures import ReplicaCounts
 from mqmesh.roles.broker.ha.replica_link import (
     FIRST_RETRY_MS,
+    MOST_STEPS,
     RETRY_MS,
     SILENT_MS,
     LogCopy,
@@ -233,6 +234,30 @@ def test_who_fails_often_waits_longer(leader):
     leader.log.failure = DiskFull("no room")
     leader.chunk(b"one")
     assert leader.later[-1][0] == FIRST_RETRY_MS
+
+
+@pytest.mark.parametrize("mode", [TRUNCATE, COPY, RENEW])
+def test_a_leader_that_never_goes_on_is_asked_with_pauses_and_the_log_says_so(leader, mode, caplog):
+    body = encode_beginning(BEGINNING)
+    for _ in range(MOST_STEPS - 1):
+        leader.answer(mode, 50, body)
+    assert len(leader.asked) == MOST_STEPS, "what may be needed to begin waits for nothing"
+    waits = []
+    for _ in range(8):
+        asked = len(leader.asked)
+        leader.answer(mode, 50, body)
+        assert len(leader.asked) == asked, "it is not asked at once"
+        waits.append(leader.later[-1][0])
+        leader.tick(waits[-1])
+        assert len(leader.asked) == asked + 1
+    assert waits[:2] == [FIRST_RETRY_MS, 2 * FIRST_RETRY_MS]
+    assert waits[-1] == RETRY_MS
+    said = [line for line in caplog.messages if "never goes on" in line]
+    assert len(said) == 1, "once"
+    assert ReplicationMode(mode).name in said[0]
+    leader.answer(STREAM, len(leader.log.data))
+    assert leader.link.streaming
+    assert leader.link.failure is None
 
 
 def test_it_promises_the_epoch_of_whom_it_follows(leader):
