@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -25,25 +27,37 @@ def debian_program(package: str, name: str) -> str:
         package: That has it.
         name: Of the program.
     """
-    found = shutil.which(name)
-    if found:
-        return found
+    return shutil.which(name) or str(debian_folder(package) / "usr" / "bin" / name)
+
+
+@cache
+def debian_folder(package: str, library: str = "") -> Path:
+    """A folder with what is in a package; where it cannot be had, as ``debian_program``.
+
+    Args:
+        package: Alone, without what it needs.
+        library: Package of a library that is wanted too, with what it needs and is not installed.
+    """
     folder = Path(tempfile.gettempdir()) / f"mqmesh-{package}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    program = folder / "root" / "usr" / "bin" / name
+    root = folder / "root"
     with (folder / "lock").open("w") as lock:
         flock(lock, LOCK_EX)
-        why = "" if program.exists() else _download(package, folder)
-    if not why:
-        return str(program)
-    said = f"no {name}: none on PATH, and `apt-get download {package}` gave none: {why}"
+        why = "" if root.exists() else _download(package, library, folder)
+    if why:
+        leave_out(f"`apt-get download {package}` gave nothing: {why}")
+    return root
+
+
+def leave_out(why: str) -> NoReturn:
+    """Leaves a test out, which fails in ``.ci/run``: that has all it needs."""
     if "MQMESH_CI_DEADLINE" in os.environ:
-        pytest.fail(said)
-    pytest.skip(said)
+        pytest.fail(why)
+    pytest.skip(why)
 
 
-def _download(package: str, folder: Path) -> str:
-    """Gets the package without installing it; returns why it could not, or nothing."""
+def _download(package: str, library: str, folder: Path) -> str:
+    """Gets packages without installing them; returns why it could not, or nothing."""
     for old in folder.glob("*.deb"):
         old.unlink()
     unpacked = folder / "unpacked"
@@ -51,16 +65,24 @@ def _download(package: str, folder: Path) -> str:
         for update in (False, True):
             if update:  # a bare machine knows of no packages
                 _run(folder, "apt-get", "update")
-            why = _run(folder, "apt-get", "download", package)
+            names = [package, *(_missing(library) if library else ())]
+            why = _run(folder, "apt-get", "download", *names)
             if not why:
-                packages = [str(one) for one in folder.glob("*.deb")]
-                why = _run(folder, "dpkg", "-x", *packages, str(unpacked))
                 break
+        for one in () if why else folder.glob("*.deb"):
+            why = why or _run(folder, "dpkg", "-x", str(one), str(unpacked))
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if not why:
         unpacked.rename(folder / "root")
     return why
+
+
+def _missing(library: str) -> list[str]:
+    """A package and what it needs, as far as they are not installed."""
+    asked = ("apt-get", "install", "--simulate", "--no-install-recommends", library)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False)
+    return re.findall(r"^Inst (\S+) \(", done.stdout, re.MULTILINE)
 
 
 def _run(folder: Path, *command: str) -> str:
