@@ -23,14 +23,18 @@ import msgspec
 
 from harness.chaos import say, show
 from harness.fuzz_sender import Found
+from harness.keys import credentials, user
 from harness.listening import family, listening, private_bytes
+from harness.secured import Roles, place_of
+from harness.secured_attack import Keys
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
+from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
-from mqmesh.testing.processes import ProcessCluster, RoleProcess
+from mqmesh.security.access_list import UserRole
 from mqmesh.units import MIB
 
 FRAMES: Final = 1_000_000
@@ -46,7 +50,6 @@ WATCH_S: Final = 0.1
 BODY: Final = bytes(1_000)
 BUG: Final = "Traceback (most recent call last)"
 """In a log: what was no error that anybody had thought of."""
-BROKER: Final = "broker-a"
 IDLE_CLIENTS: Final = 2_000
 DEAF_CLIENTS: Final = 60
 BIG_MESSAGES: Final = 64
@@ -83,16 +86,18 @@ class Traffic:
     Args:
         namesrv_addr: Name servers.
         topic: Of their own.
+        credentials: File of their keys; "" for none.
     """
 
-    def __init__(self, namesrv_addr: str, topic: str) -> None:
+    def __init__(self, namesrv_addr: str, topic: str, credentials: str = "") -> None:
         self._topic = topic
         self._count = 0
         self._seen: set[bytes] = set()
-        self._producer = Producer("legitimate", namesrv_addr=namesrv_addr)
+        self._producer = Producer("legitimate", namesrv_addr=namesrv_addr, credentials=credentials)
         self._consumer = PushConsumer(
             "legitimate",
             namesrv_addr=namesrv_addr,
+            credentials=credentials,
             consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         )
         self._consumer.subscribe(topic, listener=self._take)
@@ -177,44 +182,54 @@ class Target:
 
     Args:
         folder: For stores and logs; a short path.
+        secure: Nobody gets in without a key.
+
+    Attributes:
+        namesrv_addr: Name server.
+        credentials: File of our own keys; "" for none.
+        roles: Its processes by the names of their roles.
+        pids: Of those and of all that they started.
+        keys: Of the hostile; nothing where none are needed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self._folder = folder
-        budget = str(BUDGET_BYTES)
+        self.keys: Keys | None = None
         settings = {
             "max_pending_bytes": str(BUDGET_BYTES // 2),
-            "max_total_pending_bytes": budget,
+            "max_total_pending_bytes": str(BUDGET_BYTES),
             "filter_server_enable": "true",
             "max_auto_topics": "100",
         }
-        self._cluster = ProcessCluster(folder, broker_settings=settings)
-        self.namesrv_addr = self._cluster.namesrv_addr
-        self.roles: dict[str, RoleProcess] = {}
-        try:
-            broker = self._cluster.brokers[BROKER]
-            self._filtersrv = RoleProcess(
-                "filtersrv",
-                {"enable": "true", "broker_name": BROKER, "broker_addr": broker.endpoint},
-                folder / "filtersrv.log",
-            )
-            self.roles = {
-                "namesrv": self._cluster.namesrvs[0],
-                "broker": broker,
-                "schedule": self._cluster.start_schedule(BROKER),
-                "filtersrv": self._filtersrv,
-            }
-        except BaseException:
-            self._cluster.close()
-            raise
+        hostile = [credentials("powerless"), credentials("mighty")]
+        users = [user(hostile[0]), user(hostile[1], UserRole.ADMIN)]
+        cluster = Roles(folder, settings, users if secure else None)
+        self._cluster = cluster
+        self.namesrv_addr, self.credentials = cluster.namesrv_addr, cluster.credentials
+        self.roles = {role.name.lower(): process for role, process in cluster.roles.items()}
         self.pids = {name: role.pid for name, role in self.roles.items()}
         for name, role in self.roles.items():
             for number, pid in enumerate(family(role.pid)[1:], 1):
                 self.pids[f"{name}/{number}"] = pid
+        if secure:
+            self.keys = Keys(hostile, self._server_keys())
 
     def places(self) -> dict[str, str]:
-        """Everything that its processes listen at, with the name of the process."""
-        return {place: name for name, pid in self.pids.items() for place in listening(pid)}
+        """Everything that its processes listen at, with the name of the process.
+
+        Where security is on without that of helpers, which are for processes of one user.
+        """
+        names = self.pids if self.keys is None else self.roles
+        return {place: name for name in names for place in listening(self.pids[name])}
+
+    def _server_keys(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for role, process in self._cluster.roles.items():
+            taken = [place_of(process.endpoint)]
+            if role is not ServedBy.SCHEDULE:
+                taken += [one for one in listening(process.pid) if one.startswith("ipc://")]
+            found |= dict.fromkeys(taken, self._cluster.server_key(role))
+        return found
 
     def check(self, grown: dict[str, int]) -> None:
         """Looks whether all processes are the same as before, and small enough.
@@ -234,14 +249,12 @@ class Target:
 
     def close(self) -> None:
         """Ends all processes."""
-        if self.roles:
-            self._filtersrv.stop()
         self._cluster.close()
 
 
 @contextlib.contextmanager
-def _target(folder: Path) -> Iterator[Target]:
-    target = Target(folder)
+def _target(folder: Path, *, secure: bool = False) -> Iterator[Target]:
+    target = Target(folder, secure=secure)
     try:
         yield target
     finally:
@@ -259,7 +272,10 @@ def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def percentiles(took_ms: list[float]) -> tuple[float, float]:
@@ -275,7 +291,9 @@ def percentiles(took_ms: list[float]) -> tuple[float, float]:
     )
 
 
-def fuzz(folder: Path, seed: int, frames: int, idle_sends: int = IDLE_SENDS) -> Fuzzed:
+def fuzz(
+    folder: Path, seed: int, frames: int, idle_sends: int = IDLE_SENDS, *, secure: bool = False
+) -> Fuzzed:
     """Sends hostile frames to all places of a cluster.
 
     Args:
@@ -283,20 +301,28 @@ def fuzz(folder: Path, seed: int, frames: int, idle_sends: int = IDLE_SENDS) -> 
         seed: Of the frames.
         frames: How many.
         idle_sends: Of the producer before they begin.
+        secure: The cluster lets nobody in without a key. The frames are broken handshakes then, and
+            those of an administrator, and of a user who may do nothing.
 
     Raises:
         FuzzFailure: A process ended, took too much memory, did not answer or met a bug of its own;
             or the producer or consumer did not get on.
     """
-    with _target(folder) as target, Traffic(target.namesrv_addr, f"ours-{seed}") as traffic:
+    with (
+        _target(folder, secure=secure) as target,
+        Traffic(target.namesrv_addr, f"ours-{seed}", target.credentials) as traffic,
+    ):
         before = traffic.send_while(lambda number: number < idle_sends)
         places = target.places()
         with (
             MemoryWatch(target.pids) as memory,
             _process("fuzz_sender", str(seed), str(frames), *places) as sender,
         ):
-            meanwhile = traffic.send_while(lambda _: sender.poll() is None)
+            assert sender.stdin is not None
             assert sender.stdout is not None
+            with sender.stdin as keys:
+                keys.write(b"" if target.keys is None else msgspec.json.encode(target.keys))
+            meanwhile = traffic.send_while(lambda _: sender.poll() is None)
             found = msgspec.json.decode(sender.stdout.read() or b"[]", type=list[Found])
             sends = traffic.wait_consumed()
         target.check(memory.grown())
@@ -376,6 +402,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--frames", type=int, default=FRAMES, help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, help="of the frames")
+    parser.add_argument("--secure", action="store_true", help="a cluster with security on")
     parser.add_argument("--crowd", action="store_true", help="a crowd of clients instead of frames")
     options = parser.parse_args(arguments)
     if options.frames < 1:
@@ -385,9 +412,10 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         show(f"{options.frames:,} frames, --seed {seed} …")
         try:
-            result = (
-                crowd(Path(folder)) if options.crowd else fuzz(Path(folder), seed, options.frames)
-            )
+            if options.crowd:
+                result = crowd(Path(folder))
+            else:
+                result = fuzz(Path(folder), seed, options.frames, secure=options.secure)
         except (FuzzFailure, MQMeshError, RuntimeError) as error:
             say(f"FAILED --seed {seed}: {type(error).__name__}: {error}")
             for log in sorted(Path(folder).glob("*.log")):

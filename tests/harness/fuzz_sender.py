@@ -1,7 +1,7 @@
 """A process that sends hostile frames to servers, and counts what they answer.
 
-Run by ``harness.fuzz``: ``python -m harness.fuzz_sender SEED FRAMES PLACE…``. It
-prints what it found as one line of JSON.
+Run by ``harness.fuzz``: ``python -m harness.fuzz_sender SEED FRAMES PLACE…``. Standard input has
+``Keys`` as JSON, or nothing. It prints what it found as one line of JSON.
 """
 
 import collections
@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -211,10 +212,8 @@ def _name(code: int) -> str:
         return str(code)
 
 
-def run(seed: int, count: int, places: list[str]) -> list[Found]:
+def run(count: int, attacks: Sequence[Attack]) -> list[Found]:
     """Sends hostile frames to each place in turn, until as many were sent to all together."""
-    frames = HostileFrames(seed)
-    attacks = [Attack(place, frames) for place in places]
     sent = 0
     while sent < count and not any(attack.found.fault for attack in attacks):
         for attack in attacks:
@@ -225,7 +224,20 @@ def run(seed: int, count: int, places: list[str]) -> list[Found]:
     return [attack.finish() for attack in attacks]
 
 
-if __name__ == "__main__":
+def main(seed: int, count: int, places: Sequence[str]) -> None:
+    """The program; keys come by standard input, if the places want some."""
     os.nice(NICE)
-    results = run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
-    sys.stdout.buffer.write(msgspec.json.encode(results) + b"\n")
+    frames, told = HostileFrames(seed), sys.stdin.buffer.read()
+    if told:
+        from harness.secured_attack import Keys, SecuredAttack
+        from mqmesh.transport.zmq.sockets import new_context
+
+        keys, context = msgspec.json.decode(told, type=Keys), new_context()
+        attacks: list[Attack] = [SecuredAttack(one, frames, context, keys) for one in places]
+    else:
+        attacks = [Attack(one, frames) for one in places]
+    sys.stdout.buffer.write(msgspec.json.encode(run(count, attacks)) + b"\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -11,147 +11,21 @@ from harness import zmtp
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from mqmesh.batch.record_batch import encode_batch
 from mqmesh.message import Message
-from mqmesh.protocol.admin import (
-    GetTopicConfigRequest,
-    RuntimeInfoRequest,
-    TopicStatsRequest,
-    UpdateTopicRequest,
-)
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import ONEWAY, RESPONSE, encode_frame
-from mqmesh.protocol.filters import (
-    GetFilterServerRequest,
-    RegisterFilterServerRequest,
-    UploadFilterRequest,
-)
-from mqmesh.protocol.groups import (
-    CloneOffsetRequest,
-    ConsumerConnectionsRequest,
-    ConsumeStatsRequest,
-    DeleteGroupRequest,
-    GetGroupsRequest,
-    ProducerConnectionsRequest,
-    ResetOffsetRequest,
-    TopicConsumersRequest,
-    UpdateGroupRequest,
-)
-from mqmesh.protocol.locking import (
-    LockBatchRequest,
-    UnlockBatchRequest,
-)
-from mqmesh.protocol.membership import (
-    ConsumerListRequest,
-    HeartbeatRequest,
-    UnregisterClientRequest,
-)
+from mqmesh.protocol.commands import COMMANDS
 from mqmesh.protocol.messaging import encode_send
-from mqmesh.protocol.pulling import (
-    PullRequest,
-    QueryConsumerOffsetRequest,
-    QueueBoundsRequest,
-    SearchOffsetRequest,
-    UpdateConsumerOffsetRequest,
-    ViewMessageRequest,
-)
-from mqmesh.protocol.queries import (
-    AdvanceIndexRequest,
-    QueryMessageByIdRequest,
-    QueryMessageRequest,
-)
-from mqmesh.protocol.replies import (
-    AcknowledgeReply,
-    SendReplyRequest,
-)
-from mqmesh.protocol.retries import (
-    ResendRequest,
-    SendBackRequest,
-)
-from mqmesh.protocol.route import (
-    DeleteTopicRequest,
-    GetClusterRequest,
-    GetRouteRequest,
-    KvRequest,
-    RegisterBrokerRequest,
-    TopicListRequest,
-    UnregisterBrokerRequest,
-    WipeWritePermRequest,
-)
-from mqmesh.protocol.schedule import (
-    CancelDelayedRequest,
-    DeliverDueRequest,
-    OpenScheduleRequest,
-    PullScheduleRequest,
-    RefuseCancelRequest,
-    ScheduleNews,
-)
-from mqmesh.protocol.transactions import (
-    EndHalfMessageRequest,
-    EndTransactionRequest,
-    ListHalfMessagesRequest,
-    ViewHalfMessageRequest,
-)
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 NAMES: Final = (*(f"fuzz-{n}" for n in range(16)), "", "a" * 600, "%DLQ%fuzz-1", "%RETRY%fuzz-2")
 EDGES: Final = (0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62, 2**63 - 1, -(2**63))
 CODES: Final = tuple(map(int, RequestCode))
+_COPIES: Final = {RequestCode.CREATE_SNAPSHOT, RequestCode.COPY_INDEX}
+"""They take a disk's time and room as often as they are asked for."""
 HEADERS: Final[dict[RequestCode, type[msgspec.Struct]]] = {
-    RequestCode.REGISTER_BROKER: RegisterBrokerRequest,
-    RequestCode.UNREGISTER_BROKER: UnregisterBrokerRequest,
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: GetRouteRequest,
-    RequestCode.GET_BROKER_CLUSTER_INFO: GetClusterRequest,
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: TopicListRequest,
-    RequestCode.DELETE_TOPIC_IN_NAMESRV: DeleteTopicRequest,
-    RequestCode.WIPE_WRITE_PERM_OF_BROKER: WipeWritePermRequest,
-    RequestCode.PUT_KV_CONFIG: KvRequest,
-    RequestCode.GET_KV_CONFIG: KvRequest,
-    RequestCode.DELETE_KV_CONFIG: KvRequest,
-    RequestCode.LIST_KV_CONFIG: KvRequest,
-    RequestCode.PULL_MESSAGE: PullRequest,
-    RequestCode.QUERY_CONSUMER_OFFSET: QueryConsumerOffsetRequest,
-    RequestCode.UPDATE_CONSUMER_OFFSET: UpdateConsumerOffsetRequest,
-    RequestCode.QUERY_QUEUE_BOUNDS: QueueBoundsRequest,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetRequest,
-    RequestCode.VIEW_MESSAGE: ViewMessageRequest,
-    RequestCode.QUERY_MESSAGE: QueryMessageRequest,
-    RequestCode.QUERY_MESSAGE_BY_ID: QueryMessageByIdRequest,
-    RequestCode.CONSUMER_SEND_MSG_BACK: SendBackRequest,
-    RequestCode.RESEND_DEAD_LETTERS: ResendRequest,
-    RequestCode.HEART_BEAT: HeartbeatRequest,
-    RequestCode.UNREGISTER_CLIENT: UnregisterClientRequest,
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: ConsumerListRequest,
-    RequestCode.LOCK_BATCH_MQ: LockBatchRequest,
-    RequestCode.UNLOCK_BATCH_MQ: UnlockBatchRequest,
-    RequestCode.SEND_REPLY_MESSAGE: SendReplyRequest,
-    RequestCode.ACKNOWLEDGE_REPLY: AcknowledgeReply,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: UpdateGroupRequest,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: GetGroupsRequest,
-    RequestCode.DELETE_SUBSCRIPTIONGROUP: DeleteGroupRequest,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST: ConsumerConnectionsRequest,
-    RequestCode.GET_PRODUCER_CONNECTION_LIST: ProducerConnectionsRequest,
-    RequestCode.GET_CONSUME_STATS: ConsumeStatsRequest,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ResetOffsetRequest,
-    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: TopicConsumersRequest,
-    RequestCode.CLONE_GROUP_OFFSET: CloneOffsetRequest,
-    RequestCode.UPDATE_AND_CREATE_TOPIC: UpdateTopicRequest,
-    RequestCode.GET_TOPIC_CONFIG: GetTopicConfigRequest,
-    RequestCode.GET_TOPIC_STATS_INFO: TopicStatsRequest,
-    RequestCode.DELETE_TOPIC_IN_BROKER: DeleteTopicRequest,
-    RequestCode.GET_BROKER_RUNTIME_INFO: RuntimeInfoRequest,
-    RequestCode.OPEN_SCHEDULE: OpenScheduleRequest,
-    RequestCode.PULL_SCHEDULE: PullScheduleRequest,
-    RequestCode.DELIVER_DUE: DeliverDueRequest,
-    RequestCode.CANCEL_DELAYED: CancelDelayedRequest,
-    RequestCode.REFUSE_CANCEL: RefuseCancelRequest,
-    RequestCode.NOTIFY_SCHEDULE: ScheduleNews,
-    RequestCode.REGISTER_FILTER_SERVER: RegisterFilterServerRequest,
-    RequestCode.GET_FILTER_SERVER: GetFilterServerRequest,
-    RequestCode.REGISTER_MESSAGE_FILTER_CLASS: UploadFilterRequest,
-    RequestCode.ADVANCE_INDEX: AdvanceIndexRequest,
-    RequestCode.END_TRANSACTION: EndTransactionRequest,
-    RequestCode.LIST_HALF_MESSAGES: ListHalfMessagesRequest,
-    RequestCode.VIEW_HALF_MESSAGE: ViewHalfMessageRequest,
-    RequestCode.END_HALF_MESSAGE: EndHalfMessageRequest,
+    code: spec.request
+    for code, spec in COMMANDS.items()
+    if spec.request is not None and code not in _COPIES
 }
 """Of requests to servers, but for SEND_MESSAGE, whose header is no struct, and for those that make
 a folder where the caller says: their headers are garbage here."""
@@ -202,9 +76,31 @@ class HostileFrames:
 
     def on_wire(self, command: bytes) -> bytes:
         """A command as ZMTP sends it; now and then with a second frame, which is refused."""
-        if self._chance.random() < 0.02:
-            return zmtp.frame(command, zmtp.MORE) + zmtp.frame(self._bytes(64))
-        return zmtp.frame(command)
+        *first, last = self.parts(command)
+        return b"".join([*(zmtp.frame(one, zmtp.MORE) for one in first), zmtp.frame(last)])
+
+    def parts(self, command: bytes) -> list[bytes]:
+        """The frames of a message; now and then there is a second one, which is refused."""
+        return [command, self._bytes(64)] if self._chance.random() < 0.02 else [command]
+
+    def handshake_by(self, mechanism: bytes) -> bytes:
+        """The same where both sides are to prove something first, by CURVE or PLAIN."""
+        chance = self._chance
+        hello = b"\x05HELLO" + self._bytes(250)
+        match chance.randrange(5):
+            case 0:
+                return self.handshake()
+            case 1 if mechanism == b"CURVE":  # as it should be, but for what it is to prove
+                hello = b"\x05HELLO\x01\x00" + bytes(72) + chance.randbytes(120)
+            case 1:
+                name = self._bytes(60)
+                hello = b"\x05HELLO" + bytes((len(name),)) + name + b"\x01-"
+            case 2:
+                hello = b"\x08INITIATE" + self._bytes(900)
+            case 3:
+                hello = self._change(hello)
+        wire = zmtp.greeting(mechanism=mechanism) + zmtp.frame(hello, zmtp.COMMAND)
+        return wire[: chance.randrange(64, len(wire))] if chance.random() < 0.2 else wire
 
     def handshake(self) -> bytes:
         """All that a connection says which breaks the handshake, or ends in its middle."""

@@ -12,7 +12,7 @@ from harness.keys import credentials, user
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
 from mqmesh.security.access_list import AccessList, User, UserRole
-from mqmesh.security.keys import save_credentials
+from mqmesh.security.keys import load_credentials, save_credentials
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
 BROKER: Final = "broker-a"
@@ -49,43 +49,46 @@ def put_users(keys: Path, users: Iterable[User]) -> None:
     write_access_file(path, now)
 
 
-class SecuredRoles:
+def place_of(endpoint: str) -> str:
+    """Where a process says that it listens, as ZeroMQ has it."""
+    return endpoint if "://" in endpoint else f"tcp://{endpoint}"
+
+
+class Roles:
     """One process of each role that others connect to.
 
     Args:
         folder: For keys, stores and logs; a short path.
-        users: Beside those that every secured cluster has.
         broker_settings: Of the broker.
+        users: Nobody gets in without a key; these users are there beside those that every
+            secured cluster has. None for no security.
 
     Attributes:
         keys: Folder with the keys.
+        credentials: File with those of the administrator; "" without security.
         roles: The processes.
-        users: As which of the users each role's server proves itself.
         namesrv_addr: Name server.
     """
 
     def __init__(
         self,
         folder: Path,
-        users: Iterable[User] = (),
         broker_settings: dict[str, str] | None = None,
+        users: Iterable[User] | None = None,
     ) -> None:
-        self.keys = secured_folder(folder)
-        put_users(self.keys, users)
+        keys = None
+        if users is not None:
+            keys = secured_folder(folder)
+            put_users(keys, users)
+        self.keys = keys or folder
+        self.credentials = "" if keys is None else str(keys / f"{CLIENT}.toml")
         settings = {"filter_server_enable": "true", **(broker_settings or {})}
-        self._cluster = ProcessCluster(folder, broker_settings=settings, keys=self.keys)
+        self._cluster = ProcessCluster(folder, broker_settings=settings, keys=keys)
         self._folder = folder
         self.namesrv_addr = self._cluster.namesrv_addr
         self.roles = {
             ServedBy.NAMESRV: self._cluster.namesrvs[0],
             ServedBy.BROKER: self._cluster.brokers[BROKER],
-        }
-        self.users = {
-            ServedBy.NAMESRV: NAMESRV,
-            ServedBy.COORDINATOR: NAMESRV,
-            ServedBy.BROKER: BROKER,
-            ServedBy.FILTERSRV: BROKER,
-            ServedBy.SCHEDULE: BROKER,
         }
         starts = {
             ServedBy.SCHEDULE: lambda: self._cluster.start_schedule(BROKER),
@@ -100,6 +103,11 @@ class SecuredRoles:
         except BaseException:
             self.close()
             raise
+
+    def server_key(self, role: ServedBy) -> str:
+        """The public key that a role proves to have."""
+        user = NAMESRV if role in (ServedBy.NAMESRV, ServedBy.COORDINATOR) else BROKER
+        return load_credentials(self.keys / f"{user}.toml").public_key
 
     def __enter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ from mqmesh.testing.processes import ProcessCluster
 from mqmesh.transport.zmq import sockets
 
 FRAMES = 8_000
+SECURED_FRAMES = 3_000
 
 
 @pytest.mark.timeout(180)
@@ -30,7 +31,7 @@ def test_hostile_frames_stop_nothing_and_take_no_memory(short_tmp_path):
     result = fuzz(short_tmp_path, seed=1, frames=FRAMES, idle_sends=20)
     assert sum(place.frames for place in result.places) == FRAMES
     roles = {place.place.split()[0] for place in result.places}
-    assert roles == {"namesrv", "broker", "broker/1", "schedule", "filtersrv"}
+    assert roles == {"namesrv", "broker", "broker/1", "schedule", "filtersrv", "coordinator"}
     # Name servers publish hints at a second port, which answers nothing.
     silent = [place for place in result.places if not place.answers]
     assert len(silent) == 1
@@ -38,6 +39,19 @@ def test_hostile_frames_stop_nothing_and_take_no_memory(short_tmp_path):
         assert place.answers.get("MESSAGE_ILLEGAL", 0) > 0 or place in silent
     assert result.sends > 20
     assert "MESSAGE_ILLEGAL" in table(result)
+
+
+@pytest.mark.timeout(180)
+def test_hostile_frames_stop_nothing_where_keys_are_needed(short_tmp_path):
+    """Before the handshake, and by who has a key, with all rights or none."""
+    result = fuzz(short_tmp_path, seed=1, frames=SECURED_FRAMES, idle_sends=20, secure=True)
+    assert sum(place.frames for place in result.places) == SECURED_FRAMES
+    answered = {place.place.split()[0] for place in result.places if place.answers}
+    assert answered == {"namesrv", "broker", "schedule", "coordinator", "filtersrv"}
+    for place in result.places:
+        assert place.kinds["broken handshake"] > 0
+        assert place.answers.get("NO_PERMISSION", 0) > 0 or not place.answers
+    assert sum(not place.answers for place in result.places) == 1, "the port for hints"
 
 
 @pytest.mark.timeout(180)

@@ -12,7 +12,7 @@ from harness.batches import PRODUCER_ID, PRODUCER_KEY
 from harness.listening import family, listening
 from harness.patience import until
 from harness.rights import TOPIC, Found, callers, frame_of, intruders, message_id_of, needs
-from harness.secured import SecuredRoles
+from harness.secured import Roles, place_of
 
 from mqmesh.batch.half_batch import half_parts, have_immunity
 from mqmesh.batch.payload import encode_payload
@@ -62,13 +62,10 @@ class Answer(NamedTuple):
 class Wire:
     """Asks the processes as whoever one likes."""
 
-    def __init__(self, roles: SecuredRoles) -> None:
+    def __init__(self, roles: Roles) -> None:
         self.context = sockets.new_context()
         self.roles = roles
         self.admin = load_credentials(roles.keys / "client.toml")
-        self._files = {
-            user: load_credentials(roles.keys / f"{user}.toml") for user in roles.users.values()
-        }
 
     def open(self, role, own, endpoint=None):
         """A connection as somebody, to where a role listens."""
@@ -79,11 +76,10 @@ class Wire:
         return socket
 
     def server_key(self, role) -> str:
-        return self._files[self.roles.users[role]].public_key
+        return self.roles.server_key(role)
 
     def endpoint(self, role) -> str:
-        where = self.roles.roles[role].endpoint
-        return where if "://" in where else f"tcp://{where}"
+        return place_of(self.roles.roles[role].endpoint)
 
     def ask_all(self, role, own, frames, endpoint=None) -> dict[int, Answer]:
         """Sends frames and a PING behind them; returns what comes by opaque."""
@@ -118,7 +114,7 @@ class Wire:
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory):
     users = [one.user for one in (*CALLERS, *INTRUDERS) if one.user is not None]
-    with SecuredRoles(tmp_path_factory.mktemp("r"), users) as roles:
+    with Roles(tmp_path_factory.mktemp("r"), users=users) as roles:
         wire = Wire(roles)
         yield wire
         wire.context.destroy(linger=0)
@@ -173,7 +169,7 @@ def found(wire) -> Found:
 
 def places(wire, role) -> list[str]:
     """Where a role takes requests."""
-    if role not in (ServedBy.NAMESRV, ServedBy.BROKER):
+    if role is ServedBy.SCHEDULE:
         return [wire.endpoint(role)]
     local = [one for one in listening(wire.roles.roles[role].pid) if one.startswith("ipc://")]
     return [wire.endpoint(role), *local]
