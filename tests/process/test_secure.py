@@ -9,6 +9,7 @@ import shutil
 import msgspec
 import pytest
 from harness.commands import CommandProcess, free_ports, run_command, up_arguments
+from harness.key_soak import soak
 from harness.patience import until
 
 from mqmesh.cli.processes.layout import load_cluster
@@ -147,3 +148,12 @@ def test_nobody_gets_in_without_a_key(cluster, monkeypatch):
         Producer("shop", namesrv_addr=cluster[0]) as producer,
     ):
         producer.send(Message("orders", b"x"))
+
+
+def test_access_lists_change_and_keys_are_rotated_while_everything_goes_on(short_tmp_path):
+    """The short form of scripts/chaos --keys."""
+    result = soak(short_tmp_path, seconds=1.0, every_s=0.1)
+    assert (result.failures, result.unconsumed) == ([], 0)
+    assert result.rotations > 0
+    assert result.reloads > result.rotations
+    assert len(result.took_ms) > result.reloads
