@@ -4,24 +4,31 @@
 
 A message is always one line: what would break it, and control characters, are
 written as escapes, so that nobody can forge a line by a clever name. A traceback
-follows in lines of its own that begin with ``|``.
+follows in lines of its own that begin with ``|``. Programs that read logs rather
+take JSON: an object a line, whatever is in it.
 """
 
 import logging
 import os
 import re
 import sys
-import time
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from mqmesh.errors import ConfigError
 from mqmesh.private_files import make_folder
 from mqmesh.units import MIB
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LogFormat: TypeAlias = Literal["text", "json"]
+FORMAT_VARIABLE: Final = "MQMESH_LOG_FORMAT"
+"""Environment variable by which a process tells its helpers how to log."""
 FILE_BYTES: Final = 16 * MIB
 FILES_KEPT: Final = 4
 """Old files beside the current one: a log takes at most five times ``FILE_BYTES``."""
@@ -31,21 +38,32 @@ LINE_BYTES: Final = 4_096
 CONTINUATION: Final = "| "
 """Begins the lines of a traceback."""
 
+CUT: Final = "… (cut)"
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_LEFT_BY_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 _LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z) (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)\Z"
 )
 
 
 def configure_logging(
-    role: str, level: str = "INFO", file: Path | None = None, *, supervised: bool = False
+    name: str,
+    level: str = "INFO",
+    file: Path | None = None,
+    *,
+    role: str = "",
+    form: LogFormat = "text",
+    supervised: bool = False,
 ) -> None:
     """Sets up the logging of this process; an earlier setup is replaced.
 
     Args:
-        role: Name of the process, for its own first line.
+        name: Name of the process, for its own first line and in each object.
         level: One of ``LEVELS``.
         file: Log file, None for standard error. It is rotated at ``FILE_BYTES``.
+        role: What it is, in each object: ``broker``, ``namesrv``, …
+        form: ``json`` writes an object a line.
         supervised: Standard error is a pipe to a supervisor: when that does not keep up,
             lines are dropped and counted, because a queue must not wait for its log.
 
@@ -67,7 +85,7 @@ def configure_logging(
         handler = PipeHandler(sys.stderr.fileno())
     else:
         handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(JsonFormatter(role, name) if form == "json" else LineFormatter())
     root = logging.getLogger()
     for former in list(root.handlers):
         root.removeHandler(former)
@@ -76,7 +94,7 @@ def configure_logging(
     root.setLevel(level)
     # A failing log is no reason to fill standard error with tracebacks about it.
     logging.raiseExceptions = False
-    logging.getLogger(__name__).debug("log of %s, process %d", role, os.getpid())
+    logging.getLogger(__name__).debug("log of %s, process %d", name, os.getpid())
 
 
 class LineFormatter(logging.Formatter):
@@ -84,13 +102,121 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line, and the lines of its traceback."""
-        moment = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-        text = one_line(record.getMessage())
-        lines = [f"{moment}Z {record.levelname} {record.name}: {text}"]
-        if record.exc_info:
-            for line in self.formatException(record.exc_info).splitlines():
-                lines.append(CONTINUATION + one_line(line))
-        return "\n".join(lines)
+        line = text_line(_time_of(record), record.levelname, record.name, record.getMessage())
+        if not record.exc_info:
+            return line
+        return "\n".join([line, *traceback_lines(self.formatException(record.exc_info))])
+
+
+class LogObject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event of a log in JSON.
+
+    Attributes:
+        time: In UTC, ISO 8601 with milliseconds.
+        level: One of ``LEVELS``.
+        logger: Module that wrote it.
+        text: The whole sentence.
+        role: What the process is.
+        name: Name of the process.
+        event: The sentence without its values, the same for all events of a kind.
+        values: The values, in their order. Numbers are numbers.
+        traceback: Of an exception, in lines.
+    """
+
+    time: str
+    level: str
+    logger: str
+    text: str
+    role: str = ""
+    name: str = ""
+    event: str = ""
+    values: list[Any] | dict[str, Any] = []
+    traceback: str = ""
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each record as a ``LogObject``, no longer than a pipe takes at once.
+
+    Args:
+        role: What the process is.
+        name: Its name.
+    """
+
+    def __init__(self, role: str, name: str) -> None:
+        super().__init__()
+        self._role = role
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line."""
+        args = record.args
+        return json_line(
+            LogObject(
+                _time_of(record),
+                record.levelname,
+                record.name,
+                _valid(record.getMessage()),
+                self._role,
+                self._name,
+                _valid(record.msg) if args else "",
+                {_valid(key): _plain(args[key]) for key in args}
+                if isinstance(args, Mapping)
+                else [_plain(value) for value in args or ()],
+                _valid(self.formatException(record.exc_info)) if record.exc_info else "",
+            )
+        )
+
+
+def text_line(moment: str, level: str, logger: str, text: str) -> str:
+    """A line in the form at the head of this module."""
+    return f"{moment} {level} {logger}: {one_line(text)}"
+
+
+def traceback_lines(traceback: str) -> list[str]:
+    """The lines that follow a record's own."""
+    return [CONTINUATION + one_line(line) for line in traceback.splitlines()]
+
+
+def json_line(event: LogObject) -> str:
+    """An event as one line of at most ``LINE_BYTES``: its values go first, then its middle."""
+    line = _encoded(event)
+    room = LINE_BYTES
+    while len(line.encode()) >= LINE_BYTES:
+        room //= 2
+        event = msgspec.structs.replace(
+            event,
+            event="",
+            values=[],
+            text=event.text if len(event.text) <= room else event.text[:room] + CUT,
+            traceback=event.traceback[-room:],
+        )
+        line = _encoded(event)
+    return line
+
+
+def _encoded(event: LogObject) -> str:
+    # What JSON leaves as it is may break a line, or move a terminal's cursor.
+    return _LEFT_BY_JSON.sub(
+        lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(event).decode()
+    )
+
+
+def _valid(text: object) -> str:
+    # A lone half of a character is no UTF-8.
+    return str(text).encode(errors="replace").decode()
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int) and abs(value) < 2**63:
+        return int(value)
+    return _valid(value)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 class PipeHandler(logging.Handler):
@@ -127,8 +253,8 @@ class PipeHandler(logging.Handler):
         return True
 
     def _dropped_line(self) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-        return f"{moment}.000Z WARNING {__name__}: {self.dropped} log lines were dropped"
+        text = f"{self.dropped} log lines were dropped"
+        return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (), None))
 
 
 def one_line(text: str) -> str:
@@ -140,17 +266,18 @@ def cut_line(line: str) -> bytes:
     """A line as UTF-8 with its line break, at most ``LINE_BYTES`` long."""
     data = line.encode(errors="replace")
     if len(data) >= LINE_BYTES:
-        data = data[: LINE_BYTES - 16].decode(errors="ignore").encode() + " … (cut)".encode()
+        data = data[: LINE_BYTES - 16].decode(errors="ignore").encode() + f" {CUT}".encode()
     return data + b"\n"
 
 
-def split_line(line: str) -> tuple[str, str, str, str] | None:
-    """Takes a log line apart.
+def split_line(line: str) -> LogObject | None:
+    """Takes a log line of either form apart.
 
     Returns:
-        Time, level, logger and text; None if it has another form.
+        Time, level, logger and text, and what JSON tells beside them; None if it has another form.
     """
+    if line.startswith("{"):
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(line, type=LogObject)
     match = _LINE.match(line)
-    return (
-        None if match is None else (match["time"], match["level"], match["logger"], match["text"])
-    )
+    return None if match is None else msgspec.convert(match.groupdict(), LogObject)

@@ -122,6 +122,7 @@ def up(
             config.folder,
             namesrv=config.namesrv_addr,
             ready_note=f"name servers {config.namesrv_addr}; stop with Ctrl-C or `mqmesh down`",
+            log_format=config.log_format,
             say=LogStream(as_json=as_json).say,
             is_complete=partial(_all_registered, config),
         )

@@ -12,6 +12,7 @@ import msgspec
 from mqmesh.config import dump_toml, load_config, parse_config
 from mqmesh.errors import ConfigError
 from mqmesh.hosts import WILDCARDS, bindable
+from mqmesh.logs import LogFormat
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.ha_config import HaConfig, HaMode
@@ -71,6 +72,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         data_dir: Folder for everything that the cluster keeps: stores, logs, the run file.
             One running cluster each.
+        log_format: ``text``, or ``json``: the log files of all processes hold an object a line.
         namesrv: Name servers, each with the settings of a name server. Where they do not say
             it, they are named ``namesrv-1``, ``namesrv-2``, … and keep their data in a
             folder of that name below ``data_dir``.
@@ -90,6 +92,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     data_dir: Annotated[str, msgspec.Meta(min_length=1)] = DEFAULT_DATA_DIR
+    log_format: LogFormat = "text"
     namesrv: Annotated[list[NamesrvConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
     filter_server: FiltersrvConfig = msgspec.field(default_factory=FiltersrvConfig)
     broker: Annotated[list[BrokerConfig], msgspec.Meta(max_length=MAX_ROLES)] = []
@@ -157,7 +160,10 @@ def role_specs(config: ClusterConfig) -> list[RoleSpec]:
         RoleSpec(
             role=role,
             name=name,
-            argv=python_argv(role, "-c", str(_config_path(folder, name)), "--supervised"),
+            argv=python_argv(
+                *(role, "-c", str(_config_path(folder, name)), "--supervised"),
+                *("--log-format", config.log_format),
+            ),
             endpoint=endpoint,
             stop_stage=stage,
         )

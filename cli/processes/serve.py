@@ -1,15 +1,16 @@
 """`mqmesh namesrv`, `mqmesh broker` and others: the one door to a role's process."""
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import click
 import msgspec
 
 from mqmesh.config import load_config
-from mqmesh.logs import LEVELS, configure_logging
+from mqmesh.logs import FORMAT_VARIABLE, LEVELS, LogFormat, configure_logging
 from mqmesh.private_files import keep_private
 from mqmesh.roles.access_keeper import open_guard, open_ring
 from mqmesh.roles.broker.config import BrokerConfig
@@ -38,6 +39,7 @@ class ProcessOptions(msgspec.Struct, frozen=True):
     overrides: tuple[str, ...]
     log_level: str
     log_file: Path | None
+    log_format: LogFormat
     supervised: bool
 
     def load(self, kind: type[_Config]) -> _Config:
@@ -73,11 +75,14 @@ class ProcessOptions(msgspec.Struct, frozen=True):
             Exit code.
         """
         keep_private()
+        os.environ[FORMAT_VARIABLE] = self.log_format  # its helpers write the same
         supervised = self.supervised
         configure_logging(
             log_name or name,
             self.log_level.upper(),
             self.log_file,
+            role=role,
+            form=self.log_format,
             supervised=supervised if is_piped is None else is_piped,
         )
         try:
@@ -122,6 +127,14 @@ def process_options(function: Callable[..., int]) -> Callable[..., int]:
         click.option("--supervised", is_flag=True, hidden=True),
         click.option(
             "--log-file", type=click.Path(path_type=Path), help="Log into a file, with rotation."
+        ),
+        click.option(
+            "--log-format",
+            type=click.Choice(get_args(LogFormat)),
+            default="text",
+            envvar=FORMAT_VARIABLE,
+            show_default=True,
+            help="json writes an object a line.",
         ),
         click.option(
             "--log-level",

@@ -250,7 +250,7 @@ def test_a_cluster_file_is_followed(up, short_tmp_path):
     first, second = free_ports(2)
     path = short_tmp_path / "cluster.toml"
     path.write_text(
-        f'data_dir = "{short_tmp_path}/data"\n'
+        f'data_dir = "{short_tmp_path}/data"\nlog_format = "json"\n'
         f'[[namesrv]]\nname = "solo"\nlisten_port = {first}\n'
         f'[[broker]]\nbroker_name = "b|1"\nlisten_port = {second}\n'
     )
@@ -266,6 +266,13 @@ def test_a_cluster_file_is_followed(up, short_tmp_path):
         ]
         command.send_signal(signal.SIGHUP)
         assert command.wait() == 0
+    events = [
+        json.loads(event)
+        for file in (short_tmp_path / "data" / "logs").iterdir()
+        for event in file.read_text().splitlines()
+    ]
+    names = {(event["role"], event["name"]) for event in events}
+    assert names >= {("supervisor", "mqmesh"), ("namesrv", "solo"), ("broker", "b|1")}
 
 
 def test_a_broker_alone_refuses_the_store_of_another_one(short_tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 
@@ -9,7 +10,15 @@ import pytest
 
 from mqmesh import logs
 from mqmesh.errors import ConfigError
-from mqmesh.logs import LineFormatter, PipeHandler, configure_logging, cut_line, split_line
+from mqmesh.logs import (
+    JsonFormatter,
+    LineFormatter,
+    LogObject,
+    PipeHandler,
+    configure_logging,
+    cut_line,
+    split_line,
+)
 
 
 @pytest.fixture
@@ -43,10 +52,68 @@ def record(message, *args, exc_info=None):
 def test_a_line_has_time_level_logger_and_text():
     line = LineFormatter().format(record("took %d ms", 5))
     assert line == "2026-01-01T00:00:00.123Z INFO a.b: took 5 ms"
-    assert split_line(line) == ("2026-01-01T00:00:00.123Z", "INFO", "a.b", "took 5 ms")
+    assert split_line(line) == LogObject("2026-01-01T00:00:00.123Z", "INFO", "a.b", "took 5 ms")
 
 
-@pytest.mark.parametrize("text", ["", "no log line", "2026 INFO a: b", "Traceback (most recent"])
+def test_in_json_an_event_is_told_apart_from_its_values():
+    line = JsonFormatter("broker", "broker-a").format(record("%s took %d ms", "queue 3", 5))
+    assert json.loads(line) == {
+        "time": "2026-01-01T00:00:00.123Z",
+        "level": "INFO",
+        "logger": "a.b",
+        "text": "queue 3 took 5 ms",
+        "role": "broker",
+        "name": "broker-a",
+        "event": "%s took %d ms",
+        "values": ["queue 3", 5],
+    }
+
+
+def test_named_values_keep_their_names():
+    made = split_line(JsonFormatter("broker", "a").format(record("%(n)d lost", {"n": 7})))
+    assert made.values == {"n": 7}
+    assert made.text == "7 lost"
+
+
+@pytest.mark.parametrize("value", [2**70, float("nan"), b"\xff", None, "\ud800", "\x9b2J\u2028\n"])
+def test_whatever_is_logged_is_one_line_of_json(value):
+    line = JsonFormatter("broker", "a").format(record("saw %s", value))
+    assert len(line.splitlines()) == 1
+    assert "\x9b" not in line
+    assert json.loads(line)["text"].startswith("saw ")
+    assert split_line(line).event == "saw %s"
+
+
+def test_an_object_has_room_in_a_pipe_however_long_its_text_and_traceback_are():
+    try:
+        raise ValueError("€" * 9_000 + "the end")
+    except ValueError as error:
+        made = record("%s", "\x1b" * 9_000, exc_info=(ValueError, error, None))
+    line = JsonFormatter("broker", "a").format(made)
+    assert len(line.encode()) < logs.LINE_BYTES
+    assert cut_line(line) == line.encode() + b"\n"
+    event = split_line(line)
+    assert event.traceback.endswith("the end")
+    assert event.text.endswith("(cut)")
+
+
+def test_a_dropped_line_is_told_in_the_form_of_the_others(pipe):
+    read, write = pipe
+    handler = PipeHandler(write)
+    handler.setFormatter(JsonFormatter("broker", "a"))
+    while not handler.dropped:
+        handler.emit(record("x" * 1_000))
+    while _read(read):
+        continue
+    handler.emit(record("again"))
+    first, second = map(split_line, _read(read).splitlines())
+    assert first.text.endswith("log lines were dropped")
+    assert second.text == "again"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"time": 1}', "no log line", "2026 INFO a: b", "Traceback (most recent"]
+)
 def test_another_form_is_no_log_line(text):
     assert split_line(text) is None
 

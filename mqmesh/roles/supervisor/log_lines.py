@@ -14,6 +14,7 @@ from mqmesh.logs import (
     cut_line,
     one_line,
     split_line,
+    traceback_lines,
 )
 from mqmesh.private_files import APPEND, make_folder, open_private
 
@@ -102,8 +103,9 @@ class LineParser:
             # What is no log line of ours comes from the interpreter or a library, and is bad news.
             level = self._level if line.startswith(CONTINUATION) else "ERROR"
             return LogLine(now, self._name, level, one_line(line), line)
-        moment, self._level, logger, text = parts
-        return LogLine(moment, self._name, self._level, f"{logger}: {one_line(text)}", line)
+        self._level = parts.level
+        lines = [f"{parts.logger}: {one_line(parts.text)}", *traceback_lines(parts.traceback)]
+        return LogLine(parts.time, self._name, parts.level, "\n".join(lines), line)
 
 
 class RotatedFile:

@@ -23,6 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from mqmesh.clock import Clock, SystemClock
+from mqmesh.logs import LogFormat, LogObject, json_line, text_line
 from mqmesh.roles.process import ExitCode, Ready, parse_ready
 from mqmesh.roles.supervisor.log_lines import LineParser, LineReader, LogLine, RotatedFile
 from mqmesh.roles.supervisor.restart_policy import (
@@ -117,6 +118,7 @@ class Supervisor:
         *,
         namesrv: str = "",
         ready_note: str = "",
+        log_format: LogFormat = "text",
         say: Callable[[LogLine], None],
         is_complete: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
@@ -125,6 +127,7 @@ class Supervisor:
         self._folder = folder
         self._namesrv = namesrv
         self._ready_note = ready_note
+        self._log_format = log_format
         self._say_line = say
         self._clock = clock or SystemClock()
         self._own_log = RotatedFile(folder / "logs" / f"{OWN_NAME}.log")
@@ -407,7 +410,10 @@ class Supervisor:
 
     def _say(self, level: str, text: str) -> None:
         now = self._now()
-        raw = f"{now} {level} {OWN_NAME}: {text}"
+        if self._log_format == "json":
+            raw = json_line(LogObject(now, level, __name__, text, "supervisor", OWN_NAME))
+        else:
+            raw = text_line(now, level, OWN_NAME, text)
         self._own_log.write(raw)
         self._say_line(LogLine(now, OWN_NAME, level, text, raw))
 

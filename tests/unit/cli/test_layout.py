@@ -105,7 +105,7 @@ def test_each_role_gets_its_settings_in_a_file_of_its_own(tmp_path):
     assert broker.argv[:4] == [sys.executable, "-P", "-m", "mqmesh.cli"]
     assert broker.argv[4:6] == ["broker", "-c"]
     assert broker.argv[6] == str(tmp_path / "run" / "a%252%7Cb.toml")
-    assert broker.argv[7:] == ["--supervised"]
+    assert broker.argv[7:] == ["--supervised", "--log-format", "text"]
     assert load_config(BrokerConfig, tmp_path / "run" / "a%252%7Cb.toml") == config.broker[0]
     assert load_config(NamesrvConfig, tmp_path / "run" / "namesrv-2.toml") == config.namesrv[1]
 
