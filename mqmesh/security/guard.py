@@ -18,6 +18,8 @@ MAX_PASSED: Final = 100_000
 
 _INTERNAL: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
 _VIEWS: Final = _INTERNAL | {UserRole.VIEW, UserRole.ADMIN}
+# As plain names: to look a member up in its enumeration takes longer than the rest of a check.
+_NONE, _PUB, _SUB, _FILTER = Right.NONE, Right.PUB, Right.SUB, Right.FILTER
 _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: Action.FILTER}
 
 
@@ -51,7 +53,7 @@ class Guard:
         self.quotas.put(access_list.user)
         self._today = today
         self._permissions = Permissions(access_list, today())
-        self._passed: set[tuple[str, Right, str, bool]] = set()
+        self._passed: set[tuple[str, str, str, bool]] = set()
 
     @property
     def access_list(self) -> AccessList:
@@ -90,23 +92,25 @@ class Guard:
 
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Looks up the right that a command needs; see ``mqmesh.roles.dispatch.Authorizer``."""
-        name = principal.name
-        right = spec.right
-        if right is Right.SUB or right is Right.FILTER:
+        name, right = principal.name, spec.right
+        if right is _SUB or right is _FILTER:
             for group in spec.group_names(header) if spec.groups else ():
-                if (name, right, group, True) not in self._passed:
-                    self._check_group(name, right, group)
-        elif right is not Right.PUB:
-            self._check_role(name, spec, header)
-            if right is not Right.NONE:
+                if (name, spec.word, group, True) not in self._passed:
+                    self._check_group(name, spec, group)
+        elif right is not _PUB:
+            # No group is named "", so that says that the role was looked at.
+            if spec.broker or (name, spec.word, "", True) not in self._passed:
+                self._check_role(name, spec, header)
+            if right is not _NONE:
                 return
         if spec.topics:
             for topic in spec.topic_names(header):
-                self.check_topic(principal, spec, topic)
+                if (name, spec.word, topic, False) not in self._passed:
+                    self.check_topic(principal, spec, topic)
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
         """The same of a topic that the header does not tell."""
-        asked = (principal.name, spec.right, topic, False)
+        asked = (principal.name, spec.word, topic, False)
         if asked in self._passed:
             return
         name, right, permissions = principal.name, spec.right, self._permissions
@@ -128,18 +132,18 @@ class Guard:
         judgement = self._permissions.topic(name, Action.CREATE, topic)
         _require(judgement, name, "CREATE", "topic", topic)
 
-    def _check_group(self, name: str, right: Right, group: str) -> None:
-        action = _ACTIONS[right]
+    def _check_group(self, name: str, spec: CommandSpec, group: str) -> None:
+        action = _ACTIONS[spec.right]
         _require(self._permissions.group(name, action, group), name, action.value, "group", group)
-        self._pass((name, right, group, True))
+        self._pass((name, spec.word, group, True))
 
     def _check_role(self, name: str, spec: CommandSpec, header: Any) -> None:
         user, right = self._permissions.user(name), spec.right
         if user is None:
             raise NoPermission(f"user {name!r} is not in the access list, or not enabled")
         if right is Right.NONE:
-            return
-        if right is Right.VIEW:
+            allowed = True
+        elif right is Right.VIEW:
             allowed = user.role in _VIEWS
         elif right is Right.ADMIN:
             allowed = user.role is UserRole.ADMIN
@@ -154,8 +158,9 @@ class Guard:
             broker = getattr(header, spec.broker)
             if not name_matches(user.brokers, broker):
                 raise NoPermission(f"user {name!r} may not speak for broker {broker!r:.300}")
+        self._pass((name, spec.word, "", True))
 
-    def _pass(self, asked: tuple[str, Right, str, bool]) -> None:
+    def _pass(self, asked: tuple[str, str, str, bool]) -> None:
         if len(self._passed) >= MAX_PASSED:
             self._passed.clear()
         self._passed.add(asked)
