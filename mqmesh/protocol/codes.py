@@ -101,6 +101,7 @@ class RequestCode(enum.IntEnum):
     """From the leader to a follower."""
     ACK_REPLICATION = 1_052
     FENCE = 1_053
+    READ_LOG = 1_054
     STAND_FOR_ELECTION = 1_059
     SWITCH_OVER = 1_060
     ELECT_REPLICA = 1_061

@@ -315,6 +315,8 @@ _ROWS: Final = (
          replication.OpenReplicationRequest, replication.OpenReplicationResponse),
     _row(C.REPLICATE_LOG, CLIENT, INTERNAL, "", "", replication.ReplicateLog, oneway=True),
     _row(C.ACK_REPLICATION, BROKER, INTERNAL, "", "", replication.AckReplication, oneway=True),
+    _row(C.READ_LOG, BROKER, INTERNAL, "", "",
+         replication.ReadLogRequest, replication.ReplicateLog),
     _row(C.FENCE, BROKER, INTERNAL, "", "",
          replication.FenceRequest, replication.FenceResponse),
     _row(C.STAND_FOR_ELECTION, BROKER, INTERNAL, "", "", replication.StandRequest),

@@ -115,6 +115,24 @@ class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
     epoch: Epoch = 0
 
 
+class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """READ_LOG: a replica wants records again that its disk has damaged.
+
+    Answered with ``ReplicateLog`` and the bytes of whole records, as a chunk that is sent.
+
+    Attributes:
+        broker_name: Broker group.
+        store_id: Of the log.
+        start: Commit-log offset of the first record.
+        size: Bytes; one record is given whatever its size.
+    """
+
+    broker_name: Name
+    store_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    start: Offset
+    size: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)]
+
+
 class FenceRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """FENCE: a candidate asks a replica to refuse all epochs below this one, for ever.
 

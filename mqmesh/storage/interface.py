@@ -394,13 +394,44 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.mapped_file_size_commit_log - 128
 
 
+class RepairableLog(Protocol):
+    """The log of a store, as those see it who find and repair what a disk has changed in it."""
+
+    def look(self) -> None:
+        """Checks the next slice of the log, some milliseconds; what is bad is in ``damaged`` then.
+
+        After the end it rests for a day.
+        """
+
+    def damaged(self) -> Sequence[DamagedRange]:
+        """What is known to be bad in the log, ascending; nothing that retention has removed."""
+
+    def put_back(self, chunk: LogChunk) -> None:
+        """Writes good records in the place of damaged ones, durably, and has queues lead there.
+
+        Args:
+            chunk: From ``read_raw`` of a log that is the same; it begins where a damaged range
+                does, and what it leaves of that is damaged as before.
+
+        Raises:
+            OffsetOutOfRange: No known damage begins there.
+            CorruptRecord: A record of it is not good; nothing was written.
+            StorageError: The disk refuses, or the segments have other bounds than here.
+        """
+
+
 @runtime_checkable
 class ReplicableLog(Protocol):
     """The log of a store, as those see it who keep a copy of it, or are one.
 
     A copy is byte for byte what it is a copy of; all that is derived from a log is the same then,
     too. The stores share id and key.
+
+    Attributes:
+        repair: What a disk has changed in it. Another one after ``truncate``.
     """
+
+    repair: RepairableLog
 
     def read_raw(
         self,

@@ -1,8 +1,8 @@
 """Damage of the log: ranges of the log that were on disk and are bad now.
 
 Such a range is never cut and never given out. It stays in the log, is passed
-over, and is written down here, for the operator and, later, for repair from a
-replica.
+over, and is written down here, for the operator and for repair from a replica,
+see ``log_repair.py``.
 """
 
 import logging
@@ -58,6 +58,13 @@ class DamageList:
             CommitLogOffset(start), CommitLogOffset(end), reason, TimestampMs(now_ms)
         )
         self._changed = True
+
+    def mend(self, start: int, end: int) -> None:
+        """Notes, for ``save``, that good bytes stand from the beginning of a range to ``end``."""
+        known = self._ranges.pop(start, None)
+        self._changed |= known is not None
+        if known is not None and end < known.end_offset:
+            self._ranges[end] = msgspec.structs.replace(known, start_offset=CommitLogOffset(end))
 
     def cut(self, end_offset: int) -> None:
         """Forgets, for ``save``, what lies behind the end of a log that was cut."""

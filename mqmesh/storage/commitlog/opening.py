@@ -84,6 +84,7 @@ class StoreParts:
     started_clean: bool
     lock: StoreLock
     directory: Path
+    sync: Sync
     resources: contextlib.ExitStack
     """Closes files and ends threads; the lock is still held."""
 
@@ -210,6 +211,7 @@ def _open(
         started_clean,
         lock,
         directory,
+        before.sync,
         resources.pop_all(),
     )
 

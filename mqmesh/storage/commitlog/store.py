@@ -39,6 +39,7 @@ from mqmesh.storage.commitlog.cleaner import Cleaner
 from mqmesh.storage.commitlog.cut_files import NAME as CUT_FILES
 from mqmesh.storage.commitlog.cut_files import keep_cut
 from mqmesh.storage.commitlog.log_applier import LogApplier
+from mqmesh.storage.commitlog.log_repair import LogRepair
 from mqmesh.storage.commitlog.machine import REAL_MACHINE, Machine
 from mqmesh.storage.commitlog.offset_by_time import find_offset_by_time
 from mqmesh.storage.commitlog.opening import StoreParts, open_parts
@@ -57,6 +58,7 @@ from mqmesh.storage.interface import (
     PutResult,
     QueueBeginning,
     QueueMove,
+    RepairableLog,
     StoreConfig,
     StoreStats,
     Wake,
@@ -77,7 +79,13 @@ TAILS_AT_ONCE = 32
 
 
 class CommitLogStore(MessageStore):
-    """A commit log, consume queues that point into it, and the threads that sync them."""
+    """A commit log, consume queues that point into it, and the threads that sync them.
+
+    Attributes:
+        repair: What a disk has changed in the log.
+    """
+
+    repair: RepairableLog
 
     def __init__(
         self, parts: StoreParts, config: StoreConfig, *, reopen: Callable[[StoreLock], StoreParts]
@@ -134,6 +142,16 @@ class CommitLogStore(MessageStore):
             store_id=parts.commitlog.store_id,
             clock=parts.clock,
         )
+        repair = LogRepair(
+            parts.commitlog,
+            parts.queues,
+            self._applier,
+            parts.damage,
+            clock=parts.clock,
+            sync=parts.sync,
+        )
+        parts.resources.callback(repair.close)
+        self.repair = repair
 
     @classmethod
     def open(

@@ -21,6 +21,7 @@ from mqmesh.roles.broker.all_features import FOLLOWER_FEATURES
 from mqmesh.roles.broker.context_building import BrokerResources, build_context, make_tables
 from mqmesh.roles.broker.feature import BrokerTurn
 from mqmesh.roles.broker.features.pulls.pull import fail_pulls, wake_pulls
+from mqmesh.roles.broker.ha.damage_repair import DamageRepair
 from mqmesh.roles.broker.ha.follower_reads import FollowerReads
 from mqmesh.roles.broker.ha.ha_config import HaMode
 from mqmesh.roles.broker.ha.promises import Promises
@@ -70,6 +71,9 @@ class FollowerRole(BrokerRole):
         self.link: ReplicaLink | None = None
         self._alone_ms = given.clock.monotonic_ms()
         self._epoch = 0
+        self._repair = DamageRepair(
+            self._log, given.replication, on_repaired=self._on_repaired, clock=given.clock
+        )
         self._read()
 
     def follow(self, leader: str, epoch: int = 0) -> None:
@@ -123,12 +127,15 @@ class FollowerRole(BrokerRole):
         """See ``BrokerRole.tick``."""
         if self.link is not None:
             self.link.tick(now_ms)
+            if self.link.streaming:
+                self._repair.tick(now_ms, self.link.read_log, self._reads.shown_to())
         self._look_at_reads()
         super().tick(now_ms)
 
     def close(self) -> None:
         """See ``BrokerRole.close``."""
         super().close()
+        self._repair.close()
         if self.link is not None:
             self.link.close()
 
@@ -214,6 +221,11 @@ class FollowerRole(BrokerRole):
     def _truncate(self, end_offset: CommitLogOffset) -> None:
         self._rest("the end of this follower's log is cut")
         self._log().truncate(end_offset)
+        self._read()
+
+    def _on_repaired(self) -> None:
+        """What tables and state lacked of the log they have then."""
+        self._rest("the log of this follower was repaired")
         self._read()
 
     def _become_copy(self, beginning: LogBeginning) -> None:

@@ -21,6 +21,7 @@ class ReplicaCounts(msgspec.Struct):
         copies: How often the store became a copy.
         nacks: Followers that were told to cut their log or to copy it anew, and acknowledgements
             that were refused.
+        repaired_bytes: Of the log that the disk had damaged, and the leader gave again.
         slave_timeouts: Followers that hung, and are not waited for.
         stale_epochs: Leaders of an earlier epoch that were refused, and how often this one was.
     """
@@ -32,6 +33,7 @@ class ReplicaCounts(msgspec.Struct):
     cut_bytes: int = 0
     copies: int = 0
     nacks: int = 0
+    repaired_bytes: int = 0
     slave_timeouts: int = 0
     stale_epochs: int = 0
 
@@ -92,6 +94,12 @@ COUNT_FIGURES: Final[tuple[Measured[Stats[ReplicaCounts]], ...]] = (
         "ha_nacks_total",
         "followers told to cut or copy, and acknowledgements that were refused",
         lambda replica: replica.total.nacks,
+    ),
+    counter(
+        "ha_repaired_bytes_total",
+        "bytes of the log that the disk had damaged, and the leader gave again",
+        lambda replica: replica.total.repaired_bytes,
+        unit="bytes",
     ),
     counter(
         "ha_slave_timeouts_total",

@@ -25,10 +25,12 @@ from mqmesh.log_identity import LogIdentity
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.replication import (
+    MAX_CHUNK_BYTES,
     REPLICATION_VERSION,
     AckReplication,
     OpenReplicationRequest,
     OpenReplicationResponse,
+    ReadLogRequest,
     ReplicateLog,
     ReplicationMode,
 )
@@ -176,6 +178,26 @@ class ReplicaLink:
             self._open()
         elif self.streaming and now_ms - self._ack_ms >= ACK_MS:
             self._acknowledge()
+
+    def read_log(
+        self, start: int, end: int, on_done: Callable[[Command | MQMeshError], None]
+    ) -> None:
+        """Asks the leader for records of the log again; answered with ``ReplicateLog``.
+
+        Args:
+            start: Commit-log offset of the first one.
+            end: Where the last one ends; 1 MiB of them are given at most.
+            on_done: Told of the outcome.
+
+        Raises:
+            MQMeshError: The connection takes no request now.
+        """
+        size = max(1, min(end - start, MAX_CHUNK_BYTES))
+        store_id = self._copy.log().identity().store_id
+        header = encode_header(ReadLogRequest(self._broker_name, store_id, start, size))
+        self._connection.request(
+            RequestCode.READ_LOG, on_done, header=header, timeout_ms=OPEN_TIMEOUT_MS
+        )
 
     def _look_again(self) -> None:
         if not self._closed:

@@ -46,6 +46,7 @@ class Log(Disk):
         return 100
 
     read_raw = append_raw = truncate = begin_epoch = epochs = identity = beginning = log_end
+    repair = None
 
 
 def disk_only(at: Positions, **settings) -> CommitPoint[str]:

@@ -43,6 +43,7 @@ REPLICAS: Final = Feature(
     commands={
         RequestCode.OPEN_REPLICATION: replicas.open_replication,
         RequestCode.ACK_REPLICATION: replicas.ack_replication,
+        RequestCode.READ_LOG: replicas.read_log,
         RequestCode.GET_HA_STATUS: replicas.get_ha_status,
         RequestCode.PROMOTE_REPLICA: replicas.refuse_promotion,
         RequestCode.FENCE: replicas.refuse_election,

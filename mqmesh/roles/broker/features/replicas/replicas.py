@@ -18,6 +18,7 @@ from mqmesh.protocol.replication import (
     OpenReplicationRequest,
     OpenReplicationResponse,
     PromoteReplicaRequest,
+    ReadLogRequest,
     ReplicateLog,
     ReplicationMode,
 )
@@ -134,6 +135,25 @@ def ack_replication(context: BrokerContext, request: Request, ack: AckReplicatio
         more = leadership.confirmed() > before
     if more:
         answer_confirmed(context)
+
+
+def read_log(context: BrokerContext, request: Request, asked: ReadLogRequest) -> Reply:
+    """A replica gets records again that its disk has damaged; no more than is confirmed."""
+    config, log = context.config, replicable(context.store)
+    if config.ha.mode is HaMode.OFF:
+        raise InvalidArgument(f'{config.broker_name!r} has no replicas (ha.mode = "off")')
+    if (asked.broker_name, asked.store_id) != (config.broker_name, log.identity().store_id):
+        raise InvalidArgument(
+            f"this is {config.broker_name!r}, log {log.identity().store_id:#010x}, and not "
+            f"{asked.broker_name!r}, log {asked.store_id:#010x}"
+        )
+    end, (epoch, confirmed) = log.log_end(), _terms(context)
+    stop = end if context.leadership is None else min(CommitLogOffset(confirmed), end)
+    chunk = log.read_raw(CommitLogOffset(asked.start), max_bytes=asked.size, stop=stop)
+    header = ReplicateLog(
+        chunk.start, chunk.end, chunk.segment_end, chunk.epoch, end, epoch, confirmed
+    )
+    return Reply(encode_header(header), (bytes(chunk.data),))
 
 
 def feed(context: BrokerContext, turn: BrokerTurn) -> bool:
