@@ -31,6 +31,7 @@ from mqmesh.errors import MQMeshError
 from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.producer.producer import Producer
@@ -52,6 +53,9 @@ BUG: Final = "Traceback (most recent call last)"
 """In a log: what was no error that anybody had thought of."""
 IDLE_CLIENTS: Final = 2_000
 DEAF_CLIENTS: Final = 60
+STRANGERS: Final = 1_000
+THEIRS: Final = "theirs"
+"""Topic that strangers send to."""
 BIG_MESSAGES: Final = 64
 MOST_RATIO: Final = 2.0
 PATIENCE_S: Final = 30.0
@@ -347,23 +351,48 @@ def crowd(
         with Producer("big", namesrv_addr=target.namesrv_addr) as producer:
             for _ in range(BIG_MESSAGES):
                 producer.send(Message("big", bytes(MIB)), timeout_ms=30_000)
-        before = traffic.send_while(lambda number: number < sends)
-        place = f"tcp://{target.roles['broker'].endpoint}"
-        with (
-            MemoryWatch(target.pids) as memory,
-            _process("crowd", place, "big", str(idle), str(deaf)) as process,
-        ):
-            out = process.stdout
-            assert out is not None
-            ready = select.poll()  # select.select takes no descriptor above 1,023
-            ready.register(out, select.POLLIN)
-            traffic.send_while(lambda _: not ready.poll(0))
-            if out.readline() != b"ready\n":
-                raise FuzzFailure("the crowd did not come")
-            meanwhile = traffic.send_while(lambda number: number < sends)
-            count = traffic.wait_consumed()
-        target.check(memory.grown())
-        return Fuzzed([], memory.grown(), percentiles(before), percentiles(meanwhile), count)
+        place = place_of(target.roles["broker"].endpoint)
+        return _beside(target, traffic, sends, "crowd", place, "big", str(idle), str(deaf))
+
+
+def strangers(folder: Path, count: int = STRANGERS, sends: int = 4 * IDLE_SENDS) -> Fuzzed:
+    """Lets strangers come that have no key: broken and half handshakes, and unknown keys.
+
+    Raises:
+        FuzzFailure: A process ended or took too much memory, or one of their messages came in.
+    """
+    with (
+        _target(folder, secure=True) as target,
+        Traffic(target.namesrv_addr, "ours", target.credentials) as traffic,
+    ):
+        place = place_of(target.roles["broker"].endpoint)
+        assert target.keys is not None
+        asked = (place, target.keys.servers[place], THEIRS, str(count))
+        result = _beside(target, traffic, sends, "strangers", *asked)
+        with AdminClient(target.namesrv_addr, credentials=target.credentials) as admin:
+            if THEIRS in admin.topics():
+                raise FuzzFailure("a message of somebody without a key came in")
+        return result
+
+
+def _beside(target: Target, traffic: Traffic, sends: int, module: str, *arguments: str) -> Fuzzed:
+    """How long our sends take before and while there is a process with a crowd."""
+    before = traffic.send_while(lambda number: number < sends)
+    with (
+        MemoryWatch(target.pids) as memory,
+        _process(module, *arguments) as process,
+    ):
+        out = process.stdout
+        assert out is not None
+        ready = select.poll()  # select.select takes no descriptor above 1,023
+        ready.register(out, select.POLLIN)
+        traffic.send_while(lambda _: not ready.poll(0))
+        if out.readline() != b"ready\n":
+            raise FuzzFailure("the crowd did not come")
+        meanwhile = traffic.send_while(lambda number: number < sends)
+        count = traffic.wait_consumed()
+    target.check(memory.grown())
+    return Fuzzed([], memory.grown(), percentiles(before), percentiles(meanwhile), count)
 
 
 def table(result: Fuzzed) -> str:
@@ -404,6 +433,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the frames")
     parser.add_argument("--secure", action="store_true", help="a cluster with security on")
     parser.add_argument("--crowd", action="store_true", help="a crowd of clients instead of frames")
+    parser.add_argument(
+        "--strangers", action="store_true", help="a crowd without keys, and security on"
+    )
     options = parser.parse_args(arguments)
     if options.frames < 1:
         parser.error("--frames must be at least 1")
@@ -414,6 +446,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if options.crowd:
                 result = crowd(Path(folder))
+            elif options.strangers:
+                result = strangers(Path(folder))
             else:
                 result = fuzz(Path(folder), seed, options.frames, secure=options.secure)
         except (FuzzFailure, MQMeshError, RuntimeError) as error:
@@ -426,7 +460,7 @@ def main(arguments: list[str] | None = None) -> int:
     say(table(result))
     ratio = result.meanwhile[1] / result.before[1]
     say(f"p99 {ratio:.2f} times that of before; {time.monotonic() - began:.0f} s, --seed {seed}")
-    return 1 if options.crowd and ratio > MOST_RATIO else 0
+    return 1 if (options.crowd or options.strangers) and ratio > MOST_RATIO else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from harness import zmtp
-from harness.fuzz import crowd, fuzz, main, table
+from harness.fuzz import crowd, fuzz, main, strangers, table
 from harness.fuzz_sender import shake_hands
 from harness.listening import family, listening, private_bytes
 
@@ -59,6 +59,12 @@ def test_a_crowd_of_idle_and_deaf_clients_takes_no_memory(short_tmp_path):
     """How much slower a producer is needs an idle machine: scripts/fuzz --crowd."""
     result = crowd(short_tmp_path, idle=200, deaf=20, sends=100)
     assert result.sends > 200
+
+
+@pytest.mark.timeout(180)
+def test_strangers_have_no_message_taken_and_stop_nobody(short_tmp_path):
+    """How much slower a producer is needs an idle machine: scripts/fuzz --strangers."""
+    assert strangers(short_tmp_path, count=150, sends=100).sends > 200
 
 
 def test_an_index_process_follows_no_other_store(wire, short_tmp_path):
