@@ -167,8 +167,9 @@ class ElectionRun(Run):
         return disk.store
 
     def _master(self) -> Process | None:
-        leading = [one for one in self.replicas if leadership_of(one) is not None]
-        return leading[0] if leading else None
+        """Of the newest epoch; one that was stopped goes on as a master until it hears of that."""
+        epochs = {one: found.epoch for one in self.replicas if (found := leadership_of(one))}
+        return max(epochs, key=lambda one: epochs[one], default=None)
 
     def _look(self) -> None:
         world, process = self.world, self._master()
