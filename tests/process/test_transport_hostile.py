@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import socket
 import struct
@@ -10,6 +12,8 @@ import time
 import psutil
 import pytest
 import zmq
+from harness import zmtp
+from harness.listening import private_bytes
 
 from mqmesh.errors import EndpointUnreachable, RequestTimeout, SystemBusy
 from mqmesh.protocol.codes import ResponseCode
@@ -396,3 +400,26 @@ def test_large_answers_flow_to_a_peer_that_reads(wire):
     wire.until(lambda: len(done) == 30)
     assert {len(answer.body) for answer in done} == {4 * MIB}
     assert server.dropped_replies == 0
+
+
+def test_listeners_to_hints_that_come_and_go_leave_nothing(wire):
+    """Though nothing is published, which is when ZeroMQ would let go of what they had."""
+    publisher = wire.closing(wire.transport.publish())
+    where = publisher.bind("tcp://127.0.0.1:0")
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    greeting = zmtp.greeting() + zmtp.ready(b"SUB")
+
+    def come_and_go(count):
+        for _ in range(count):
+            with socket.create_connection((host, int(port))) as one:
+                one.setblocking(False)
+                one.sendall(greeting)
+                reader, found = zmtp.FrameReader(), []
+                while not found:
+                    wire.loop.tick(1)
+                    with contextlib.suppress(BlockingIOError):
+                        found = reader.feed(one.recv(1_000))
+        return private_bytes(os.getpid())
+
+    before = come_and_go(100)
+    assert come_and_go(400) - before < 2 * MIB
