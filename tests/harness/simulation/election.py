@@ -42,7 +42,7 @@ MODES: Final = (AckReplicas.ALL, AckReplicas.QUORUM, AckReplicas.ONE, AckReplica
 SETTLED_MS: Final = 30_000
 """With mode ``none``: after so long whatever is not there by then is lost."""
 FAULTS: Final[tuple[dict[str, int] | None, ...]] = (
-    {"broker killed": 6, "pause of a broker": 2, "switch-over": 4, "slow network": 1},
+    {"broker killed": 6, "power cut of all": 2, "pause of a broker": 2, "switch-over": 4},
     {"partition of replicas": 4, "one-way partition": 3, "pause of a broker": 2, "pause": 1},
     {"coordinator killed": 2, "coordinator cut off": 3, "broker killed": 3, "switch-over": 2},
     None,
@@ -193,6 +193,7 @@ class ElectionRun(Run):
         faults.add("coordinator killed", lambda: faults.restart(self.world.coordinators[0]))
         faults.add("coordinator cut off", self._cut_coordinator)
         faults.add("switch-over", self._switch_over)
+        faults.add("power cut of all", faults.cut_power)
         super()._plan(faults)
 
     def _switch_over(self) -> None:

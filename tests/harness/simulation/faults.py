@@ -94,6 +94,11 @@ class Faults:
         """Kills a process, and starts it later."""
         self._restart(process)
 
+    def cut_power(self) -> None:
+        """Kills all brokers at once; with ``SYNC_FLUSH`` only what was synced is sure to stay."""
+        for name in self._world.brokers:
+            self._kill(name, by_power_cut=True)
+
     def plan(self) -> None:
         """Chooses what happens when."""
         profile = self._profile or dict.fromkeys(self._kinds, 1)
@@ -151,13 +156,13 @@ class Faults:
 
         disk.on_write = written
 
-    def _kill(self, name: str) -> None:
+    def _kill(self, name: str, *, by_power_cut: bool = False) -> None:
         process = self._world.brokers[name]
         if self._over or not process.up:
             return
         self._books.kills_ms.append(float(self._world.now_ms))
         process.kill()
-        if self._world.sync_flush and self._chance.randrange(4):
+        if self._world.sync_flush and (by_power_cut or self._chance.randrange(4)):
             self.counts["power lost"] += 1
             self._world.disks[name].lose_power(self._chance.randrange)
         self._world.simulation.after(self._down_ms(), process.start)
