@@ -12,6 +12,7 @@ from mqmesh.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from mqmesh.errors import MQMeshError as MQMeshError
+    from mqmesh.errors import Reject as Reject
     from mqmesh.filtering.python_filter import PythonFilter as PythonFilter
     from mqmesh.message import Message as Message
     from mqmesh.message import MessageQueue as MessageQueue
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mqmesh.sdk.admin.queries import QueryClient as QueryClient
     from mqmesh.sdk.admin.tracks import TrackClient as TrackClient
     from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as TransactionAdmin
+    from mqmesh.sdk.app.app import App as App
     from mqmesh.sdk.client.options import ClientOptions as ClientOptions
     from mqmesh.sdk.client.run import run as run
     from mqmesh.sdk.consumer.consumer_options import PullConsumerKeywords as PullConsumerKeywords
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "AccessClient": "mqmesh.sdk.admin.access",
     "AdminClient": "mqmesh.sdk.admin.admin",
+    "App": "mqmesh.sdk.app.app",
     "ClientOptions": "mqmesh.sdk.client.options",
     "ConsumeContext": "mqmesh.sdk.hooks",
     "ConsumeFromWhere": "mqmesh.protocol.membership",
@@ -99,6 +102,7 @@ _MODULE_OF = {
     "PushConsumerOptions": "mqmesh.sdk.consumer.consumer_options",
     "PythonFilter": "mqmesh.filtering.python_filter",
     "QueryClient": "mqmesh.sdk.admin.queries",
+    "Reject": "mqmesh.errors",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
     "SendContext": "mqmesh.sdk.hooks",
@@ -120,6 +124,7 @@ _MODULE_OF = {
 __all__ = [
     "AccessClient",
     "AdminClient",
+    "App",
     "ClientOptions",
     "ConsumeContext",
     "ConsumeFromWhere",
@@ -152,6 +157,7 @@ __all__ = [
     "PushConsumerOptions",
     "PythonFilter",
     "QueryClient",
+    "Reject",
     "ResendTarget",
     "ResetWhere",
     "SendContext",

@@ -34,6 +34,7 @@ from mqmesh.sdk.aio.admin import (
     TrackClient,
     TransactionAdmin,
 )
+from mqmesh.sdk.aio.app import App
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.aio.transactions import TransactionListener, TransactionProducer
@@ -42,6 +43,7 @@ from mqmesh.sdk.client.run import run_async as run
 __all__ = [
     "AccessClient",
     "AdminClient",
+    "App",
     "DeadLetterClient",
     "DelayClient",
     "GroupAdmin",

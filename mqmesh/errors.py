@@ -32,7 +32,8 @@ The tree, by what the reader should do::
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before
-        └── ClientClosed             used after close
+        ├── ClientClosed             used after close
+        └── Reject                   raised by a listener: no retry helps this message
 
 A ``retriable`` error may go away when the same call is made again.
 """
@@ -298,3 +299,11 @@ class TransactionConflict(ClientError):
 
 class ClientClosed(ClientError):
     """Raised when a producer or consumer is used before start or after close."""
+
+
+class Reject(ClientError):
+    """Raised when no retry will help a message, by its listener: a dead letter at once.
+
+    Its text travels with the message. Of a call with several messages it counts as any other
+    failure; they come again one by one, and then it is known which of them is meant.
+    """

@@ -20,7 +20,7 @@ from mqmesh.transport.zmq.client import CommandClient
 from mqmesh.transport.zmq.server import CommandServer
 from mqmesh.transport.zmq.transport import ZmqTransport
 
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 
 
 class Wire:

@@ -43,11 +43,13 @@ def safe_at_once(self):
     return MAX_OFFSET
 
 
+@pytest.mark.timeout(600)
 def test_a_master_that_acknowledges_alone_is_found():
     found = first_violation(mock.patch.object(CommitPoint, "offset", safe_at_once))
     assert found is not None
 
 
+@pytest.mark.timeout(600)
 def test_a_follower_that_does_not_know_what_producers_sent_before_is_found():
     class Forgetful(LogApplier):
         def _apply_batch(self, record, header):

@@ -113,7 +113,9 @@ INNER_ROOMS = {
         "consumer": {"client", "consumer.fetching", "consumer.listening"},
         "admin": {"client", "consumer"},
         "connector": {"client", "admin", "consumer.fetching"},
+        "app": {"client", "producer", "consumer.fetching", "consumer.listening", "consumer"},
         "aio": {
+            "app",
             "client",
             "producer",
             "transactions",

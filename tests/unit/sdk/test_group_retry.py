@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from mqmesh.errors import CorruptBatch, RequestTimeout
+from mqmesh.errors import CorruptBatch, Reject, RequestTimeout
 from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, OPEN, PARKED, StateSpan
@@ -92,6 +92,21 @@ def test_a_call_of_several_messages_goes_back_as_a_whole():
     assert [(back.first, back.count) for back in case.sent] == [(1, 3), (6, 1)]
     case.sent[0].on_done(0)
     assert list(case.span.states) == [PARKED, DONE, DONE, DONE] + [PARKED] * 4
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once():
+    case = Case()
+    case.fail(3, cause=Reject("unknown customer"))
+    (back,) = case.sent
+    assert back.delay_level == TO_DEAD_LETTERS
+    assert back.reason.endswith("Reject: unknown customer")
+
+
+def test_of_several_messages_nobody_knows_which_is_rejected():
+    case = Case()
+    case.fail(1, 2, cause=Reject("unknown customer"))
+    (back,) = case.sent
+    assert (back.count, back.delay_level) == (2, 0)
 
 
 def test_what_cannot_be_sent_back_is_kept_and_not_done():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mqmesh.clock import SystemClock
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, Reject
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.sdk.aio.worker_tasks import WorkerTasks
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
@@ -281,6 +281,17 @@ def test_a_message_that_failed_too_often_becomes_a_dead_letter_and_its_queue_goe
     on_done(True)
     case.until(lambda: case.done() == 3)
     assert case.offsets()[-1] == 2
+
+
+def test_a_rejected_message_leaves_its_queue_at_once_whatever_the_limit(case):
+    case.failing[0] = cause = Reject("unknown customer")
+    case.submit(case.queue(), 0, 2)
+    case.until(lambda: case.letters)
+    messages, told, on_done = case.letters.pop()
+    assert (messages, told) == ([0], cause)
+    on_done(True)
+    case.until(lambda: case.done() == 2)
+    assert case.offsets() == [0, 1]
 
 
 def test_a_dead_letter_that_could_not_be_stored_is_not_skipped(case):

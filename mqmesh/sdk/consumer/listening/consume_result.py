@@ -2,9 +2,10 @@
 
 import enum
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from mqmesh.errors import Reject
 from mqmesh.message import StoredMessage
 from mqmesh.sdk.hooks import HookCalls
 
@@ -51,6 +52,11 @@ def why_again(answer: object) -> Cause | None:
         f"the listener returned {type(answer).__name__}, which nobody awaits; coroutine functions "
         "are for PushConsumer of mqmesh.aio"
     )
+
+
+def is_rejected(messages: Sequence[StoredMessage], cause: Cause) -> bool:
+    """True when a failed call shall not be tried again, but its only message given up."""
+    return isinstance(cause, Reject) and len(messages) == 1
 
 
 def is_coroutine_function(listener: object) -> bool:

@@ -11,9 +11,10 @@ from typing import Final, Protocol
 
 from mqmesh.errors import CorruptBatch, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage, dlq_topic
+from mqmesh.protocol.retries import TO_DEAD_LETTERS
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, PARKED, StateSpan
 from mqmesh.sdk.consumer.listening.back_sender import BackSender, SentBack
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, is_rejected
 from mqmesh.sdk.consumer.listening.consume_work import OnFailed, Portion
 from mqmesh.sdk.consumer.listening.local_retry import report_failure
 
@@ -88,10 +89,12 @@ class GroupRetry:
 
     def on_failed(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         """Sends a failed call's messages back; called by a worker."""
-        report_failure(messages, portion.attempt, cause, "it is sent back for a later try")
+        rejected = is_rejected(messages, cause)
+        then = "it goes to the dead letters" if rejected else "it is sent back for a later try"
+        report_failure(messages, portion.attempt, cause, then)
         reason = reason_of(cause)
         for some in consecutive(messages):
-            self._send_failed(portion, some, cause, reason)
+            self._send_failed(portion, some, cause, reason, TO_DEAD_LETTERS if rejected else 0)
 
     def on_undecodable(
         self, queue: MessageQueue, first: int, end: int, span: StateSpan, error: CorruptBatch
@@ -137,6 +140,7 @@ class GroupRetry:
         messages: list[StoredMessage],
         cause: Cause,
         reason: str,
+        delay_level: int,
     ) -> None:
         first, last = messages[0], messages[-1]
 
@@ -161,7 +165,8 @@ class GroupRetry:
             portion.work.on_progress()
 
         count = last.queue_offset - first.queue_offset + 1
-        self._sender.send(SentBack(first.message_queue, first.queue_offset, count, reason, done))
+        place = (first.message_queue, first.queue_offset)
+        self._sender.send(SentBack(*place, count, reason, done, delay_level))
 
     def _send_unread(
         self, queue: MessageQueue, first: int, count: int, span: StateSpan, reason: str

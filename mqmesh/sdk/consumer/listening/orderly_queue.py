@@ -18,7 +18,7 @@ from mqmesh.errors import CorruptBatch
 from mqmesh.message import PROPERTY_RECONSUME_TIMES, StoredMessage
 from mqmesh.sdk.consumer.fetching.process_queue import DONE, StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
-from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult
+from mqmesh.sdk.consumer.listening.consume_result import Cause, ConsumeResult, is_rejected
 from mqmesh.sdk.consumer.listening.consume_work import AnyListener, OnBroken, Portion, QueueWork
 
 NO_LIMIT: Final = -1
@@ -74,7 +74,7 @@ class Failure(enum.Enum):
     SUSPEND = enum.auto()
     """It is tried again after a while, and what is behind it waits."""
     DEAD_LETTER = enum.auto()
-    """It has failed too often."""
+    """It has failed too often, or was rejected."""
 
 
 class OrderlyQueue(QueueWork):
@@ -191,6 +191,7 @@ class OrderlyQueue(QueueWork):
         assert self.current is not None
         first = self.current[0]
         spent = 0 <= self._max_times <= max(m.reconsume_times for m in self.current)
+        spent = spent or is_rejected(self.current, cause)
         _report(first, len(self.current), self.attempt, cause, spent)
         self.attempt += 1
         if spent:

@@ -1,0 +1,148 @@
+"""An application of typed handlers and publishers, for asyncio programs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.aio.consumer import PushConsumer
+from mqmesh.sdk.aio.producer import Producer
+from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
+from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.client.run import run_async
+from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.hooks import Hooks
+from mqmesh.sdk.producer.send_result import SendResult
+from mqmesh.security.keys import Credentials
+from mqmesh.transport.interface import Transport
+
+T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class TopicPublisher(MessageMaker[T]):
+    """Sends values of one type to one topic; made by ``App.publisher``.
+
+    Args:
+        topic: Topic.
+        kind: Type of the values.
+        producer: Sends them.
+    """
+
+    def __init__(self, topic: str, kind: type[T], producer: Producer) -> None:
+        super().__init__(topic, kind)
+        self._producer = producer
+
+    async def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
+        """As ``send`` of a publisher of ``mqmesh.App``."""
+        return await self._producer.send(self.message(value, **fields))
+
+
+class App:
+    """Awaits coroutine functions with decoded bodies; else as ``mqmesh.App``::
+
+        app = App("shop")
+
+        @app.subscriber("orders", group="billing")
+        async def bill(order: Order) -> None: ...
+
+        asyncio.run(app.run())
+
+    Args:
+        name, namesrv_addr, credentials, client, transport, hooks: As for ``mqmesh.App``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
+        client: ClientOptions | None = None,
+        transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        self._common: dict[str, Any] = {
+            "namesrv_addr": namesrv_addr,
+            "credentials": credentials,
+            "client": client,
+            "transport": transport,
+            "hooks": hooks,
+        }
+        self._subscriptions = Subscriptions()
+        self._producer = Producer(name, **self._common)
+        self._publishes = False
+        self._started: list[PushConsumer | Producer] = []
+
+    def subscriber(
+        self,
+        topic: str,
+        *,
+        group: str,
+        expression: Wanted = "*",
+        dead_letter_on: Errors = (),
+        **options: Unpack[PushConsumerKeywords],
+    ) -> Callable[[Function], Function]:
+        """As ``mqmesh.App.subscriber``, for a coroutine function.
+
+        Raises:
+            InvalidArgument: As there, or it is no coroutine function.
+        """
+
+        def decorate(function: Function) -> Function:
+            handler = TypedHandler(function, dead_letter_on)
+            if not handler.is_coroutine:
+                raise InvalidArgument("a handler must be a coroutine function (async def) here")
+            self._subscriptions.add(TypedSubscription(topic, group, expression, handler, options))
+            return function
+
+        return decorate
+
+    def publisher(self, topic: str, kind: type[T]) -> TopicPublisher[T]:
+        """As ``mqmesh.App.publisher``."""
+        self._publishes = True
+        return TopicPublisher(topic, kind, self._producer)
+
+    async def start(self) -> None:
+        """Connects; handlers are awaited from now on, several at once.
+
+        Raises:
+            MQMeshError: As for ``PushConsumer.start``; nothing is left running.
+        """
+        try:
+            if self._publishes:
+                self._started.append(self._producer)
+                await self._producer.start()
+            for group, subscriptions in self._subscriptions.by_group().items():
+                consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
+                self._started.append(consumer)
+                for one in subscriptions:
+                    listener = one.handler.listen_async
+                    await consumer.subscribe(one.topic, one.expression, listener=listener)
+                await consumer.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends the calls that run, commits and disconnects; idempotent."""
+        for client in reversed(self._started):
+            await client.close()
+        await self._producer.close()
+
+    @property
+    def closed(self) -> bool:
+        """True when all of its clients are closed."""
+        return bool(self._started) and all(client.closed for client in self._started)
+
+    async def run(self) -> None:
+        """As ``mqmesh.App.run``."""
+        await run_async(self)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()

@@ -1,0 +1,1 @@
+"""Typed handlers: functions that are called with decoded bodies."""

@@ -1,0 +1,187 @@
+"""An application of typed handlers and publishers, in threads."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from mqmesh.errors import InvalidArgument
+from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
+from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
+from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
+from mqmesh.sdk.client.run import run
+from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.hooks import Hooks
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.producer.send_result import SendFuture, SendResult
+from mqmesh.security.keys import Credentials
+from mqmesh.transport.interface import Transport
+
+T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class TopicPublisher(MessageMaker[T]):
+    """Sends values of one type to one topic; made by ``App.publisher``.
+
+    Args:
+        topic: Topic.
+        kind: Type of the values.
+        producer: Sends them.
+    """
+
+    def __init__(self, topic: str, kind: type[T], producer: Producer) -> None:
+        super().__init__(topic, kind)
+        self._producer = producer
+
+    def send(self, value: T, **fields: Unpack[MessageFields]) -> SendResult:
+        """Sends a value and waits until it is stored.
+
+        Args:
+            value: Becomes the body.
+            fields: As for ``message``.
+
+        Raises:
+            InvalidArgument: The value is none of the type.
+            MQMeshError: As for ``Producer.send``.
+        """
+        return self._producer.send(self.message(value, **fields))
+
+    def send_async(self, value: T, **fields: Unpack[MessageFields]) -> SendFuture:
+        """The same without waiting for the outcome."""
+        return self._producer.send_async(self.message(value, **fields))
+
+
+class App:
+    """Handlers that get decoded bodies, and publishers that send them, as one program::
+
+        app = App("shop")
+        orders = app.publisher("orders", Order)
+
+        @app.subscriber("orders", group="billing", dead_letter_on=(UnknownCustomer,))
+        def bill(order: Order) -> None: ...
+
+        app.run()
+
+    A handler stays the function it was. A body that is none of its type is a dead letter at once,
+    as is one whose handler raises ``Reject`` or an error of ``dead_letter_on``; after any other
+    error the message comes again, as for ``PushConsumer``.
+
+    Args:
+        name: Producer group of its publishers.
+        namesrv_addr, credentials, client, transport, hooks: As for ``PushConsumer``, for all of
+            its clients.
+
+    Raises:
+        InvalidArgument: The name or an option is out of bounds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namesrv_addr: NamesrvAddr | None = None,
+        credentials: str | Credentials | None = None,
+        client: ClientOptions | None = None,
+        transport: Transport | None = None,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        self._common: dict[str, Any] = {
+            "namesrv_addr": namesrv_addr,
+            "credentials": credentials,
+            "client": client,
+            "transport": transport,
+            "hooks": hooks,
+        }
+        self._subscriptions = Subscriptions()
+        self._producer = Producer(name, **self._common)
+        self._publishes = False
+        self._started: list[PushConsumer | Producer] = []
+
+    def subscriber(
+        self,
+        topic: str,
+        *,
+        group: str,
+        expression: Wanted = "*",
+        dead_letter_on: Errors = (),
+        **options: Unpack[PushConsumerKeywords],
+    ) -> Callable[[Function], Function]:
+        """Has a function handle the messages of a topic; before ``start``.
+
+        Args:
+            topic: Topic; it need not exist yet.
+            group: Consumer group.
+            expression: As for ``PushConsumer.subscribe``.
+            dead_letter_on: Errors that make a dead letter at once; others are retried.
+            options: Of the group's consumer; the same for all topics of a group.
+
+        Raises:
+            InvalidArgument: A name or option is out of bounds, the function's parameters are not
+                as ``TypedHandler`` wants them, or it is a coroutine function: for these there is
+                ``mqmesh.aio.App``.
+        """
+
+        def decorate(function: Function) -> Function:
+            handler = TypedHandler(function, dead_letter_on)
+            if handler.is_coroutine:
+                raise InvalidArgument("a coroutine function is handled by App of mqmesh.aio")
+            self._subscriptions.add(TypedSubscription(topic, group, expression, handler, options))
+            return function
+
+        return decorate
+
+    def publisher(self, topic: str, kind: type[T]) -> TopicPublisher[T]:
+        """Sends values of a type to a topic; once the application is started.
+
+        Raises:
+            InvalidArgument: The topic's name is illegal.
+        """
+        self._publishes = True
+        return TopicPublisher(topic, kind, self._producer)
+
+    def start(self) -> None:
+        """Connects; handlers are called from now on, from several threads at once.
+
+        Raises:
+            MQMeshError: As for ``PushConsumer.start``; nothing is left running.
+        """
+        try:
+            for client in self._clients():
+                self._started.append(client)
+                client.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the calls that run, commits and disconnects; idempotent."""
+        for client in reversed(self._started):
+            client.close()
+        self._producer.close()
+
+    @property
+    def closed(self) -> bool:
+        """True when all of its clients are closed."""
+        return bool(self._started) and all(client.closed for client in self._started)
+
+    def run(self) -> None:
+        """Starts, handles messages until SIGINT or SIGTERM, and closes; as ``mqmesh.run``."""
+        run(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _clients(self) -> list[PushConsumer | Producer]:
+        # Whoever publishes from a handler finds the producer at work.
+        clients: list[PushConsumer | Producer] = [self._producer] if self._publishes else []
+        for group, subscriptions in self._subscriptions.by_group().items():
+            consumer = PushConsumer(group, **self._common, **subscriptions[0].options)
+            for one in subscriptions:
+                consumer.subscribe(one.topic, one.expression, listener=one.handler.listen)
+            clients.append(consumer)
+        return clients

@@ -1,0 +1,50 @@
+"""Values of one type as messages of one topic."""
+
+from collections.abc import Sequence
+from typing import Generic, TypedDict, TypeVar, Unpack
+
+from mqmesh.message import Message, check_topic
+from mqmesh.sdk.app.bodies import encoder_of
+
+T = TypeVar("T")
+
+
+class MessageFields(TypedDict, total=False):
+    """What a message has beside its topic and body; see ``Message``."""
+
+    tag: str | None
+    keys: Sequence[str]
+    properties: dict[str, str] | None
+    flag: int
+    sharding_key: str | None
+    delay_level: int
+    deliver_at_ms: int
+
+
+class MessageMaker(Generic[T]):
+    """Makes messages of values.
+
+    Args:
+        topic: Topic.
+        kind: Type of the values.
+
+    Raises:
+        InvalidArgument: The topic's name is illegal, or nobody sends such values.
+    """
+
+    def __init__(self, topic: str, kind: type[T]) -> None:
+        self.topic = check_topic(topic)
+        self._encode = encoder_of(kind)
+
+    def message(self, value: T, **fields: Unpack[MessageFields]) -> Message:
+        """The message that is sent; for transactions and batches, too.
+
+        Args:
+            value: Becomes the body.
+            fields: ``tag``, ``keys``, ``properties``, ``flag``, ``sharding_key``,
+                ``delay_level`` and ``deliver_at_ms`` of the ``Message``.
+
+        Raises:
+            InvalidArgument: The value is none of the type.
+        """
+        return Message(self.topic, self._encode(value), **fields)

@@ -1,0 +1,143 @@
+"""Which functions handle which topics for which groups, and what their arguments are."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from mqmesh.errors import InvalidArgument, Reject
+from mqmesh.message import StoredMessage, check_topic
+from mqmesh.sdk.app.bodies import Decode, decoder_of
+from mqmesh.sdk.client.options import make_options
+from mqmesh.sdk.consumer.consumer_options import (
+    PushConsumerKeywords,
+    PushConsumerOptions,
+    check_consumer_group,
+)
+from mqmesh.sdk.consumer.fetching.message_selector import Wanted, as_selector
+from mqmesh.sdk.consumer.listening.consume_result import is_coroutine_function
+
+Errors = tuple[type[Exception], ...]
+
+
+class TypedHandler:
+    """A user's function, called with what its parameters ask for.
+
+    Args:
+        function: Has one parameter, annotated with the type of the body, and may have a second
+            one for the ``StoredMessage``.
+        dead_letter_on: Errors that no retry will mend.
+
+    Raises:
+        InvalidArgument: The parameters are others, or nobody can decode their type.
+    """
+
+    def __init__(self, function: Callable[..., Any], dead_letter_on: Errors) -> None:
+        self.function = function
+        self.is_coroutine = is_coroutine_function(function)
+        self._dead_letter_on = dead_letter_on
+        self._decode, self._wants_message = _parameters_of(function)
+
+    def listen(self, messages: list[StoredMessage]) -> Any:
+        """As the listener of a ``PushConsumer``."""
+        (message,) = messages
+        try:
+            return self.function(*self._arguments(message))
+        except self._dead_letter_on as error:
+            raise _rejected(error) from error
+
+    async def listen_async(self, messages: list[StoredMessage]) -> Any:
+        """The same for ``mqmesh.aio``."""
+        (message,) = messages
+        try:
+            called: Awaitable[Any] = self.function(*self._arguments(message))
+            return await called
+        except self._dead_letter_on as error:
+            raise _rejected(error) from error
+
+    def _arguments(self, message: StoredMessage) -> list[Any]:
+        value = self._decode(message)
+        return [value, message] if self._wants_message else [value]
+
+
+class TypedSubscription(msgspec.Struct, frozen=True):
+    """A function that handles a topic for a group.
+
+    Attributes:
+        topic: Topic.
+        group: Consumer group.
+        expression: Which of its messages.
+        handler: The function.
+        options: Of the group's consumer.
+    """
+
+    topic: str
+    group: str
+    expression: Wanted
+    handler: TypedHandler
+    options: PushConsumerKeywords
+
+
+class Subscriptions:
+    """The subscriptions of an application; a group has one consumer, whatever its topics."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[TypedSubscription]] = {}
+
+    def add(self, subscription: TypedSubscription) -> None:
+        """Takes a subscription.
+
+        Raises:
+            InvalidArgument: A name or an option is out of bounds, the group has a handler of this
+                topic already, or its options are others.
+        """
+        group, topic = check_consumer_group(subscription.group), check_topic(subscription.topic)
+        as_selector(subscription.expression)
+        options = make_options(PushConsumerOptions, dict(subscription.options), "consumer option")
+        if options.consume_message_batch_max_size != 1:
+            raise InvalidArgument(
+                "consume_message_batch_max_size must be 1 here: a handler gets one message; for "
+                "more there is PushConsumer"
+            )
+        others = self._groups.setdefault(group, [])
+        for other in others:
+            if other.topic == topic:
+                raise InvalidArgument(f"group {group!r} has two handlers of topic {topic!r}")
+            if other.options != subscription.options:
+                raise InvalidArgument(
+                    f"group {group!r} has one consumer for all its topics, and so one set of "
+                    f"options: {other.options} for {other.topic!r}, {subscription.options} for "
+                    f"{topic!r}"
+                )
+        others.append(subscription)
+
+    def by_group(self) -> dict[str, list[TypedSubscription]]:
+        """All of them; a group's have the same options."""
+        return self._groups
+
+
+def _parameters_of(function: Callable[..., Any]) -> tuple[Decode, bool]:
+    name = getattr(function, "__qualname__", repr(function))
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    except (NameError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the parameters of {name} are not known: {error}") from error
+    kinds = [parameter.annotation for parameter in parameters]
+    if not 1 <= len(kinds) <= 2 or kinds[1:] not in ([], [StoredMessage]):
+        raise InvalidArgument(
+            f"{name} must have one parameter for the body, and may have a second one for the "
+            "message: def handle(order: Order, message: StoredMessage)"
+        )
+    if kinds[0] is inspect.Parameter.empty:
+        raise InvalidArgument(
+            f"parameter {parameters[0].name!r} of {name} needs an annotation: bytes, str, or the "
+            "type that its body is decoded into"
+        )
+    return decoder_of(kinds[0]), len(kinds) == 2
+
+
+def _rejected(error: Exception) -> Reject:
+    if isinstance(error, Reject):
+        return error
+    return Reject(f"{type(error).__name__}: {error}")
