@@ -51,6 +51,7 @@ COMMANDS: Final = {
     "schedule": ("processes.schedule", "schedule"),
     "coordinator": ("processes.serve", "coordinator"),
     "exporter": ("processes.serve", "exporter"),
+    "monitor": ("processes.monitor", "monitor"),
     "bench": ("bench.commands", "bench"),
     "completion": ("completion", "completion"),
 }

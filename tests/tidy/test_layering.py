@@ -143,7 +143,7 @@ CONFINED = {
     "lmdb": "mqmesh.storage.lmdb.env",
     "lark": "mqmesh.filtering.sql92",
     "click": "mqmesh.cli",
-    "prometheus_client": "mqmesh.roles.exporter.families",
+    "prometheus_client": "mqmesh.roles.exporter.page",
     "rich": "mqmesh.cli",
     "pyspark": "mqmesh.spark",
     "pyarrow": "mqmesh.spark",
@@ -160,6 +160,9 @@ CARRY_OUT = {
     "master_role",
     "follower_role",
     "context_building",
+    "page",
+    "monitor",
+    "alarm_notes",
 }
 SUPERVISOR = "supervisor"
 """The folder beside the roles that is none: it looks after processes."""

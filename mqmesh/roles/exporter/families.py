@@ -1,24 +1,10 @@
-"""Metrics, as Prometheus has them: families of series with labels, and the text of them.
-
-The text is made by Prometheus' own library, the extra ``metrics``.
-"""
+"""Metrics, as Prometheus has them: families of series with labels. Pure."""
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
-from typing import Final
 
 import msgspec
 
-from mqmesh.errors import ConfigError
 from mqmesh.figures import Distribution, FigureKind
-
-try:
-    from prometheus_client import core
-    from prometheus_client.exposition import generate_latest
-except ImportError as error:
-    raise ConfigError("an exporter needs the extra: pip install 'mqmesh[metrics]'") from error
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -68,27 +54,28 @@ class Families:
     def __len__(self) -> int:
         return sum(len(values) for _, values in self._by_name.values())
 
-    def text(self) -> bytes:
-        """What Prometheus reads."""
-        return generate_latest(self)
+    def __iter__(self) -> Iterator[tuple[Metric, dict[tuple[str, ...], float | Distribution]]]:
+        """Each metric, and its values by labels."""
+        return iter(self._by_name.values())
 
-    def collect(self) -> Iterator[core.Metric]:
-        """Asked by the library, in place of a registry of its own."""
-        for metric, series in self._by_name.values():
-            name, help, labels = metric.name, metric.help, metric.labels
-            if metric.kind is FigureKind.HISTOGRAM:
-                histogram = core.HistogramMetricFamily(name, help, labels=labels)
-                for values, told in series.items():
-                    if isinstance(told, Distribution):
-                        bounds = (*(repr(bound) for bound in told.bounds), "+Inf")
-                        buckets = list(zip(bounds, accumulate(told.counts), strict=True))
-                        histogram.add_metric(values, buckets, told.total)
-                yield histogram
+    def sums(self, name: str, by: tuple[str, ...], **where: str) -> dict[tuple[str, ...], float]:
+        """Adds up the series of a counter or gauge that have some labels in common.
+
+        Args:
+            name: Of the metric.
+            by: Labels whose values tell the sums apart; one that the metric has not is "".
+            where: Only series with these values of labels.
+
+        Returns:
+            Sums by the values of ``by``; none if there is no such metric.
+        """
+        found: dict[tuple[str, ...], float] = {}
+        metric, values = self._by_name.get(name, (None, {}))
+        for labels, value in values.items():
+            assert metric is not None
+            told = dict(zip(metric.labels, labels, strict=True))
+            if isinstance(value, Distribution) or not where.items() <= told.items():
                 continue
-            is_counter = metric.kind is FigureKind.COUNTER
-            kind = core.CounterMetricFamily if is_counter else core.GaugeMetricFamily
-            family = kind(name, help, labels=labels)
-            for values, told in series.items():
-                if not isinstance(told, Distribution):
-                    family.add_metric(values, told)
-            yield family
+            key = tuple(told.get(label, "") for label in by)
+            found[key] = found.get(key, 0.0) + value
+        return found

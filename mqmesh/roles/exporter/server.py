@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -18,47 +17,18 @@ from mqmesh.hosts import bindable
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
-from mqmesh.roles.exporter.families import CONTENT_TYPE
-from mqmesh.roles.supervisor.run_file import read_record
+from mqmesh.roles.exporter.page import CONTENT_TYPE, Page
+from mqmesh.roles.exporter.run_files import endpoints_beside
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
 """Processes that are asked at the same time."""
-LISTED: Final = ("namesrv", "broker", "exporter")
-"""Roles that need no run file to be found."""
 MOST_CONNECTIONS: Final = 16
 """At a time; more are closed at once."""
 CONNECTION_S: Final = 10
 """Who says nothing for so long is closed."""
 
 _log = logging.getLogger(__name__)
-
-
-class Page:
-    """The newest page; threads may ask at the same time.
-
-    Args:
-        collector: Makes the next one.
-        clock: Source of time.
-        min_interval_ms: How long a page is given again.
-    """
-
-    def __init__(self, collector: Collector, clock: Clock, min_interval_ms: int) -> None:
-        self._collector = collector
-        self._clock = clock
-        self._min_interval_ms = min_interval_ms
-        self._lock = threading.Lock()
-        self._made_ms: int | None = None
-        self._text = b""
-
-    def text(self) -> bytes:
-        """A page that is not too old; who comes while one is made waits for it."""
-        with self._lock:
-            now_ms = self._clock.monotonic_ms()
-            if self._made_ms is None or now_ms - self._made_ms >= self._min_interval_ms:
-                self._text = self._collector.collect().text()
-                self._made_ms = self._clock.monotonic_ms()
-            return self._text
 
 
 class ExporterServer:
@@ -76,7 +46,11 @@ class ExporterServer:
         self._config = config
         self._clock = clock
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
-        self._collector = collector or Collector(config, clock, self._others, self._pool.map)
+
+        def others() -> list[str]:
+            return endpoints_beside(config.data_dir)
+
+        self._collector = collector or Collector(config, clock, others, self._pool.map)
         self._page = Page(self._collector, clock, config.min_interval_ms)
         self._started_ms = clock.monotonic_ms()
         self._http: _HttpServer | None = None
@@ -105,15 +79,6 @@ class ExporterServer:
             self._http = None
         self._pool.shutdown()
         self._collector.close()
-
-    def _others(self) -> list[str]:
-        """Endpoints of the cluster's processes by its run file, unless name servers know them."""
-        record = read_record(Path(self._config.data_dir)) if self._config.data_dir else None
-        return [
-            entry.endpoint
-            for entry in (() if record is None else record.roles)
-            if entry.role not in LISTED and entry.endpoint
-        ]
 
     def _info(self) -> bytes:
         uptime_ms = self._clock.monotonic_ms() - self._started_ms

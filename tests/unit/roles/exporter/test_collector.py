@@ -12,6 +12,7 @@ from mqmesh.protocol.groups import GroupConfig, GroupSummary
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
+from mqmesh.roles.exporter.page import text_of
 from mqmesh.sdk.admin.group_admin import GroupProgress
 from mqmesh.testing.clock import ManualClock
 
@@ -81,7 +82,7 @@ def make(world, **settings) -> Collector:
 
 def told(collector, name):
     """Values of a metric by node."""
-    families = text_string_to_metric_families(collector.collect().text().decode())
+    families = text_string_to_metric_families(text_of(collector.collect()).decode())
     return {
         (sample.labels["node_type"], sample.labels["node_id"]): sample.value
         for family in families
@@ -119,14 +120,14 @@ def test_groups_beyond_the_limit_are_counted(world):
     collector = make(world, max_groups=2)
     (left_out,) = told(collector, "mqmesh_exporter_groups_left_out").values()
     assert left_out == 1
-    text = collector.collect().text()
+    text = text_of(collector.collect())
     assert b'group="billing"' in text
     assert b'group="stock"' not in text
 
 
 def test_the_names_of_rocketmq_4_can_be_left_out(world):
-    assert b"rocketmq_broker_tps" in make(world).collect().text()
-    assert b"rocketmq_broker_tps" not in make(world, rocketmq4_names=False).collect().text()
+    assert b"rocketmq_broker_tps" in text_of(make(world).collect())
+    assert b"rocketmq_broker_tps" not in text_of(make(world, rocketmq4_names=False).collect())
 
 
 def test_a_broker_that_left_is_down_for_a_while_and_then_forgotten(world):

@@ -23,6 +23,7 @@ from mqmesh.roles.exporter.names import (
     group_series,
     own_metric,
 )
+from mqmesh.roles.exporter.page import text_of
 from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names, put_times
 from mqmesh.sdk.admin.group_admin import GroupProgress, QueueLag
@@ -42,7 +43,7 @@ def values_of(series):
         (sample.name, *(v for k, v in sorted(sample.labels.items()) if k not in common)): (
             sample.value
         )
-        for family in text_string_to_metric_families(Families(series).text().decode())
+        for family in text_string_to_metric_families(text_of(Families(series)).decode())
         for sample in family.samples
     }
 

@@ -13,6 +13,7 @@ import pytest
 from mqmesh.figures import FigureKind
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.run_files import endpoints_beside
 from mqmesh.roles.exporter.server import MOST_CONNECTIONS, ExporterServer
 from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 from mqmesh.testing.clock import ManualClock
@@ -63,9 +64,7 @@ def test_processes_that_name_servers_do_not_know_are_found_by_the_run_file(tmp_p
         RoleEntry(role="filtersrv", name="f"),
     ]
     write_record(tmp_path, RunRecord(pid=1, started_ms=1, namesrv="", roles=roles))
-    config = ExporterConfig(data_dir=str(tmp_path))
-    server = ExporterServer(config, ManualClock(), Counting())
-    assert server._others() == ["ipc:///s"]
+    assert endpoints_beside(str(tmp_path)) == ["ipc:///s"]
 
 
 def test_it_says_how_it_is_and_nothing_else(exporter):

@@ -1,0 +1,155 @@
+"""Alarms that are on: when each began, and when somebody is to be told of it. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from mqmesh.roles.exporter.alarm_rules import RULES, AlarmRule, History, Labels, Look, Severity
+from mqmesh.roles.exporter.families import Families
+from mqmesh.roles.exporter.monitor_config import RuleChange
+
+Status = Literal["firing", "resolved"]
+MOST_ALARMS: Final = 10_000
+"""On at a time; a cluster with more is told of by these."""
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something that is wrong.
+
+    Attributes:
+        alarm: Name of the rule.
+        severity: How bad it is.
+        labels: What it is about.
+        value: What was found.
+        threshold: What is too much.
+        summary: A sentence.
+        since_ms: Since when it is so, ms since 1970.
+        status: ``resolved`` when it is over.
+    """
+
+    alarm: str
+    severity: Severity
+    labels: dict[str, str]
+    value: float
+    threshold: float
+    summary: str
+    since_ms: int
+    status: Status = "firing"
+
+
+class Known(msgspec.Struct):
+    """An alarm that is so, though perhaps not for long enough.
+
+    Attributes:
+        alarm: As it was found last.
+        told_ms: When somebody was told of it last, ms since 1970; 0 for never.
+    """
+
+    alarm: Alarm
+    told_ms: int = 0
+
+
+class AlarmState(msgspec.Struct):
+    """What a monitor remembers; a file can hold it.
+
+    Attributes:
+        history: Totals of before.
+        known: Alarms by rule and labels, joined by a tab.
+    """
+
+    history: History = msgspec.field(default_factory=History)
+    known: dict[str, Known] = {}
+
+
+class AlarmBoard:
+    """Judges what is seen of a cluster, look by look.
+
+    Args:
+        changes: How rules differ from their defaults.
+        repeat_s: An alarm that lasts is told again after so long; 0 for never.
+        state: What is remembered of before.
+    """
+
+    def __init__(
+        self, changes: Sequence[RuleChange] = (), repeat_s: int = 0, state: AlarmState | None = None
+    ) -> None:
+        self.state = state or AlarmState()
+        self._repeat_ms = repeat_s * 1_000
+        self._plans = [(rule, _plan(rule, changes)) for rule in RULES]
+
+    def judge(self, families: Families, now_ms: int, *, at_once: bool = False) -> list[Alarm]:
+        """Looks at figures.
+
+        Args:
+            families: Of the whole cluster.
+            now_ms: Wall clock.
+            at_once: Do not wait until something was so for long enough.
+
+        Returns:
+            Alarms to tell of: those that began, are over, or last for long.
+        """
+        look = Look(families, self.state.history, now_ms)
+        seen = dict(self._find(look))
+        told: list[Alarm] = []
+        for key, (alarm, for_ms) in seen.items():
+            known = self.state.known.get(key)
+            if known is None:
+                if len(self.state.known) >= MOST_ALARMS:
+                    continue
+                known = self.state.known[key] = Known(alarm)
+            known.alarm = msgspec.structs.replace(alarm, since_ms=known.alarm.since_ms)
+            is_due = at_once or now_ms - known.alarm.since_ms >= for_ms
+            is_again = bool(self._repeat_ms) and now_ms - known.told_ms >= self._repeat_ms
+            if is_due and (not known.told_ms or is_again):
+                known.told_ms = now_ms
+                told.append(known.alarm)
+        for key in self.state.known.keys() - seen.keys():
+            over = self.state.known.pop(key)
+            if over.told_ms:
+                told.append(msgspec.structs.replace(over.alarm, status="resolved"))
+        self.state.history.forget(now_ms)
+        return told
+
+    def firing(self) -> list[Alarm]:
+        """Alarms that are on, of which somebody was told."""
+        return [known.alarm for known in self.state.known.values() if known.told_ms]
+
+    def _find(self, look: Look) -> Iterator[tuple[str, tuple[Alarm, int]]]:
+        for rule, plan in self._plans:
+            # Once for each threshold that some group has.
+            for threshold in dict.fromkeys(one.threshold for one in plan.values()):
+                for labels, value in rule.find(look, threshold):
+                    one = plan.get(_group_of(rule, labels), plan[""])
+                    if not one.enabled or one.threshold != threshold:
+                        continue
+                    told = dict(zip(rule.by, labels, strict=True))
+                    summary = rule.sentence(labels, value, threshold)
+                    since_ms = look.now_ms
+                    found = (rule.alarm, rule.severity, told, value, threshold, summary, since_ms)
+                    yield "\t".join((rule.alarm, *labels)), (Alarm(*found), one.for_ms)
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    threshold: float
+    for_ms: int
+    enabled: bool
+
+
+def _plan(rule: AlarmRule, changes: Sequence[RuleChange]) -> dict[str, _Plan]:
+    """How a rule is judged, by consumer group; "" for all that have nothing of their own."""
+    plans = {"": _Plan(rule.threshold, rule.for_s * 1_000, enabled=True)}
+    # Those of a group begin with what holds for all, wherever it stands.
+    for one in sorted(changes, key=lambda one: bool(one.group)):
+        if one.alarm == rule.alarm:
+            base = plans.get(one.group, plans[""])
+            plans[one.group] = _Plan(
+                base.threshold if one.threshold is None else one.threshold,
+                base.for_ms if one.for_s is None else one.for_s * 1_000,
+                one.enabled,
+            )
+    return plans
+
+
+def _group_of(rule: AlarmRule, labels: Labels) -> str:
+    return labels[rule.by.index("consumer_group")] if "consumer_group" in rule.by else ""

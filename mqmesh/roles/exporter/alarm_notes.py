@@ -1,0 +1,113 @@
+"""Tells of alarms: in the log, to a program, to a web service."""
+
+import logging
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import msgspec
+
+from mqmesh.roles.exporter.alarm_board import Alarm
+from mqmesh.roles.exporter.monitor_config import NotifyConfig
+
+NO_END: Final = "0001-01-01T00:00:00Z"
+"""What Alertmanager writes for an alarm that lasts."""
+MOST_TOLD: Final = 1_000
+"""Of one look, in one document."""
+ANSWER_BYTES: Final = 4_096
+
+_log = logging.getLogger(__name__)
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A web service may not send the alarms elsewhere."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        """Nowhere else."""
+
+
+def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
+    """Tells of alarms that began or ended; who cannot be told is named in the log.
+
+    Args:
+        config: Who is told.
+        alarms: Alarms.
+        now_ms: Wall clock.
+    """
+    if not alarms:
+        return
+    if config.log:
+        for one in alarms:
+            _tell_log(one)
+    document = msgspec.json.encode(document_of(alarms, now_ms))
+    if config.command:
+        _start(config, document)
+    if config.webhook_url:
+        _post(config, document)
+
+
+def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
+    """Alarms in the form of Alertmanager's webhook, version 4."""
+    told = alarms[:MOST_TOLD]
+    is_over = all(one.status == "resolved" for one in told)
+    return {
+        "version": "4",
+        "receiver": "mqmesh",
+        "status": "resolved" if is_over else "firing",
+        "truncatedAlerts": len(alarms) - len(told),
+        "alerts": [
+            {
+                "status": one.status,
+                "labels": {"alertname": one.alarm, "severity": one.severity, **one.labels},
+                "annotations": {"summary": one.summary},
+                "startsAt": _moment(one.since_ms),
+                "endsAt": _moment(now_ms) if one.status == "resolved" else NO_END,
+            }
+            for one in told
+        ],
+    }
+
+
+def _tell_log(alarm: Alarm) -> None:
+    if alarm.status == "resolved":
+        _log.info("%s is over: %s", alarm.alarm, alarm.summary)
+    else:
+        level = logging.ERROR if alarm.severity == "critical" else logging.WARNING
+        _log.log(level, "%s (%s): %s", alarm.alarm, alarm.severity, alarm.summary)
+
+
+def _start(config: NotifyConfig, document: bytes) -> None:
+    try:
+        done = subprocess.run(
+            config.command,
+            input=document,
+            stdout=subprocess.DEVNULL,
+            timeout=config.timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _log.error("notify.command %s: %s", config.command[0], error)
+        return
+    if done.returncode:
+        _log.error("notify.command %s ended with code %d", config.command[0], done.returncode)
+
+
+def _post(config: NotifyConfig, document: bytes) -> None:
+    request = Request(
+        config.webhook_url,
+        document,
+        {"Content-Type": "application/json", "User-Agent": "mqmesh"},
+        method="POST",
+    )
+    try:
+        with build_opener(_NoRedirects).open(request, timeout=config.timeout_s) as answer:
+            answer.read(ANSWER_BYTES)
+    except (URLError, OSError, ValueError) as error:
+        _log.error("notify.webhook_url %s: %s", request.host, error)
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

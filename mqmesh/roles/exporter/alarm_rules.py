@@ -1,0 +1,386 @@
+"""What is an alarm: conditions on the figures of a cluster. Pure.
+
+The same conditions stand in ``boards/mqmesh.rules.yml`` for those who have Prometheus.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from mqmesh.roles.exporter.families import Families
+from mqmesh.units import MIB
+
+Severity = Literal["warning", "critical"]
+Labels = tuple[str, ...]
+
+NODE: Final = ("node_id",)
+GROUP: Final = ("consumer_group",)
+LONGEST_WINDOW_MS: Final = 3_600_000
+MOST_SERIES: Final = 100_000
+"""Totals that are remembered; what comes beyond is not watched for growth."""
+
+LAG: Final = "rocketmq_consumer_lag_messages"
+MEMBERS: Final = "rocketmq_consumer_connections"
+
+
+class History(msgspec.Struct):
+    """What totals were, so that it is known how much they grew; it can be kept in a file.
+
+    Attributes:
+        totals: By metric and labels, joined by a tab: pairs of wall-clock ms and total, oldest
+            first. One is older than the longest window, or the first of all.
+    """
+
+    totals: dict[str, list[tuple[int, float]]] = {}
+
+    def growth(
+        self, name: str, sums: Mapping[Labels, float], now_ms: int, window_ms: int
+    ) -> dict[Labels, float | None]:
+        """How much totals grew, and notes what they are.
+
+        Args:
+            name: Of the metric.
+            sums: The totals.
+            now_ms: Wall clock.
+            window_ms: Since so long ago.
+
+        Returns:
+            Growth by labels; None where nothing is known of so long ago. A total that is smaller
+            than before began anew with its process.
+        """
+        found: dict[Labels, float | None] = {}
+        for labels, total in sums.items():
+            key = "\t".join((name, *labels))
+            seen = self.totals.get(key)
+            if seen is None:
+                if len(self.totals) >= MOST_SERIES:
+                    continue
+                seen = self.totals[key] = []
+            if not seen or seen[-1][0] < now_ms:
+                seen.append((now_ms, total))
+            while len(seen) > 1 and seen[1][0] <= now_ms - LONGEST_WINDOW_MS:
+                del seen[0]
+            found[labels] = _grown(seen, now_ms - window_ms)
+        return found
+
+    def forget(self, now_ms: int) -> None:
+        """Forgets what was not seen for longer than any window."""
+        old_ms = now_ms - LONGEST_WINDOW_MS
+        self.totals = {key: seen for key, seen in self.totals.items() if seen[-1][0] > old_ms}
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What rules look at.
+
+    Attributes:
+        families: Figures of now.
+        history: Of before.
+        now_ms: Wall clock.
+    """
+
+    families: Families
+    history: History
+    now_ms: int
+
+    def grown(
+        self, name: str, by: Labels, window_ms: int, **where: str
+    ) -> dict[Labels, float | None]:
+        """How much the sums of a counter grew within so long; see ``History.growth``."""
+        # Counters of different labels are different totals.
+        told = "".join(f"{{{label}={value}}}" for label, value in where.items())
+        sums = self.families.sums(name, by, **where)
+        return self.history.growth(name + told, sums, self.now_ms, window_ms)
+
+
+Find = Callable[[Look, float], Iterator[tuple[Labels, float]]]
+
+
+class AlarmRule(msgspec.Struct, frozen=True):
+    """A condition.
+
+    Attributes:
+        alarm: Its name.
+        severity: How bad it is.
+        threshold: What is too much; what it is of, ``summary`` says.
+        for_s: It must be so for so long.
+        by: Labels of what it is about.
+        find: What is beyond a threshold: values of ``by``, and the value.
+        summary: A sentence, to be formatted with the labels, ``value`` and ``threshold``.
+    """
+
+    alarm: str
+    severity: Severity
+    threshold: float
+    for_s: int
+    by: Labels
+    find: Find
+    summary: str
+
+    def sentence(self, labels: Labels, value: float, threshold: float) -> str:
+        """What is wrong, in words."""
+        told = dict(zip(self.by, labels, strict=True))
+        return self.summary.format(value=value, threshold=threshold, **told)
+
+
+def over(name: str, by: Labels = NODE, **where: str) -> Find:
+    """Finds sums of a gauge above the threshold."""
+
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        for labels, value in look.families.sums(name, by, **where).items():
+            if value > threshold:
+                yield labels, value
+
+    return find
+
+
+def is_zero(name: str, by: Labels = NODE) -> Find:
+    """Finds gauges that are 0, where 1 is well."""
+
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        for labels, value in look.families.sums(name, by).items():
+            if value == 0:
+                yield labels, value
+
+    return find
+
+
+def grew(name: str, by: Labels, window_s: int, **where: str) -> Find:
+    """Finds counters that grew by more than the threshold within so long."""
+
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        for labels, value in look.grown(name, by, window_s * 1_000, **where).items():
+            if value is not None and value > threshold:
+                yield labels, value
+
+    return find
+
+
+def any_of(*finds: Find) -> Find:
+    """Finds what one of several finds."""
+
+    def find(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+        found: dict[Labels, float] = {}
+        for one in finds:
+            found |= dict(one(look, threshold))
+        yield from found.items()
+
+    return find
+
+
+def _behind(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    # Many messages that came a moment ago are no backlog.
+    name = "rocketmq_consumer_lag_latency_milliseconds"
+    late = {labels for labels, ms in look.families.sums(name, GROUP).items() if ms > 60_000}
+    for labels, lag in look.families.sums(LAG, GROUP).items():
+        if lag > threshold and labels in late:
+            yield labels, lag
+
+
+def _waiting(look: Look, threshold: float) -> dict[Labels, float]:
+    # What waits for its retry waits on purpose.
+    sums = look.families.sums(LAG, GROUP, is_retry="false")
+    return {labels: lag for labels, lag in sums.items() if lag > threshold}
+
+
+def _stuck(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    members = look.families.sums(MEMBERS, GROUP)
+    out = look.grown("rocketmq_messages_out_total", GROUP, 300_000)
+    for labels, lag in _waiting(look, threshold).items():
+        if members.get(labels) and out.get(labels, 0.0) == 0:
+            yield labels, lag
+
+
+def _nobody(look: Look, threshold: float) -> Iterator[tuple[Labels, float]]:
+    members = look.families.sums(MEMBERS, GROUP)
+    for labels, lag in _waiting(look, threshold).items():
+        if not members.get(labels):
+            yield labels, lag
+
+
+RULES: Final = (
+    AlarmRule(
+        "process-down",
+        "critical",
+        0,
+        10,
+        ("node_type", "node_id"),
+        is_zero("mqmesh_up", ("node_type", "node_id")),
+        "{node_type} {node_id} does not answer",
+    ),
+    AlarmRule(
+        "disk-filling",
+        "warning",
+        0.85,
+        300,
+        NODE,
+        over("mqmesh_store_disk_used_ratio"),
+        "the disk of {node_id} is {value:.0%} full, more than {threshold:.0%}",
+    ),
+    AlarmRule(
+        "disk-full",
+        "critical",
+        0,
+        0,
+        NODE,
+        over("mqmesh_store_disk_full"),
+        "{node_id} refuses messages, its disk is full",
+    ),
+    AlarmRule(
+        "store-not-writable",
+        "critical",
+        0,
+        60,
+        NODE,
+        is_zero("mqmesh_store_writable"),
+        "{node_id} takes no messages",
+    ),
+    AlarmRule(
+        "messages-lost-unread",
+        "critical",
+        0,
+        0,
+        NODE,
+        grew("mqmesh_forced_lost_messages_total", NODE, 3_600),
+        "{node_id} removed {value:.0f} messages that a group had not read, to make room",
+    ),
+    AlarmRule(
+        "group-behind",
+        "warning",
+        10_000,
+        300,
+        GROUP,
+        _behind,
+        "{consumer_group} lacks {value:.0f} messages, more than {threshold:.0f}",
+    ),
+    AlarmRule(
+        "group-stuck",
+        "critical",
+        0,
+        300,
+        GROUP,
+        _stuck,
+        "{consumer_group} has members and gets nowhere: {value:.0f} messages wait",
+    ),
+    AlarmRule(
+        "group-without-members",
+        "warning",
+        0,
+        600,
+        GROUP,
+        _nobody,
+        "{value:.0f} messages wait for {consumer_group}, and nobody is there",
+    ),
+    AlarmRule(
+        "dead-letters",
+        "warning",
+        0,
+        0,
+        GROUP,
+        grew("rocketmq_send_to_dlq_messages_total", GROUP, 600),
+        "{value:.0f} messages of {consumer_group} became dead letters within 10 minutes",
+    ),
+    AlarmRule(
+        "half-messages-parked",
+        "warning",
+        0,
+        0,
+        NODE,
+        over("mqmesh_half_messages_parked"),
+        "nobody decides {value:.0f} transactions at {node_id}",
+    ),
+    AlarmRule(
+        "delays-late",
+        "critical",
+        5_000,
+        60,
+        NODE,
+        over("rocketmq_timer_dequeue_latency"),
+        "delayed messages of {node_id} are {value:.0f} ms late, more than {threshold:.0f}",
+    ),
+    AlarmRule(
+        "busy",
+        "warning",
+        60,
+        60,
+        NODE,
+        any_of(
+            grew("mqmesh_refusals_total", NODE, 60, response_code="system_busy"),
+            grew("mqmesh_refusals_total", NODE, 60, response_code="disk_full"),
+        ),
+        "{node_id} refused {value:.0f} requests within a minute, more than {threshold:.0f}",
+    ),
+    AlarmRule(
+        "no-permission",
+        "warning",
+        10,
+        0,
+        NODE,
+        grew("mqmesh_refusals_total", NODE, 60, response_code="no_permission"),
+        "{node_id} refused {value:.0f} requests without permission within a minute",
+    ),
+    AlarmRule(
+        "index-behind",
+        "warning",
+        60,
+        300,
+        NODE,
+        over("mqmesh_index_lag_seconds"),
+        "look-ups by key at {node_id} lack the last {value:.0f} s, more than {threshold:.0f}",
+    ),
+    AlarmRule(
+        "replica-behind",
+        "warning",
+        64 * MIB,
+        60,
+        ("node_id", "replica"),
+        over("mqmesh_ha_replica_lag_bytes", ("node_id", "replica")),
+        "replica {replica} of {node_id} lacks {value:.0f} bytes, more than {threshold:.0f}",
+    ),
+    AlarmRule(
+        "replica-silent",
+        "warning",
+        10,
+        60,
+        ("node_id", "replica"),
+        over("mqmesh_ha_replica_silent_seconds", ("node_id", "replica")),
+        "replica {replica} of {node_id} says nothing for {value:.0f} s",
+    ),
+    AlarmRule(
+        "unsafe-answers",
+        "critical",
+        0,
+        0,
+        ("node_id", "send_status"),
+        grew("mqmesh_unsafe_answers_total", ("node_id", "send_status"), 300),
+        "{node_id} answers {send_status}: messages are on too few disks or replicas",
+    ),
+    AlarmRule(
+        "no-failover",
+        "critical",
+        0,
+        30,
+        NODE,
+        any_of(over("mqmesh_ha_failsafe"), is_zero("mqmesh_ha_coordinator_up")),
+        "{node_id} has no session at the coordinator: nobody takes over if a master dies",
+    ),
+    AlarmRule(
+        "bug-survived",
+        "warning",
+        0,
+        0,
+        ("node_type", "node_id"),
+        grew("mqmesh_callback_failures_total", ("node_type", "node_id"), 3_600),
+        "{node_type} {node_id} survived a bug; its log has the traceback",
+    ),
+)
+
+
+def _grown(seen: list[tuple[int, float]], since_ms: int) -> float | None:
+    if seen[0][0] > since_ms and len(seen) == 1:
+        return None
+    start = max((at for at, one in enumerate(seen) if one[0] <= since_ms), default=0)
+    grown = 0.0
+    for (_, before), (_, after) in zip(seen[start:], seen[start + 1 :], strict=False):
+        grown += after - before if after >= before else after
+    return grown

@@ -1,0 +1,107 @@
+"""Settings of a monitor. The defaults stand here only, those of alarms in ``alarm_rules.py``."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+
+from mqmesh.errors import ConfigError
+from mqmesh.roles.exporter.alarm_rules import RULES
+
+_Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+_Name = Annotated[str, msgspec.Meta(max_length=255)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=86_400)]
+
+
+class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an alarm differs from its default.
+
+    Attributes:
+        alarm: Its name.
+        group: Only of this consumer group; "" for all.
+        threshold: In place of the default.
+        for_s: In place of the default, 0 to 86,400 s.
+        enabled: False for no alarm.
+    """
+
+    alarm: str
+    group: _Name = ""
+    threshold: float | None = None
+    for_s: _Seconds | None = None
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the name.
+
+        Raises:
+            ConfigError: There is no such alarm, or it is of no group.
+        """
+        rule = next((rule for rule in RULES if rule.alarm == self.alarm), None)
+        if rule is None:
+            names = ", ".join(rule.alarm for rule in RULES)
+            raise ConfigError(f"rule.alarm {self.alarm!r} is none of {names}")
+        if self.group and "consumer_group" not in rule.by:
+            raise ConfigError(f"rule.group: alarm {self.alarm!r} is of no consumer group")
+
+
+class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is told.
+
+    Attributes:
+        log: Write a line for each alarm that begins or ends.
+        command: A program and its arguments, started with the alarms as JSON on its standard
+            input; none if it is empty. No shell takes part.
+        webhook_url: Where the same JSON is posted, ``http://`` or ``https://``; "" for nowhere.
+            It has the form of Alertmanager's webhook.
+        timeout_s: For the command and the webhook, 1 to 60 s.
+        repeat_s: An alarm that lasts is told again after so long, 0 for never.
+    """
+
+    log: bool = True
+    command: Annotated[list[str], msgspec.Meta(max_length=64)] = []
+    webhook_url: Annotated[str, msgspec.Meta(max_length=2_048)] = ""
+    timeout_s: Annotated[int, msgspec.Meta(ge=1, le=60)] = 5
+    repeat_s: _Seconds = 14_400
+
+    def __post_init__(self) -> None:
+        """Checks the URL.
+
+        Raises:
+            ConfigError: It is none that can be posted to.
+        """
+        url = urlsplit(self.webhook_url)
+        if self.webhook_url and (url.scheme not in ("http", "https") or not url.hostname):
+            raise ConfigError(
+                f"notify.webhook_url {self.webhook_url!r} must be http://host/… or https://host/…"
+            )
+
+
+class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a monitor.
+
+    Attributes:
+        namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
+        other_addr: Other processes to watch, ``host:port`` each: coordinators, schedule services,
+            filter servers.
+        data_dir: Data folder of a cluster that `mqmesh up` runs on this machine, whose other
+            processes are watched, too. "" for none.
+        interval_s: How often it looks, 1 to 3,600 s.
+        timeout_ms: For each answer of a process, 100 to 60,000 ms.
+        max_groups: Consumer groups of each broker that are watched, 0 to 100,000.
+        state_file: What was seen is kept there, so that a restart forgets no alarm, and
+            ``--once`` knows what has grown. "" for nowhere.
+        rule: Alarms that differ from their defaults; one of a group goes before one of all.
+        notify: Who is told.
+    """
+
+    namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=64)] = (
+        msgspec.field(default_factory=lambda: ["127.0.0.1:9876"])
+    )
+    other_addr: Annotated[list[_Address], msgspec.Meta(max_length=1_024)] = []
+    data_dir: str = ""
+    interval_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 30
+    timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=60_000)] = 2_000
+    max_groups: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1_000
+    state_file: str = ""
+    rule: Annotated[list[RuleChange], msgspec.Meta(max_length=1_024)] = []
+    notify: NotifyConfig = NotifyConfig()

@@ -1,0 +1,53 @@
+"""A monitor beside a real cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from harness.commands import CommandProcess, run_command
+
+from mqmesh.message import Message
+from mqmesh.protocol.membership import ConsumeFromWhere
+
+
+def test_messages_that_wait_for_nobody_are_an_alarm_until_they_are_read(mqmesh_cluster):
+    topic, group = mqmesh_cluster.topic(queues=1), mqmesh_cluster.group()
+    producer = mqmesh_cluster.producer()
+
+    def read() -> list[bytes]:
+        options = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
+        with mqmesh_cluster.pull_consumer(group, **options) as consumer:
+            consumer.subscribe(topic)
+            found = [one.body for one in consumer.poll(10_000)]
+            consumer.commit()
+        return found
+
+    producer.send(Message(topic, b"read"))
+    assert read() == [b"read"]
+    producer.send(Message(topic, b"unread"))
+
+    def mine() -> list[str]:
+        namesrv = json.dumps([mqmesh_cluster.namesrv_addr])
+        done = run_command("monitor", "--once", "--json", "--set", f"namesrv_addr={namesrv}")
+        alarms = json.loads("".join(done.out))
+        assert done.code == bool(alarms)
+        return [one["alarm"] for one in alarms if one["labels"].get("consumer_group") == group]
+
+    assert mine() == ["group-without-members"]
+    assert read() == [b"unread"]
+    assert mine() == []
+
+
+def test_a_monitor_watches_until_it_is_stopped(mqmesh_cluster, short_tmp_path):
+    path, state = short_tmp_path / "monitor.toml", short_tmp_path / "state.json"
+    path.write_text(
+        f'namesrv_addr = ["{mqmesh_cluster.namesrv_addr}", "127.0.0.1:1"]\n'
+        f'timeout_ms = 100\nstate_file = "{state}"\n'
+        '[[rule]]\nalarm = "process-down"\nfor_s = 0\n'
+    )
+    with CommandProcess("monitor", "-c", str(path)) as monitor:
+        monitor.expect(r"process-down \(critical\): namesrv 127.0.0.1:1 does not answer")
+        monitor.send_signal(signal.SIGTERM)
+        assert monitor.wait() == 0
+    assert b"process-down" in state.read_bytes()

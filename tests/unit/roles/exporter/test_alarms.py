@@ -1,0 +1,339 @@
+"""Alarms: what is one, when it is told of, and in which form."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import msgspec
+import pytest
+
+from mqmesh.errors import ConfigError
+from mqmesh.figures import FigureKind
+from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
+from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
+from mqmesh.roles.exporter.alarm_rules import LAG, LONGEST_WINDOW_MS, MEMBERS, RULES, History
+from mqmesh.roles.exporter.families import Families, Metric, Series
+from mqmesh.roles.exporter.monitor import Monitor
+from mqmesh.roles.exporter.monitor_config import MonitorConfig, NotifyConfig, RuleChange
+
+T0 = 1_767_225_600_000
+LATENCY = "rocketmq_consumer_lag_latency_milliseconds"
+OUT = "rocketmq_messages_out_total"
+DEAD = "rocketmq_send_to_dlq_messages_total"
+
+
+def series(name, value, **labels):
+    metric = Metric(name, FigureKind.GAUGE, "h", tuple(labels))
+    return Series(metric, tuple(labels.values()), value)
+
+
+def group(lag, *, name="billing", latency_ms=90_000, members=0, out=0):
+    found = [
+        series(LAG, lag, consumer_group=name, is_retry="false"),
+        series(LATENCY, latency_ms, consumer_group=name),
+        series(OUT, out, consumer_group=name),
+    ]
+    return [*found, series(MEMBERS, members, consumer_group=name)] if members else found
+
+
+def names(alarms):
+    return [(one.alarm, one.status) for one in alarms]
+
+
+class Watch:
+    """A board that looks at made-up figures."""
+
+    def __init__(self, *changes, repeat_s=0):
+        self.board = AlarmBoard(changes, repeat_s)
+
+    def look(self, at_s, *found, at_once=False):
+        return self.board.judge(Families(found), T0 + at_s * 1_000, at_once=at_once)
+
+
+def test_an_alarm_is_told_when_it_has_lasted_and_when_it_is_over():
+    watch = Watch()
+    down = series("mqmesh_up", 0, node_type="broker", node_id="broker-a")
+    assert watch.look(0, down) == []
+    (begun,) = watch.look(10, down)
+    assert (begun.alarm, begun.severity, begun.since_ms) == ("process-down", "critical", T0)
+    assert begun.summary == "broker broker-a does not answer"
+    assert begun.labels == {"node_type": "broker", "node_id": "broker-a"}
+    assert watch.look(40, down) == []
+    assert watch.board.firing() == [msgspec.structs.replace(begun)]
+    up = series("mqmesh_up", 1, node_type="broker", node_id="broker-a")
+    assert names(watch.look(70, up)) == [("process-down", "resolved")]
+    assert watch.board.firing() == []
+
+
+def test_what_was_over_before_it_was_an_alarm_is_not_told():
+    watch = Watch()
+    down = series("mqmesh_up", 0, node_type="broker", node_id="broker-a")
+    watch.look(0, down)
+    assert watch.look(5) == []
+    assert watch.look(6, down) == []
+    assert watch.look(12, down) == []
+
+
+def test_a_lasting_alarm_is_told_again():
+    watch = Watch(repeat_s=3_600)
+    full = series("mqmesh_store_disk_full", 1, node_id="broker-a")
+    told = [bool(watch.look(at_s, full)) for at_s in (0, 60, 3_599, 3_600, 3_660, 7_200)]
+    assert told == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_once_does_not_wait(at_once):
+    found = group(20_000, members=1)
+    told = names(Watch().look(0, *found, at_once=at_once))
+    assert told == ([("group-behind", "firing")] if at_once else [])
+
+
+def test_a_backlog_of_a_moment_is_none():
+    watch = Watch()
+    assert watch.look(0, *group(20_000, members=1, latency_ms=500), at_once=True) == []
+
+
+def test_a_group_has_its_own_threshold_and_another_none():
+    watch = Watch(
+        RuleChange(alarm="group-behind", group="billing", threshold=10, for_s=60),
+        RuleChange(alarm="group-behind", for_s=0),
+        RuleChange(alarm="group-behind", group="audit", enabled=False),
+    )
+    found = [
+        *group(11, members=1),
+        *group(20_000, name="audit", members=1),
+        *group(11, name="shipping", members=1),
+        *group(20_001, name="stock", members=1),
+    ]
+    assert [one.labels["consumer_group"] for one in watch.look(0, *found)] == ["stock"]
+    (later,) = watch.look(60, *found)
+    assert later.summary == "billing lacks 11 messages, more than 10"
+
+
+def test_a_group_that_nobody_reads_for():
+    watch = Watch()
+    assert watch.look(0, *group(5)) == []
+    assert names(watch.look(600, *group(5))) == [("group-without-members", "firing")]
+
+
+def test_what_waits_for_its_retry_is_no_backlog_of_nobody():
+    watch = Watch()
+    retry = series(LAG, 5, consumer_group="billing", is_retry="true")
+    assert watch.look(0, retry, at_once=True) == []
+
+
+def test_a_group_with_members_that_gets_nowhere():
+    watch = Watch()
+    for at_s in range(0, 601, 30):
+        told = names(watch.look(at_s, *group(5, members=2, out=100, latency_ms=0)))
+        assert told == ([("group-stuck", "firing")] if at_s == 330 else [])
+    moved = group(5, members=2, out=101, latency_ms=0)
+    assert names(watch.look(630, *moved)) == [("group-stuck", "resolved")]
+
+
+def test_new_dead_letters_are_an_alarm_for_ten_minutes():
+    watch = Watch()
+
+    def dead(total):
+        return series(DEAD, total, consumer_group="billing", topic="%DLQ%billing")
+
+    assert watch.look(0, dead(7)) == []
+    (told,) = watch.look(30, dead(9))
+    assert told.summary == "2 messages of billing became dead letters within 10 minutes"
+    assert watch.look(600, dead(9)) == []
+    assert names(watch.look(660, dead(9))) == [("dead-letters", "resolved")]
+
+
+def test_a_total_that_begins_anew_has_grown_by_itself():
+    history = History()
+    for at_ms, total in ((0, 100), (1_000, 3), (2_000, 5)):
+        grown = history.growth("m", {("a",): total}, T0 + at_ms, 60_000)
+    assert grown == {("a",): 5}
+
+
+def test_history_stays_small():
+    history = History()
+    for at_s in range(0, 3 * 3_600, 30):
+        history.growth("m", {("a",): at_s}, T0 + at_s * 1_000, 60_000)
+    assert len(history.totals["m\ta"]) <= LONGEST_WINDOW_MS // 30_000 + 2
+    history.forget(T0 + 10 * LONGEST_WINDOW_MS)
+    assert history.totals == {}
+
+
+def test_two_codes_of_refusals_are_different_totals():
+    watch = Watch(RuleChange(alarm="busy", threshold=5, for_s=0))
+
+    def refused(busy, full):
+        return [
+            series("mqmesh_refusals_total", n, node_id="a", response_code=code)
+            for n, code in ((busy, "system_busy"), (full, "disk_full"))
+        ]
+
+    assert watch.look(0, *refused(100, 0)) == []
+    assert watch.look(30, *refused(101, 1)) == []
+    assert names(watch.look(60, *refused(101, 9))) == [("busy", "firing")]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alarm)
+def test_every_sentence_can_be_said(rule):
+    labels = tuple(f"<{label}>" for label in rule.by)
+    said = rule.sentence(labels, 0.9, rule.threshold)
+    assert [label for label in labels if label not in said] == []
+
+
+def test_what_a_monitor_remembers_fits_into_a_file():
+    watch = Watch()
+    watch.look(0, series("mqmesh_store_disk_full", 1, node_id="a"), *group(5, out=3))
+    data = msgspec.json.encode(watch.board.state)
+    assert msgspec.json.decode(data, type=AlarmState) == watch.board.state
+
+
+# ---- Settings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: RuleChange(alarm="group-behnd"), "is none of process-down"),
+        (lambda: RuleChange(alarm="disk-full", group="a"), "is of no consumer group"),
+        (lambda: NotifyConfig(webhook_url="file:///etc/passwd"), "must be http"),
+        (lambda: NotifyConfig(webhook_url="http://"), "must be http"),
+    ],
+)
+def test_a_wrong_setting_is_told(make, told):
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+# ---- Telling ------------------------------------------------------------------------------
+
+
+def an_alarm(status="firing"):
+    watch = Watch()
+    (alarm,) = watch.look(0, series("mqmesh_store_disk_full", 1, node_id="broker-a"))
+    return msgspec.structs.replace(alarm, status=status)
+
+
+def test_the_document_is_that_of_alertmanager():
+    both = document_of([an_alarm(), an_alarm("resolved")], T0 + 1_500)
+    assert (both["version"], both["status"]) == ("4", "firing")
+    first, second = both["alerts"]
+    assert first == {
+        "status": "firing",
+        "labels": {"alertname": "disk-full", "severity": "critical", "node_id": "broker-a"},
+        "annotations": {"summary": "broker-a refuses messages, its disk is full"},
+        "startsAt": "2026-01-01T00:00:00.000Z",
+        "endsAt": NO_END,
+    }
+    assert second["endsAt"] == "2026-01-01T00:00:01.500Z"
+    assert document_of([an_alarm("resolved")], T0)["status"] == "resolved"
+
+
+@pytest.fixture
+def hook():
+    """A web service that keeps what it is sent, and answers as it is told."""
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(status[0])
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            """Nothing."""
+
+    got, status = [], [200]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook", got, status
+        server.shutdown()
+
+
+def test_a_web_service_is_told(hook):
+    url, got, _ = hook
+    tell(NotifyConfig(webhook_url=url), [an_alarm()], T0)
+    assert [one["alerts"][0]["labels"]["alertname"] for one in got] == ["disk-full"]
+
+
+@pytest.mark.parametrize("code", [307, 500])
+def test_a_web_service_that_refuses_is_named_in_the_log(hook, code, caplog):
+    url, got, status = hook
+    status[0] = code
+    tell(NotifyConfig(webhook_url=url, log=False), [an_alarm()], T0)
+    assert len(got) == 1
+    assert f"notify.webhook_url 127.0.0.1:{url.split(':')[2].split('/')[0]}" in caplog.text
+
+
+def test_a_program_gets_the_alarms(tmp_path):
+    path = tmp_path / "told.json"
+    script = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+    command = ["python3", "-c", script, str(path)]
+    tell(NotifyConfig(command=command), [an_alarm()], T0)
+    assert json.loads(path.read_text())["status"] == "firing"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"), [(["/nowhere"], "No such file"), (["false"], "ended with code 1")]
+)
+def test_a_program_that_fails_is_named_in_the_log(command, told, caplog):
+    tell(NotifyConfig(command=command, log=False), [an_alarm()], T0)
+    assert told in caplog.text
+
+
+# ---- Monitors -----------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self):
+        self.now_ms = T0
+
+    def wall_ms(self):
+        return self.now_ms
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+
+class Asked:
+    """A cluster as the test wants it."""
+
+    def __init__(self, *found):
+        self.found = found
+
+    def collect(self):
+        return Families(self.found)
+
+    def close(self):
+        """Nothing is open."""
+
+
+def test_a_second_run_knows_what_the_first_one_saw(tmp_path):
+    config = MonitorConfig(state_file=str(tmp_path / "monitor.json"))
+    clock = Clock()
+    for at_s, total, told in ((0, 7, []), (60, 9, ["dead-letters"]), (120, 9, ["dead-letters"])):
+        clock.now_ms = T0 + at_s * 1_000
+        dead = series(DEAD, total, consumer_group="billing", topic="%DLQ%billing")
+        monitor = Monitor(config, clock, Asked(dead))
+        assert [one.alarm for one in monitor.look(at_once=True)] == told
+        monitor.close()
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"known": 3}'])
+def test_a_state_file_that_is_none_is_told(tmp_path, content):
+    path = tmp_path / "monitor.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="state_file"):
+        Monitor(MonitorConfig(state_file=str(path)), Clock(), Asked())
+
+
+def test_a_state_file_that_cannot_be_written_costs_a_line(tmp_path, caplog):
+    monitor = Monitor(MonitorConfig(state_file=str(tmp_path / "no" / "m.json")), Clock(), Asked())
+    assert monitor.look() == []
+    monitor.close()
+    assert "state_file" in caplog.text
