@@ -1,7 +1,7 @@
 """What is done to a simulated cluster, by its seed."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from harness.simulation.books import ORDER, PULL, PUSH, Books
@@ -96,8 +96,13 @@ class Faults:
 
     def cut_power(self) -> None:
         """Kills all brokers at once; with ``SYNC_FLUSH`` only what was synced is sure to stay."""
-        for name in self._world.brokers:
-            self._kill(name, by_power_cut=True)
+        names = list(self._world.brokers)
+
+        def cut() -> None:
+            for name in names:
+                self._kill(name, by_power_cut=True)
+
+        self._once_written(names, cut)
 
     def plan(self) -> None:
         """Chooses what happens when."""
@@ -146,15 +151,20 @@ class Faults:
         if self._chance.randrange(2):
             self._kill(name)
             return
-        # The worst moment: something was written, and may not be on disk yet.
-        disk = self._world.disks[name]
+        self._once_written([name], lambda: self._kill(name))
+
+    def _once_written(self, names: Sequence[str], do: Callable[[], None]) -> None:
+        """The worst moment: one of some brokers wrote something, which may not be on disk yet."""
+        disks = [self._world.disks[name] for name in names]
 
         def written() -> None:
-            disk.on_write = None
-            delay_ms = self._chance.randrange(disk.slowest_sync_ms)
-            self._world.simulation.after(delay_ms, lambda: self._kill(name))
+            for disk in disks:
+                disk.on_write = None
+            delay_ms = self._chance.randrange(disks[0].slowest_sync_ms)
+            self._world.simulation.after(delay_ms, do)
 
-        disk.on_write = written
+        for disk in disks:
+            disk.on_write = written
 
     def _kill(self, name: str, *, by_power_cut: bool = False) -> None:
         process = self._world.brokers[name]
