@@ -320,15 +320,15 @@ def _needs_coordinator(config: ClusterConfig) -> bool:
 
 
 def _filter_servers(config: ClusterConfig) -> Iterator[FiltersrvConfig]:
-    """One beside each broker that allows it; they take free ports."""
+    """One beside each broker that allows it, followers too: any may lead. They take free ports."""
     if not config.filter_server.enable:
         return
     for broker in config.broker:
-        if broker.filter_server_enable and broker.broker_id == MASTER_ID:
+        if broker.filter_server_enable:
             host = "127.0.0.1" if broker.listen_host in WILDCARDS else bindable(broker.listen_host)
             yield msgspec.structs.replace(
                 config.filter_server,
-                name=f"filtersrv-{broker.broker_name}",
+                name=f"filtersrv-{_name_of(broker)}",
                 broker_name=broker.broker_name,
                 broker_addr=f"{host}:{broker.listen_port}",
                 listen_port=0,

@@ -13,6 +13,7 @@ from mqmesh.errors import (
     ConfigError,
     CorruptBatch,
     MQMeshError,
+    NotMaster,
     TransportError,
     UnsupportedCommand,
 )
@@ -202,7 +203,9 @@ class FilterServer:
     def _registered(self, answer: Command | MQMeshError) -> None:
         refusal = str(answer) if isinstance(answer, BrokerError) else ""
         if refusal and refusal != self._refusal:
-            _log.error("broker %s does not take us: %s", self._config.broker_addr, refusal)
+            # Beside a follower it waits until that one leads.
+            level = logging.INFO if isinstance(answer, NotMaster) else logging.ERROR
+            _log.log(level, "broker %s does not take us: %s", self._config.broker_addr, refusal)
         self._refusal = refusal
 
     # ---- Requests ----------------------------------------------------------------------

@@ -1,0 +1,119 @@
+"""Replicas, transactions, delays and filters in Python where nobody gets in without a key."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+from harness.commands import CommandProcess, free_ports
+from harness.patience import until
+
+from mqmesh.filtering.python_filter import PythonFilter
+from mqmesh.message import Message
+from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.roles.supervisor.run_file import read_record
+from mqmesh.sdk.admin.ha_admin import HaAdmin
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.producer import Producer
+from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
+from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
+
+CLUSTER = """
+data_dir = "{folder}"
+[[namesrv]]
+listen_port = {0}
+[coordinator]
+listen_port = {1}
+[ha]
+mode = "auto"
+ack_replicas = "all"
+min_in_sync_replicas = 2
+coordinator = "embedded://127.0.0.1:{1}"
+[[broker]]
+broker_name = "b"
+listen_port = {2}
+replicas = 3
+transaction_timeout_ms = 400
+transaction_check_interval_ms = 200
+[filter_server]
+enable = true
+[security]
+enable = true
+"""
+ODD = "def match(message):\n    return int(message.body) % 2 == 1\n"
+
+
+class Undecided(TransactionListener):
+    """Knows how a transaction ended only when it is asked."""
+
+    def execute_local_transaction(self, message, arg=None):
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, message):
+        return LocalTransactionState.COMMIT
+
+
+@pytest.mark.timeout(200)
+def test_a_secured_group_loses_its_master_and_nothing_else(short_tmp_path, monkeypatch):
+    folder = short_tmp_path / "d"
+    ports = _ports_in_a_row()
+    path = short_tmp_path / "cluster.toml"
+    path.write_text(CLUSTER.format(*ports, folder=folder))
+    namesrv = f"127.0.0.1:{ports[0]}"
+    with CommandProcess("up", "-c", str(path)) as up:
+        up.expect("cluster is ready", 60)
+        monkeypatch.setenv("MQMESH_CREDENTIALS", str(folder / "security" / "client.toml"))
+        seen: set[bytes] = set()
+        odd: set[bytes] = set()
+        first = {"namesrv_addr": namesrv, "consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
+        with (
+            HaAdmin(namesrv) as admin,
+            Producer("plain", namesrv_addr=namesrv) as producer,
+            TransactionProducer("tx", Undecided(), namesrv_addr=namesrv) as transactions,
+            PushConsumer("all", **first) as consumer,
+            PushConsumer("odd", **first) as filtered,
+        ):
+            consumer.subscribe("t", listener=lambda some: seen.update(m.body for m in some))
+            filtered.subscribe(
+                "t", PythonFilter(ODD), listener=lambda some: odd.update(m.body for m in some)
+            )
+            transactions.send_message_in_transaction(Message("t", b"1000"))
+            producer.send(Message("t", b"1001").delayed_by(500))
+            until(lambda: seen >= {b"1000", b"1001"})
+            until(lambda: all(len(one.status.in_sync) == 3 for one in _masters(admin)))
+            _kill_master(folder, admin)
+            for number in range(100):
+                producer.send(Message("t", b"%d" % number))
+            sent = {b"%d" % number for number in range(100)}
+            until(lambda: seen >= sent)
+            until(lambda: odd >= {body for body in sent if int(body) % 2})
+            assert all(int(body) % 2 for body in odd)
+            assert [one.status.epoch for one in _masters(admin)] == [3]
+        up.send_signal(signal.SIGTERM)
+        assert up.wait() == 0
+
+
+def _masters(admin: HaAdmin):
+    return [one for one in admin.ha_status() if one.status and one.status.role == "MASTER"]
+
+
+def _kill_master(folder, admin: HaAdmin) -> None:
+    (master,) = _masters(admin)
+    name = f"b-r{master.status.broker_id}"
+    (pid,) = [entry.pid for entry in read_record(folder).roles if entry.name == name]
+    os.kill(pid, signal.SIGKILL)
+
+
+def _ports_in_a_row() -> list[int]:
+    """Of a name server, a coordinator and the first replica, whose others take each tenth one."""
+    while True:
+        namesrv, coordinator, broker = free_ports(3)
+        if all(_is_free(broker + step) for step in (10, 20)):
+            return [namesrv, coordinator, broker]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return port < 65_536 and probe.connect_ex(("127.0.0.1", port)) != 0
